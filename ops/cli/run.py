@@ -29,7 +29,7 @@ from fedemu.ops.running.seeds import (
     resumed_group,
     run_group,
 )
-from fedemu.ops.running.together import run_together
+from fedemu.ops.running.together import require_metrics_ports, run_together
 from fedemu.ops.running.words import conclude, is_complete
 from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError
@@ -318,6 +318,8 @@ def _open(
         experiment, runtime = load_experiment(source, overrides, os.environ)
         if computes_here or runtime.transport == "memory":
             start_again_portably(experiment)
+        if not computes_here:
+            require_metrics_ports(runtime)
         require_processor(runtime.device_type)
         check_trackers(runtime.track.to)
         find_data(experiment)
@@ -326,6 +328,8 @@ def _open(
     experiment, runtime = reopen(resume, overrides, os.environ)
     if computes_here or runtime.transport == "memory":
         start_again_portably(experiment)
+    if not computes_here:
+        require_metrics_ports(runtime)
     require_processor(runtime.device_type)
     check_trackers(runtime.track.to)
     keep_grown(resume, experiment)
@@ -333,11 +337,15 @@ def _open(
 
 
 def _prepare_group(source: str | None, resume: Path | None, overrides: list[str]) -> None:
-    """Start again with the variables of a portable experiment, before a folder is made, if this process computes."""
+    """Check the ports, and start again with the variables of a portable experiment if this process computes.
+
+    No folder has been made yet.
+    """
     if resume is None:
         experiment, runtime = load_experiment(source, overrides, os.environ)
     else:
         experiment, runtime = resumed_group(resume, overrides, os.environ)
+    require_metrics_ports(runtime)
     if runtime.transport == "memory":
         start_again_portably(experiment)
 

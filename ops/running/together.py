@@ -23,6 +23,7 @@ from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.private import private_folder
 
 ONE_MACHINE = ("fedemu-devices", "fedemu.ops.running.devices")
+LAST_PORT = 65535
 _SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -56,6 +57,15 @@ def run_together(
     if timed and (found := read_timing(directory)):
         say(table(found))
     return code
+
+
+def require_metrics_ports(runtime: Runtime) -> None:
+    """Raise ConfigurationError if there is no port after that of the coordinator's metrics."""
+    if runtime.metrics_port == LAST_PORT and runtime.transport != "memory":
+        raise ConfigurationError(
+            f"runtime.metrics_port = {LAST_PORT} leaves no port after it, which the devices' metrics need, too; "
+            f"choose one below {LAST_PORT}"
+        )
 
 
 def _play(directory: Path, experiment: Experiment, runtime: Runtime, begins: str) -> int:

@@ -8,8 +8,9 @@ import pytest
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.running import together
 from fedemu.ops.running.launch_rules import Launch
-from fedemu.ops.running.together import reachable, run_together
+from fedemu.ops.running.together import reachable, require_metrics_ports, run_together
 from fedemu.ops.running.words import at_address
+from fedemu.protocol.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,13 @@ def test_a_run_opens_a_port_only_if_an_address_is_asked_for(
     serving, training = (Runtime.model_validate_json(given[child][-1]) for child in ("coordinator", "devices"))
     assert re.fullmatch(address, serving.bind)
     assert training.connect == serving.bind
+
+
+def test_metrics_need_the_port_after_the_coordinators_unless_there_is_one_process() -> None:
+    with pytest.raises(ConfigurationError, match="65535 leaves no port after it"):
+        require_metrics_ports(Runtime(metrics_port=65535))
+    for runtime in (Runtime(), Runtime(metrics_port=65534), Runtime(metrics_port=65535, transport="memory")):
+        require_metrics_ports(runtime)
 
 
 def test_the_command_that_resumes_names_the_address_and_the_keys_that_were_named() -> None:
