@@ -155,11 +155,11 @@ class DeviceProcesses:
 
     async def prepare(self) -> None:
         """Start the zygote and wait until it can fork. Raises ConfigurationError if it cannot."""
-        await self._begin()
+        await self._start_zygote()
         await self._ready
 
-    async def _begin(self) -> None:
-        """Start the zygote."""
+    async def _start_zygote(self) -> None:
+        """Start the zygote, or take the first one, and hear what it says."""
         zygote, self._first_zygote = self._first_zygote, None
         if zygote is None:
             zygote = await Zygote.start(self._environment)
@@ -257,7 +257,7 @@ class DeviceProcesses:
             self._observer.restarted("zygote")
             if self._writer is not None:
                 self._writer.close()
-            await self._begin()
+            await self._start_zygote()
             return
         joined = any(process.joined for process in self._processes)
         fruitful = joined or self._loop.time() >= self._born + SHORT_SECONDS
