@@ -153,7 +153,7 @@ def _last_row(directory: Path) -> tuple[dict[str, Any], bool]:
     if not lines:
         return {}, False
     row, broken = _object(lines[-1])
-    for line in reversed(lines[1:]):
+    for line in reversed(lines):
         if row.get("accuracy") is not None:
             break
         row["accuracy"] = _object(line)[0].get("accuracy")
@@ -161,15 +161,17 @@ def _last_row(directory: Path) -> tuple[dict[str, Any], bool]:
 
 
 def _end(path: Path) -> bytes:
-    """The last whole lines of a file, of which the first may lack its beginning if it is not the only one."""
+    """The last whole lines of a file."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         length = _TAIL
         while True:
             file.seek(max(0, size - length))
             text, newline, _ = file.read(min(size, length)).rpartition(b"\n")
-            if length >= size or b"\n" in text:
+            if length >= size:
                 return text + newline
+            if b"\n" in text:  # the first line may lack its beginning
+                return text.partition(b"\n")[2] + newline
             length *= 2
 
 

@@ -128,6 +128,12 @@ def test_a_last_row_of_any_length_is_read(torn: bytes, tmp_path: Path) -> None:
     assert listed(alone).accuracy == 0.25
 
 
+def test_the_accuracy_of_the_first_row_counts_if_no_later_one_has_any(tmp_path: Path) -> None:
+    directory = run(tmp_path / "a", of_rounds=5)
+    (directory / "metrics.jsonl").write_text('{"round": 1, "accuracy": 0.5}\n{"round": 2}\n')
+    assert (listed(directory).rounds, listed(directory).accuracy) == (2, 0.5)
+
+
 def test_runs_are_found_at_any_depth_in_counting_order_and_not_inside_runs(tmp_path: Path) -> None:
     for name in ("b/seed-10", "b/seed-2", "a", "a/inside", "c/d/e"):
         run(tmp_path / name)
