@@ -66,14 +66,14 @@ def conclude(directory: Path, code: int, command: str, *, new: bool, print_summa
 
 
 def at_address(command: str, runtime: Runtime) -> str:
-    """The command that resumes a run at the same address, and with the same keys, as far as they were named."""
+    """The command that resumes a run at the same address and places, with the same keys, as far as they were named."""
     words = [command]
     if "bind" in runtime.model_fields_set:
         words += ["--bind", shlex.quote(runtime.bind)]
     if runtime.keys:
         words += ["--keys", shlex.quote(runtime.keys)]
     if runtime.on:
-        words += ["--on", shlex.quote(runtime.on)]
+        words += ["--on", shlex.quote(runtime.on), *(["--nodes", str(runtime.nodes)] if runtime.nodes else [])]
     return " ".join([*words, "--insecure"] if runtime.insecure else words)
 
 

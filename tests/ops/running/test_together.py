@@ -58,3 +58,5 @@ def test_the_command_that_resumes_names_the_address_and_the_keys_that_were_named
     asked = Runtime(bind="tcp://*:5577", keys="my keys")
     assert at_address("coordinator", asked) == "coordinator --bind 'tcp://*:5577' --keys 'my keys'"
     assert at_address("run", Runtime(insecure=True)) == "run --insecure"
+    assert at_address("run", Runtime(on="ray", nodes=2)) == "run --on ray --nodes 2"
+    assert at_address("run", Runtime(on="ray")) == "run --on ray"
