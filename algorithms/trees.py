@@ -33,7 +33,8 @@ def to_arrays(tree: Tree) -> dict[str, Array]:
 def from_arrays(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
     """The arrays as tensors over the same memory. An array is copied if its alignment or its byte order does not fit.
 
-    The memory may be read-only, so code may only write to tensors that it made itself.
+    The inverse of ``to_arrays``: a uint16 array becomes the bfloat16 leaf of its bits. The memory may be read-only, so
+    code may only write to tensors that it made itself.
     """
     return {name: _from_array(array) for name, array in arrays.items()}
 
@@ -121,9 +122,10 @@ def _to_array(leaf: Tensor) -> Array:
 
 def _from_array(array: Array) -> Tensor:
     native = array.astype(array.dtype.newbyteorder("="), order="C", copy=False)
-    if native.ctypes.data % ALIGNMENT:
-        return torch.from_numpy(native).clone()
-    return torch.from_numpy(native)
+    leaf = torch.from_numpy(native)
+    if leaf.dtype == torch.uint16:
+        leaf = leaf.view(torch.bfloat16)
+    return leaf.clone() if native.ctypes.data % ALIGNMENT else leaf
 
 
 def _silence_the_warning_about_read_only_arrays() -> None:

@@ -24,6 +24,7 @@ from fedemu.algorithms.trees import (
     without,
     zeros_like,
 )
+from fedemu.protocol.blobs.tree_file import decode_tree, encode_tree
 
 
 def test_arrays_share_memory_with_contiguous_leaves() -> None:
@@ -44,6 +45,14 @@ def test_bfloat16_travels_as_the_bits_of_uint16() -> None:
     array = to_arrays({"w": torch.tensor([1.0, -2.0], dtype=torch.bfloat16)})["w"]
     assert array.dtype == np.uint16
     assert array.tolist() == [0x3F80, 0xC000]
+
+
+@pytest.mark.parametrize("shape", [(2,), (), (0, 3), (2, 35)])
+def test_a_tree_comes_back_from_its_file_with_its_dtypes(shape: tuple[int, ...]) -> None:
+    tree = {"half": torch.full(shape, -1.5, dtype=torch.bfloat16), "odd": torch.ones(3, dtype=torch.float16)}
+    back = from_arrays(decode_tree(encode_tree(to_arrays(tree), {"half": "bfloat16"})))
+    assert {name: leaf.dtype for name, leaf in back.items()} == {"half": torch.bfloat16, "odd": torch.float16}
+    assert all(torch.equal(back[name], leaf) for name, leaf in tree.items())
 
 
 def test_tensors_lie_over_aligned_arrays_even_if_read_only() -> None:

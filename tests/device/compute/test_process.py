@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -139,6 +140,20 @@ def test_the_next_own_state_is_in_place_before_the_result_is_told(train: Any, tm
     assert isinstance(done, Done)
     assert done.wrote_own
     assert read_own(tmp_path / "3" / "next")["m"].tolist() == [9.0]
+
+
+def test_bfloat16_in_the_own_state_and_in_the_buffer_comes_back_to_the_program(train: Any, tmp_path: Path) -> None:
+    half = torch.tensor([[1.5], [-2.0]], dtype=torch.bfloat16)
+    buffer = Buffer(np.array([4, 9]), np.array([0, 0]), 1, 2, answered={"a": half}, notes={"n": half})
+    recorder = Recorder(lambda job: replace(a_result(job, {"m": half}), buffer=buffer))
+    list(TorchRunner(recorder).run(*train(3, budget=2)))
+    list(TorchRunner(recorder).run(*train(3, own="next", budget=2)))
+    [job] = recorder.calls[-1][2]
+    assert job.own is not None
+    assert job.buffer is not None
+    for leaf in (job.own["m"], job.buffer.answered["a"], job.buffer.notes["n"]):
+        assert leaf.dtype == torch.bfloat16
+        assert torch.equal(leaf, half)
 
 
 def test_an_own_state_that_is_gone_fails_the_job_instead_of_starting_over(train: Any) -> None:
