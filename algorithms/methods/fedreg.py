@@ -238,10 +238,12 @@ def fedreg(
     """FedReg. The docstring of the module explains the options.
 
     With ``gamma = 1``, ``rehearsals = 0`` and ``weights = "examples"`` it is federated averaging. Raises
-    ConfigurationError if the model has batch normalisation, or if the data are texts.
+    ConfigurationError if the model has batch normalisation or can't be computed in float64, or if the data are texts.
     """
     ingredients.require_classes("fedreg")
     ingredients.require_no_batch_statistics("fedreg", "made data would count among the statistics of the samples")
+    if rehearsals:
+        ingredients.require_float64("fedreg")
     local = ingredients.training(
         RegularisedSGD,
         gamma=gamma,

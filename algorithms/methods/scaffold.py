@@ -76,7 +76,7 @@ class ControlledSGD(LocalSGD):
         if self.rule == "gradient":
             return after, metrics
         moved = {
-            name: torch.addcmul(after.variables[name], leaf, facts.lr, value=-1)
+            name: torch.addcmul(after.variables[name], leaf, facts.lr.to(leaf.dtype), value=-1)
             for name, leaf in subtract(shared["control"], own).items()
         }
         return Training({**after.variables, **moved}, after.momentum), metrics

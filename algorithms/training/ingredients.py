@@ -21,6 +21,7 @@ from fedemu.algorithms.training.objective import (
 )
 from fedemu.algorithms.training.wsm import reweighted_softmax
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.own_code import account
 
 P = TypeVar("P", bound=LocalSGD)
 
@@ -144,6 +145,20 @@ class Ingredients:
                 f"the method {method!r} needs a model with features, but this one returns logits only; "
                 "let it return (logits, features), or choose another model"
             )
+
+    def require_float64(self, method: str) -> None:
+        """Raise ConfigurationError if the model can't be computed with variables and samples in float64."""
+        variables = {
+            name: leaf.double() if leaf.is_floating_point() else leaf for name, leaf in self.model.init(0).items()
+        }
+        try:
+            with torch.no_grad():
+                self.model.apply(variables, torch.zeros(2, *self.input_shape, dtype=torch.float64), False)
+        except Exception as error:
+            raise ConfigurationError(
+                f"the method {method!r} computes the model in float64 too, and this model can't be; "
+                f"let it cast nothing to a fixed dtype, or choose another method: {account(error)}"
+            ) from error
 
     def feature_width(self) -> int:
         """The number of features of a sample, by the model applied to zeros."""

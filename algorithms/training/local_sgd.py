@@ -52,7 +52,7 @@ class SGD:
                 move = torch.add(move, leaf, alpha=self.weight_decay)
             if self.momentum:
                 move = velocity[name] = torch.add(move, momentum[name], alpha=self.momentum)
-            after[name] = torch.addcmul(leaf, move, lr, value=-1)
+            after[name] = torch.addcmul(leaf, move, lr.to(leaf.dtype), value=-1)
         return after, velocity
 
 

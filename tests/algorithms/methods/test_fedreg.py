@@ -229,6 +229,24 @@ def test_batch_normalisation_is_refused() -> None:
         fedreg(ingredients(model))
 
 
+class Half(nn.Module):
+    """A module whose first layer gets bfloat16, whatever its own dtype is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(144, 6).to(torch.bfloat16), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(x.flatten(1).to(torch.bfloat16)).float())
+        return logits
+
+
+def test_a_model_that_is_bound_to_half_precision_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"'fedreg' computes the model in float64 too, and this model can't"):
+        fedreg(ingredients(from_module(Half)))
+    fedreg(ingredients(from_module(Half)), rehearsals=0)
+
+
 def test_fedreg_is_built_by_name() -> None:
     assert isinstance(build_algorithm("fedreg", {"gamma": 0.4, "iterations": 2}, ingredients()), FedReg)
     with pytest.raises(ConfigurationError, match=r"algorithm\.options\.beta = 1\.5 does not fit 'fedreg'"):

@@ -190,3 +190,18 @@ def test_a_model_with_buffers_needs_its_padding() -> None:
     plain: Model = Line()
     assert not local(plain).stages[0].rows_matter
     assert local(Line(buffers=["seen"])).stages[0].rows_matter
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_stacked_steps_keep_the_dtype_of_each_leaf_and_its_bits(dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(0)
+    leaf, slope = (torch.randn(3, 5, generator=random).to(dtype) for _ in range(2))
+    rates = torch.tensor([0.1, 0.2, 0.3])
+    optimiser = SGD(momentum=0.9, weight_decay=0.01)
+
+    def moved(leaf: Tensor, slope: Tensor, lr: Tensor) -> Tensor:
+        return optimiser.step({"w": leaf}, {"w": slope}, {"w": slope}, lr)[0]["w"]
+
+    stacked = torch.func.vmap(moved)(leaf, slope, rates)
+    assert stacked.dtype == dtype
+    assert torch.equal(stacked, torch.stack([moved(*each) for each in zip(leaf, slope, rates, strict=True)]))
