@@ -71,11 +71,7 @@ class Ingredients:
 
         Raises ConfigurationError if the model has batch normalisation, but a batch is a single sample.
         """
-        if self.batch_size < 2 and self._normalises_by_batches:
-            raise ConfigurationError(
-                f"batch normalisation can't work with local.batch_size = {self.batch_size}, because a single sample "
-                "has no variance; set a larger local.batch_size, or choose a model without it"
-            )
+        require_variance(self.model, "local.batch_size", self.batch_size)
         fields: dict[str, Any] = {
             "model": self.model,
             "loss": Objective(self.model, self.criterion, terms),
@@ -170,13 +166,25 @@ class Ingredients:
 
     def require_no_batch_statistics(self, method: str, why: str) -> None:
         """Raise ConfigurationError if the model has batch normalisation. ``why`` follows "because" in it."""
-        if self._normalises_by_batches:
+        if normalises_by_batches(self.model):
             raise ConfigurationError(
                 f"the method {method!r} can't work with batch normalisation, because {why}; "
                 "choose a model without it, or norm = 'group'"
             )
 
-    @property
-    def _normalises_by_batches(self) -> bool:
-        """Whether the model has batch normalisation. Only its buffers have names that end with ``running_var``."""
-        return any(name.endswith("running_var") for name in self.model.buffers)
+
+def normalises_by_batches(model: Model) -> bool:
+    """Whether the model has batch normalisation. Only its buffers have names that end with ``running_var``."""
+    return any(name.endswith("running_var") for name in model.buffers)
+
+
+def require_variance(model: Model, key: str, batch_size: int) -> None:
+    """Raise ConfigurationError if the model has batch normalisation, but a batch is a single sample.
+
+    ``key`` is the setting of the batch size.
+    """
+    if batch_size < 2 and normalises_by_batches(model):
+        raise ConfigurationError(
+            f"batch normalisation can't work with {key} = {batch_size}, because a single sample has no variance; "
+            f"set a larger {key}, or choose a model without it"
+        )

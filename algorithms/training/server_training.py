@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedemu.algorithms.interface import Context, Labelled, Model, PublicData, Script, ServerJob, Tree
 from fedemu.algorithms.models.growing import SEEN
+from fedemu.algorithms.training.ingredients import normalises_by_batches, require_variance
 from fedemu.algorithms.training.local_sgd import SGD
 from fedemu.algorithms.trees import flatten, map_leaves, scale, squared_norm, unflatten, without
 from fedemu.protocol.seeds import generator
@@ -91,6 +92,10 @@ class ServerTraining:
 
     ``rate`` is the learning rate as a function of the batch, counted from 0 over the whole job. Gradients whose
     Euclidean norm is above ``clip_norm`` are shortened to it. The order of the samples depends on (seed, round, pass).
+
+    A single sample has no variance. So with batch normalisation a pass whose last batch would be a single sample joins
+    it to the batch before, and a training part of one sample trains nothing. Raises ConfigurationError if each batch
+    would be a single sample.
     """
 
     model: Model
@@ -102,6 +107,15 @@ class ServerTraining:
     patience: int
     batches: int | None = None
     clip_norm: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.steps:
+            require_variance(self.model, "algorithm.options.server_batch", self.batch_size)
+
+    @property
+    def _fewest(self) -> int:
+        """The number of samples that a batch has at least."""
+        return 2 if normalises_by_batches(self.model) else 1
 
     @classmethod
     def by_passes(
@@ -132,7 +146,7 @@ class ServerTraining:
             return _Carry(variables, memory, prepare(public.train), variables, _stop(right, 0)).packed()
 
         def step(carry: Tree, index: int) -> tuple[Tree, bool]:
-            if not len(public.train):
+            if len(public.train) < self._fewest:
                 return carry, True
             before = _Carry.unpacked(carry)
             trained, memory = self._advance(before, public.train, index, context)
@@ -144,9 +158,10 @@ class ServerTraining:
     def _advance(self, carry: _Carry, data: Labelled, index: int, context: Context) -> tuple[Tree, Tree]:
         """The variables and the optimiser's memory after the batches of step ``index``."""
         variables, memory = map_leaves(_channels_last, carry.model), carry.memory
-        count = self.batches or -(-len(data) // self.batch_size)
+        count = self.batches or per_pass(len(data), self.batch_size, self._fewest)
         first = index * count
-        for number, rows in enumerate(positions(len(data), self.batch_size, first, count, context), first):
+        batches = positions(len(data), self.batch_size, first, count, context, self._fewest)
+        for number, rows in enumerate(batches, first):
             gradients, buffers = self._gradients(variables, carry.lessons, data, rows)
             before, lr = without(variables, self.model.buffers), torch.tensor(self.rate(number))
             trained, memory = self.optimiser.step(before, gradients, memory, lr)
@@ -176,18 +191,27 @@ def predict(model: Model, variables: Tree, x: Tensor) -> Tensor:
     return torch.cat([part.logits for part in outputs])
 
 
-def positions(samples: int, batch_size: int, first: int, count: int, context: Context) -> Iterator[Tensor]:
+def per_pass(samples: int, batch_size: int, fewest: int = 1) -> int:
+    """The number of batches of a pass. A last batch of less than ``fewest`` samples belongs to the batch before it."""
+    whole, rest = divmod(samples, batch_size)
+    return whole if whole and rest < fewest else whole + 1
+
+
+def positions(
+    samples: int, batch_size: int, first: int, count: int, context: Context, fewest: int = 1
+) -> Iterator[Tensor]:
     """The positions of the samples of ``count`` batches, from batch ``first`` on: int64 ``[batch]`` each.
 
-    Passes over the samples follow each other, each in its own order. The last batch of a pass may be smaller.
+    Passes over the samples follow each other, each in its own order. The last batch of a pass may be smaller, but not
+    below ``fewest``: then it is joined to the batch before it, if there is one.
     """
-    per_pass = -(-samples // batch_size)
+    batches = per_pass(samples, batch_size, fewest)
     for number in range(first, first + count):
-        done, place = divmod(number, per_pass)
+        done, place = divmod(number, batches)
         if number == first or place == 0:
             draws = generator(context.seed, round=context.round, purpose=f"server/{done}")
             order = torch.from_numpy(draws.permutation(samples))
-        yield order[place * batch_size : (place + 1) * batch_size]
+        yield order[place * batch_size : samples if place == batches - 1 else (place + 1) * batch_size]
 
 
 def clipped(gradients: Tree, norm: float) -> Tree:

@@ -18,6 +18,7 @@ from fedemu.algorithms.training.adam import Adam
 from fedemu.algorithms.training.local_sgd import SGD
 from fedemu.algorithms.training.server_training import ServerTraining, Trained, clipped, positions, predict
 from fedemu.algorithms.trees import from_arrays, to_arrays
+from fedemu.protocol.errors import ConfigurationError
 
 
 class Clock:
@@ -126,6 +127,41 @@ def test_the_order_of_samples_does_not_depend_on_where_one_begins() -> None:
     whole = [rows.tolist() for rows in positions(5, 2, 0, 9, where)]
     assert [rows.tolist() for rows in positions(5, 2, 4, 3, where)] == whole[4:7]
     assert [rows.tolist() for rows in positions(5, 2, 0, 9, context(CLOCK_DATA, round=4))] != whole
+
+
+def test_a_last_batch_that_is_too_small_is_joined_to_the_batch_before() -> None:
+    where = context(CLOCK_DATA)
+    whole = [rows.tolist() for rows in positions(5, 2, 0, 6, where)]
+    joined = [rows.tolist() for rows in positions(5, 2, 0, 4, where, fewest=2)]
+    assert joined == [whole[0], whole[1] + whole[2], whole[3], whole[4] + whole[5]]
+    assert [rows.tolist() for rows in positions(5, 2, 3, 1, where, fewest=2)] == joined[3:]
+    assert [len(rows) for rows in positions(1, 2, 0, 2, where, fewest=2)] == [1, 1]
+    for samples in (4, 6):
+        pairs = [[rows.tolist() for rows in positions(samples, 2, 0, 6, where, fewest)] for fewest in (1, 2)]
+        assert pairs[0] == pairs[1]
+
+
+def flat_norms() -> Model:
+    return from_module(
+        lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(144), torch.nn.Linear(144, 4))
+    )
+
+
+@pytest.mark.parametrize(("samples", "batches"), [(17, 2), (18, 3), (1, 0), (2, 1)])
+def test_with_batch_normalisation_no_batch_is_a_single_sample(samples: int, batches: int, public: PublicData) -> None:
+    model = flat_norms()
+    training = ServerTraining.by_passes(model, labelled, 0.05, 0.9, 8, 1, 5)
+    part = Labelled(public.train.x[:samples], public.train.y[:samples])
+    after, _ = run(training.job("tune", model.init(0), lambda train: {}, context(PublicData(part, public.validation))))
+    assert int(after["model/1.num_batches_tracked"]) == batches
+    assert all(leaf.isfinite().all() for name, leaf in after.items() if name.startswith("model/"))
+
+
+def test_batches_of_a_single_sample_are_refused_with_batch_normalisation() -> None:
+    with pytest.raises(ConfigurationError, match=r"can't work with algorithm\.options\.server_batch = 1, because"):
+        ServerTraining.by_passes(flat_norms(), labelled, 0.05, 0.9, 1, 1, 5)
+    ServerTraining.by_passes(flat_norms(), labelled, 0.05, 0.9, 1, 0, 5)
+    ServerTraining.by_passes(cnn((1, 12, 12), 4), labelled, 0.05, 0.9, 1, 1, 5)
 
 
 def test_the_rate_is_asked_by_batch_over_the_whole_job() -> None:
