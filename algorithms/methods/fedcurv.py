@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -75,7 +75,7 @@ class CurvatureSGD(LocalSGD):
     The diagonal is the mean, over at most ``fisher_batches`` batches, of the squared mean gradient of
     ``fisher_batch_size`` samples. ``shared`` holds ``model``, and the fleet's sums as ``fisher`` and ``weighted``. The
     payload holds ``delta``, and the changes of the device's own terms as ``fisher`` and ``weighted``. ``own`` holds the
-    terms themselves.
+    terms themselves. A device without samples keeps its terms.
     """
 
     likelihood: LossFunction
@@ -128,9 +128,9 @@ class CurvatureSGD(LocalSGD):
         batches = carry.batches.clamp(min=1)
         fisher = map_leaves(lambda square: square / batches, carry.squares)
         weighted = map_leaves(torch.mul, fisher, carry.training.variables)
-        terms = {"fisher": fisher, "weighted": weighted}
-        changes = {key: subtract(terms[key], before) for key, before in unflatten(own).items()}
-        return Outcome({**trained, **changes}, flatten(terms))
+        made = carry.batches > 0
+        terms = map_leaves(partial(torch.where, made), flatten({"fisher": fisher, "weighted": weighted}), own)
+        return Outcome({**trained, **unflatten(subtract(terms, own))}, terms)
 
 
 def curvature(penalty: float) -> Term:

@@ -115,10 +115,10 @@ def test_the_diagonal_of_batches_squares_their_mean_gradients() -> None:
     assert float(outcome.own["fisher/b"]) == 0.5**2
 
 
-def test_a_device_without_samples_has_no_curvature() -> None:
+def test_a_visit_without_samples_changes_nothing() -> None:
     outcome, payload = squared([])
-    assert set(numbers(outcome.own).values()) == {0.0}
-    assert payload["fisher"] == {"w": -0.5, "b": -1.0}
+    assert numbers(outcome.own) == numbers(OWN)
+    assert payload == {key: {"w": 0.0, "b": 0.0} for key in ("delta", "fisher", "weighted")}
 
 
 def test_training_is_drawn_to_where_the_other_devices_are_certain() -> None:
