@@ -36,6 +36,9 @@ up to temperature 3 a float32 still does not notice the classes, at 10 each has 
 loss has to leave them out if its temperature may be higher.
 """
 
+_HEADS: Final = (torch.float32, torch.float64)
+"""What a classifier may be: in half precision its rows, logits and ``APART`` would be too coarse."""
+
 
 @dataclass(frozen=True)
 class Head:
@@ -155,13 +158,15 @@ def head_of(model: Model, classes: int, input_shape: tuple[int, ...]) -> Head:
     """The classifier of any model. It is found by comparing the model's logits with those that each candidate gives.
 
     Raises ConfigurationError if the model cannot be applied to such samples, if it does not give one logit for each
-    class, or if none of its variables turn its features into its logits.
+    class, if none of its variables turn its features into its logits, or if these are of half precision.
     """
     generator = torch.Generator().manual_seed(0)
 
     def stirred(leaf: Tensor) -> Tensor:
         """The leaf with a little noise, so that a bias that starts at 0 is found too."""
-        return leaf + 0.01 * torch.randn(leaf.shape, generator=generator) if leaf.is_floating_point() else leaf
+        if not leaf.is_floating_point():
+            return leaf
+        return leaf + (0.01 * torch.randn(leaf.shape, generator=generator)).to(leaf.dtype)
 
     fixed = model.buffers
     variables = {name: leaf if name in fixed else stirred(leaf) for name, leaf in model.init(0).items()}
@@ -174,8 +179,15 @@ def head_of(model: Model, classes: int, input_shape: tuple[int, ...]) -> Head:
     weights = [
         name for name, leaf in variables.items() if features.dim() == 2 and leaf.shape == (classes, features.shape[1])
     ]
+    exact = [name for name in weights if variables[name].dtype == features.dtype == logits.dtype in _HEADS]
+    if weights and not exact:
+        kinds = (str(leaf.dtype).removeprefix("torch.") for leaf in (features, variables[weights[-1]], logits))
+        raise ConfigurationError(
+            "class-incremental streams need features, classifier and logits in float32, and those of this model are "
+            f"{', '.join(kinds)}; let the last layer be float32, and cast what goes into it"
+        )
     biases = [name for name, leaf in variables.items() if leaf.shape == (classes,)]
-    for weight in weights:
+    for weight in exact:
         for bias in (None, *biases):
             head = Head(weight, bias)
             if torch.allclose(head(variables, features), logits, rtol=1e-4, atol=1e-5 * math.sqrt(features.shape[1])):

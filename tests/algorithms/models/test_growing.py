@@ -109,6 +109,21 @@ class ZeroBias(Unbiased):
         nn.init.zeros_(self.top.bias)
 
 
+class HalfBody(nn.Module):
+    """A module in half precision; if ``exact``, below a float32 classifier."""
+
+    def __init__(self, exact: bool = True, raised: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Linear(144, 5).to(torch.bfloat16)
+        self.top = nn.Linear(5, 4).to(torch.float32 if exact else torch.bfloat16)
+        self.raised = raised
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.body(x.flatten(1).to(torch.bfloat16)).tanh().to(self.top.weight.dtype)
+        logits = self.top(features)
+        return (logits.float(), features.float()) if self.raised else (logits, features)
+
+
 @pytest.mark.parametrize(
     ("model", "head"),
     [
@@ -117,6 +132,7 @@ class ZeroBias(Unbiased):
         (resnet18(SHAPE, 4, "batch", width=2), Head("head.weight", "head.bias")),
         (from_module(Unbiased), Head("top.weight", None)),
         (from_module(ZeroBias), Head("top.weight", "top.bias")),
+        (from_module(HalfBody), Head("top.weight", "top.bias")),
     ],
 )
 def test_the_classifier_of_any_model_is_found(model: Model, head: Head) -> None:
@@ -127,6 +143,29 @@ def test_a_model_without_a_linear_classifier_is_refused() -> None:
     bare = from_module(lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 4), nn.Tanh()))
     with pytest.raises(ConfigurationError, match="this one has no such layer that is trained"):
         growing(bare, TASKS, SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("raised", "kinds"), [(False, "bfloat16, bfloat16, bfloat16"), (True, "float32, bfloat16, float32")]
+)
+def test_a_classifier_of_half_precision_is_refused(raised: bool, kinds: str) -> None:
+    half = from_module(lambda: HalfBody(exact=False, raised=raised))
+    with pytest.raises(ConfigurationError, match=f"those of this model are {kinds}; let"):
+        growing(half, TASKS, SHAPE)
+
+
+def test_a_body_of_half_precision_learns_task_after_task(little_fleet: Callable[..., Any]) -> None:
+    model = growing(from_module(HalfBody), TASKS, SHAPE)
+    before = model.init(0)
+    method = TaskByTask(fedavg(replace(INGREDIENTS, model=model)), model)
+    fleet = little_fleet(method, before, [], stream=STREAM)
+    for _ in range(2):
+        fleet.play([0, 1])
+    assert {name: leaf.dtype for name, leaf in fleet.model.items()} == {
+        name: leaf.dtype for name, leaf in before.items()
+    }
+    assert fleet.model[SEEN].tolist() == [1, 1, 1, 1]
+    assert not torch.equal(fleet.model["body.weight"], before["body.weight"])
 
 
 def test_a_growing_model_has_buffers_like_any_other() -> None:
