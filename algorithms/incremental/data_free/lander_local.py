@@ -9,6 +9,7 @@ from torch import Tensor
 from fedemu.algorithms.incremental.data_free.anchors import unmapped
 from fedemu.algorithms.incremental.data_free.losses import bounding_loss, mean_of
 from fedemu.algorithms.incremental.data_free.rehearsal import parted
+from fedemu.algorithms.incremental.exemplars import old_classes
 from fedemu.algorithms.incremental.mfcl_local import RehearsingSGD
 from fedemu.algorithms.incremental.remembering import TaskSGD
 from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Tree
@@ -76,7 +77,7 @@ class AnchoredDistillingLoss(AnchoredLoss):
         taught, features = (pool[name].index_select(0, made.y) for name in ("logits", "features"))
         kept = distillation_among(answers.logits, taught, old, self.temperature, made.weight)
         drift = mean_of((answers.features - features).square().mean(-1), made.weight)
-        current, previous = balance(old.sum(), new.sum())
+        current, previous = balance(old_classes(self.classifier, shared["previous"], facts).sum(), new.sum())
         value = self.current * current * (learning + self.anchoring * bound)
         value = value + self.previous * previous * (kept + drift)
         return Loss(value, buffers, {"loss": learning.detach()})

@@ -94,6 +94,21 @@ def test_later_tasks_balance_new_classes_with_answers_and_features_of_earlier_on
     torch.testing.assert_close(found.metrics["loss"], learning)
 
 
+def test_with_own_orders_a_class_of_the_present_task_is_new_also_if_the_previous_model_has_seen_it() -> None:
+    own = replace(MODEL, tasks=replace(TASKS, own=np.array([[1, 0], [0, 1]])))
+    variables, draws = MODEL.entered(MAPPED.init(0), 1, 7), torch.Generator().manual_seed(0)
+    pool = torch.randn(2, *SHAPE, generator=draws)
+    batch = Batch(torch.cat([pool, pool]), torch.tensor([0, 2, 0, 1]), torch.ones(4))
+    taught = MAPPED.apply(MAPPED.init(0), pool, False)[0]
+    synthetic = {"x": pool, "logits": taught.logits, "features": taught.features}
+    shared = {"synthetic": synthetic, "previous": {SEEN: torch.ones(4)}}
+    # Only learning counts, so the value is its share times cross-entropy. The task of device 0 brings 2 classes of 4.
+    loss = AnchoredDistillingLoss(MAPPED, ANCHORS, 0.0, 0.01, own, 2, 1.0, 0.0, 2.0)
+    found = loss(variables, batch, shared, {}, facts(1)._replace(device=torch.tensor(0)))
+    share, _ = balance(torch.tensor(2), torch.tensor(2))
+    torch.testing.assert_close(found.value, share * found.metrics["loss"])
+
+
 def test_the_balance_moves_from_new_classes_to_earlier_ones() -> None:
     current, previous = balance(torch.tensor([2.0, 8.0]), torch.tensor([2.0, 2.0]))
     a, b = np.log2([3, 6]), np.sqrt([0.5, 0.8])
