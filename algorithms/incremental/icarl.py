@@ -65,6 +65,8 @@ class ICaRL(SurveyingFedAvg):
 
     takes_terms: ClassVar[bool] = False
     """Local terms would remember the classifier by means, which is evaluated, and not the one that is trained."""
+    shows_what_it_trains: ClassVar[bool] = False
+    """Gradients of samples at ``variables`` would be those of the classifier by means."""
 
     def remember(self, state: RememberingState, context: Context) -> Script[Forest]:
         kept = yield from super().remember(state, context)

@@ -141,7 +141,8 @@ def with_replay(inner: Algorithm[S], settings: ReplaySettings, ingredients: Ingr
     """The method with replay buffers, as an algorithm that is Selecting and Remarking.
 
     With the strategy ``none`` it is ``inner`` itself. Raises ConfigurationError if the strategy needs labels or
-    features that the data or the model do not have.
+    features that the data or the model do not have, or gradients that the method's ``variables`` do not give
+    (``shows_what_it_trains``).
     """
     strategy = settings.strategy
     if strategy == "none":
@@ -150,13 +151,21 @@ def with_replay(inner: Algorithm[S], settings: ReplaySettings, ingredients: Ingr
         raise ConfigurationError(
             f"replay.strategy = {strategy!r} needs labels, which these data do not have; choose another strategy"
         )
+    measured = _measured(settings)
+    if not getattr(inner, "shows_what_it_trains", True) and (measured or strategy in COMPUTES_GRADIENTS):
+        computes = strategy in COMPUTES_GRADIENTS
+        asked = f"replay.strategy = {strategy!r}" if computes else f"replay.objective = {settings.objective!r}"
+        instead = "replay.strategy = 'herding'" if computes else "replay.objective = 'cheap'"
+        raise ConfigurationError(
+            f"{asked} needs gradients of samples, but this method answers with a classifier that is not trained; "
+            f"set {instead}"
+        )
     if strategy in NEEDS_FEATURES:
         ingredients.require_features(strategy)
     lens = Lens(ingredients.model, ingredients.criterion, settings.memory)
     labels = ingredients.classes if ingredients.labelled and settings.census else 0
     census = Census(labels, settings.periods if settings.census else 0)
     alone, labelled = _strategy(settings), ingredients.labelled
-    measured = _measured(settings)
     passes = 1.0 if strategy in LOOKS_AT_MODEL else 0.0
     if strategy == BALANCED:
         classes, budget = ingredients.classes, settings.budget

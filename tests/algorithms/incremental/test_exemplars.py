@@ -18,7 +18,7 @@ from fedemu.algorithms.incremental.icarl import RepresentationLoss, icarl
 from fedemu.algorithms.interface import Batch, Facts
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import SEEN, growing
-from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
+from fedemu.algorithms.replay.replay import COMPUTES_GRADIENTS, ReplaySettings, with_replay
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
@@ -218,3 +218,26 @@ def test_mean_accuracy_counts_all_classes_alike() -> None:
 def test_methods_with_exemplars_are_refused_without_replay(builder: Callable[..., Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"set replay\.strategy = 'herding'"):
         builder(replace(INGREDIENTS, kept=0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        *(({"strategy": name}, f"'{name}' needs .*'herding'") for name in COMPUTES_GRADIENTS),
+        (
+            {"strategy": "gss_iqp", "objective": "never"},
+            r"replay\.strategy = 'gss_iqp' needs gradients of samples, but",
+        ),
+        (
+            {"strategy": "herding", "objective": "always"},
+            r"objective = 'always' needs .*set replay\.objective = 'cheap'$",
+        ),
+    ],
+)
+def test_icarl_refuses_gradients_because_its_classifier_is_not_the_trained_one(
+    settings: dict[str, Any], sentence: str
+) -> None:
+    wanted = ReplaySettings(**settings, budget=6, capacity=6)
+    with pytest.raises(ConfigurationError, match=sentence):
+        with_replay(icarl(INGREDIENTS), wanted, INGREDIENTS)
+    with_replay(glfc(INGREDIENTS), wanted, INGREDIENTS)
