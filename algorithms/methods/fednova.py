@@ -44,7 +44,11 @@ from fedemu.algorithms.trees import add, map_leaves, subtract, without, zeros_li
 
 Weights = Literal["examples", "even"]
 AVERAGES: Mapping[Weights, Reducer] = {"examples": weighted_mean, "even": mean}
-"""The reducer for each way to weigh devices in a mean: by their numbers of examples, or evenly."""
+"""The reducer for each way to weigh devices in a mean: by their numbers of examples, or evenly.
+
+Evenly, a device without samples counts like any other, so its delta of zero shortens the step of the global model. By
+examples it does not count.
+"""
 
 
 @overload
