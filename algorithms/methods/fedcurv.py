@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -129,7 +129,9 @@ class CurvatureSGD(LocalSGD):
         fisher = map_leaves(lambda square: square / batches, carry.squares)
         weighted = map_leaves(torch.mul, fisher, carry.training.variables)
         made = carry.batches > 0
-        terms = map_leaves(partial(torch.where, made), flatten({"fisher": fisher, "weighted": weighted}), own)
+        terms = map_leaves(
+            lambda new, old: torch.where(made, new, old), flatten({"fisher": fisher, "weighted": weighted}), own
+        )
         return Outcome({**trained, **unflatten(subtract(terms, own))}, terms)
 
 
