@@ -37,7 +37,8 @@ def own_times(arrivals: Arrivals, times: NDArray[Any], period_seconds: float, *,
         raise ConfigurationError(f"the times are of type {times.dtype}; times of arrival need numbers")
     own = times[arrivals.indices]
     if own.dtype.kind in "iu" and len(own):
-        own = own - own.min()  # A float64 cannot hold all large numbers exactly, such as nanoseconds since 1970.
+        # A float64 cannot hold all large numbers exactly, such as nanoseconds since 1970. uint64 holds all differences.
+        own = own.astype(np.uint64) - own.min().astype(np.uint64)
     own = own.astype(np.float64)
     known = np.isfinite(own)
     group = arrivals.periods + (arrivals.owners() * arrivals.period_count if per_device else 0)

@@ -72,6 +72,22 @@ def test_nanoseconds_since_1970_keep_their_differences():
     assert own_times(arrivals, times, 4.0).seconds.tolist() == [0.0, 1.0, 4.0]
 
 
+@pytest.mark.parametrize(
+    "times",
+    [
+        np.array([-100, 0, 100], np.int8),
+        np.array([-(2**63), 0, 2**63 - 1], np.int64),
+        np.array([0, 2**63, 2**64 - 1], np.uint64),
+        np.array([-30000, 0, 30000], ">i2"),
+    ],
+)
+def test_whole_times_keep_their_order_whatever_their_type(times):
+    arrivals, _ = static(partition([0, 1, 2]), 1)
+    timed = own_times(arrivals, times, 8.0)
+    assert timed.indices.tolist() == [0, 1, 2]
+    assert timed.seconds.tolist() == [0.0, 4.0, 8.0]
+
+
 @pytest.mark.parametrize("length", [0.0, -1.0, math.inf, math.nan])
 def test_a_period_without_a_length_is_refused(length):
     for spread in (
