@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedemu.algorithms.analytic.sums import Summed
 from fedemu.algorithms.interface import Outputs, Tree
+from fedemu.protocol.errors import ConfigurationError
 
 UNKNOWN: Final = -1e4
 """The bias of a class of which no sample has been counted. It is finite, so that losses stay numbers."""
@@ -79,10 +80,17 @@ def ridge_regression(sums: Tree, ridge: float, constant: bool) -> tuple[Tensor, 
     """Weight ``[classes, width]`` and bias ``[classes]`` of ``argmin_W ‖X W - Y‖² + ridge ‖W‖²``.
 
     The solution is ``(X^T X + ridge I)^-1 X^T Y``. With ``constant`` its last row is the bias, which counts in the
-    penalty like the weights; otherwise the bias is 0. A class of no counted sample has zeros.
+    penalty like the weights; otherwise the bias is 0. A class of no counted sample has zeros. Raises ConfigurationError
+    if ``ridge`` is so small beside the sums that rounding leaves no inverse.
     """
     gram = sums["gram"] + ridge * torch.eye(len(sums["gram"]), dtype=torch.float64)
-    solution = torch.cholesky_solve(sums["targets"], torch.linalg.cholesky(gram)).t()
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    if failed:
+        raise ConfigurationError(
+            f"algorithm.options.ridge = {ridge:g} is so small beside the features of this model that rounding leaves "
+            "the regression no solution; raise ridge"
+        )
+    solution = torch.cholesky_solve(sums["targets"], factor).t()
     if constant:
         return solution[:, :-1], solution[:, -1]
     return solution, torch.zeros(len(solution), dtype=torch.float64)
