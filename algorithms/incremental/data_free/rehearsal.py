@@ -67,13 +67,17 @@ class SampleRehearsal(RememberingFedAvg):
         return {"previous": kept["previous"], "synthetic": {name: pool[name] for name in ("x", *self._answers)}}
 
     def pictures(self, state: RememberingState, samples: int, seed: int) -> Tree:
-        """Pictures of the classes of earlier tasks, ``samples`` of each class, drawn from those that devices get."""
+        """Pictures of the classes of earlier tasks, ``samples`` of each class, drawn from those that devices get.
+
+        A class that none of these shows has no pictures.
+        """
         if not state.kept:
             return {}
         pool, draws = state.kept["synthetic"], seeds.generator(seed, purpose="pictures")
-        of_class = [
-            (pool["y"] == label).nonzero()[:, 0].numpy() for label in state.kept["previous"][SEEN].nonzero()[:, 0]
-        ]
+        found = [(pool["y"] == label).nonzero()[:, 0].numpy() for label in state.kept["previous"][SEEN].nonzero()[:, 0]]
+        of_class = [some for some in found if len(some)]
+        if not of_class:
+            return {}
         rows = torch.from_numpy(draws.permuted([draws.choice(some, samples) for some in of_class], axis=1).T.ravel())
         return {"x": pool["x"][rows], "y": pool["y"][rows]}
 

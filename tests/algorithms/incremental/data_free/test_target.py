@@ -145,6 +145,11 @@ def test_pictures_and_remarks_tell_of_the_samples(fleet: Callable[..., Any]) -> 
     assert pictures["x"].shape == (10, *SHAPE)
     assert pictures["y"].bincount(minlength=4).tolist() == [5, 0, 5, 0]
     assert torch.equal(pictures["x"], method.pictures(played.state, 5, 1)["x"])
+    pool = played.state.kept["synthetic"]
+    for label, counts in ((0, [5, 0, 0, 0]), (1, [])):
+        lacking = {**played.state.kept, "synthetic": {**pool, "y": torch.full_like(pool["y"], label)}}
+        shown = method.pictures(replace(played.state, kept=lacking), 5, 1)
+        assert (shown["y"].bincount(minlength=4).tolist() if shown else []) == counts
     said = method.remarks(played.state)
     assert list(said) == ["generator"]
     names = ["cross_entropy", "batch_statistics", "divergence", "recognised", "agreed"]
