@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +14,13 @@ from fedemu.algorithms.interface import Forest, LocalProgram
 from fedemu.algorithms.trees import flatten
 from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source
 from fedemu.protocol.errors import TrainingError
+
+NORMALISED_ROUNDING: Final = float(np.finfo(np.float32).eps) * 1e-5**-0.5
+"""The rounding of a float32, enlarged by batch normalisation where a batch has no variance, 3.8e-5.
+
+The rows of a batch from a single sample are copies, so that the variance is 0. The gradients of the layer before are
+then 0 up to rounding, and normalisation divides them by the root of its epsilon, 1e-5 as in torch.
+"""
 
 
 @dataclass(frozen=True)
@@ -21,6 +30,9 @@ class Checked:
     Two leaves agree if no element differs by more than ``tolerance`` times a scale. The scale is the largest magnitude
     in the reference leaf, but at least a thousandth of the largest magnitude in all leaves: some leaves, such as the
     key biases of attention, get no gradient but rounding.
+
+    With batch normalisation, elements may also differ by ``NORMALISED_ROUNDING`` times the largest magnitude in all
+    leaves.
     """
 
     reference: Executor
@@ -37,21 +49,24 @@ class Checked:
     ) -> list[JobResult | TrainingError]:
         expected = self.reference.run(program, shared, jobs, source)
         results = self.candidate.run(program, shared, jobs, source)
-        return [self._compared(*pair) for pair in zip(expected, results, strict=True)]
+        normalised = any(name.endswith("running_var") for name in flatten(shared))
+        floor = NORMALISED_ROUNDING if normalised else 0.0
+        return [self._compared(*pair, floor) for pair in zip(expected, results, strict=True)]
 
     def _compared(
-        self, expected: JobResult | TrainingError, result: JobResult | TrainingError
+        self, expected: JobResult | TrainingError, result: JobResult | TrainingError, floor: float
     ) -> JobResult | TrainingError:
         if isinstance(expected, TrainingError) or isinstance(result, TrainingError):
             if type(expected) is type(result):
                 return result
             failure = expected if isinstance(expected, TrainingError) else result
             return TrainingError(f"one executor fails where the other does not: {failure}")
-        if difference := self._difference(expected, result):
+        if difference := self._difference(expected, result, floor):
             return TrainingError(f"the executors disagree on {difference}")
         return result
 
-    def _difference(self, expected: JobResult, result: JobResult) -> str | None:
+    def _difference(self, expected: JobResult, result: JobResult, floor: float) -> str | None:
+        """What differs, None if nothing does. ``floor`` times the largest magnitude in all leaves is always allowed."""
         if replace(expected, payload={}, own={}, metrics={}) != replace(result, payload={}, own={}, metrics={}):
             return "examples, steps or label counts"
         theirs = {**flatten(expected.payload), **flatten({"own": expected.own})}
@@ -59,10 +74,10 @@ class Checked:
         if theirs.keys() != ours.keys():
             return "the names of the payload's tensors"
         sizes = {name: _largest(reference) for name, reference in theirs.items()}
-        least = 1e-3 * max(sizes.values(), default=0.0)
+        largest = max(sizes.values(), default=0.0)
         for name, reference in theirs.items():
             distance = (reference.double() - ours[name].double()).abs().nan_to_num(0.0)
-            bound = self.tolerance * max(sizes[name], least)
+            bound = max(self.tolerance * max(sizes[name], 1e-3 * largest), floor * largest)
             same_kind = torch.equal(reference.double().isfinite(), ours[name].double().isfinite())
             if not same_kind or (distance.numel() and float(distance.max()) > bound):
                 return f"{name} by {float(distance.max()):.3g}, where {bound:.3g} would be rounding"

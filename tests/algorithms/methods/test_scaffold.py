@@ -250,6 +250,14 @@ def test_running_statistics_have_no_control_variates(rule: Rule, little_fleet: C
     assert all(not torch.equal(fleet.model[name], leaf) for name, leaf in model.init(1).items())
 
 
+def test_a_single_sample_under_batch_normalisation_is_no_disagreement(little_fleet: Callable[..., Any]) -> None:
+    model = from_module(lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)))
+    method = scaffold(ingredients(model, epochs=1, lr=0.05))
+    fleet = little_fleet(method, model.init(1), [share[:1] for share in SHARES], executor=Checked(Serial(), Vmapped(3)))
+    for _ in range(3):
+        fleet.play([0, 1, 3])
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_run_that_diverges_ends_in_values_that_are_not_finite(rule: Rule, little_fleet: Callable[..., Any]) -> None:
     fleet = little_fleet(scaffold(ingredients(lr=1e30, momentum=0.9), rule), MLP.init(1), SHARES)

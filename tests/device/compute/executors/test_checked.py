@@ -37,8 +37,11 @@ def a_result(weight: float = 1.0, bias: float = 0.0, own: float = 0.0) -> JobRes
     return JobResult({"delta": delta}, {"control": torch.tensor(own)}, 3, 1, {"loss": 0.5}, (1, 2))
 
 
-def checked(reference: JobResult | TrainingError, candidate: JobResult | TrainingError) -> JobResult | TrainingError:
-    (result,) = Checked(Says(reference), Says(candidate)).run(PROGRAM, {}, [JOB], SOURCE)
+def checked(
+    reference: JobResult | TrainingError, candidate: JobResult | TrainingError, *names: str
+) -> JobResult | TrainingError:
+    shared = {"model": {name: torch.ones(1) for name in names}}
+    (result,) = Checked(Says(reference), Says(candidate)).run(PROGRAM, shared, [JOB], SOURCE)
     return result
 
 
@@ -76,6 +79,18 @@ def test_metrics_need_not_agree() -> None:
 def test_a_leaf_that_is_rounding_alone_is_compared_on_the_scale_of_the_others(difference: float, agree: bool) -> None:
     result = checked(a_result(1.0, 1e-12), a_result(1.0, 1e-12 + difference))
     assert isinstance(result, JobResult) is agree
+
+
+@pytest.mark.parametrize(("difference", "agree"), [(3.7e-5, True), (3.9e-5, False)])
+def test_batch_normalisation_enlarges_what_is_rounding(difference: float, agree: bool) -> None:
+    pair = a_result(1.0, 1e-12), a_result(1.0, 1e-12 + difference)
+    assert isinstance(checked(*pair, "norm.running_var"), JobResult) is agree
+    assert isinstance(checked(*pair, "norm.weight"), TrainingError)
+
+
+@pytest.mark.parametrize("candidate", [a_result(1.002), a_result(0.0), a_result(own=1e-3), a_result(bias=math.nan)])
+def test_a_real_difference_is_found_with_batch_normalisation_too(candidate: JobResult) -> None:
+    assert isinstance(checked(a_result(), candidate, "norm.running_var"), TrainingError)
 
 
 def test_values_that_are_not_finite_must_be_so_in_both() -> None:
