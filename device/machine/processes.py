@@ -154,15 +154,18 @@ class DeviceProcesses:
         return None if self._zygote is None else self._zygote.pid
 
     async def prepare(self) -> None:
-        """Start the zygote and wait until it can fork. Raises ConfigurationError if it cannot."""
+        """Start the zygote and wait until it can fork. Raises FedemuError if it cannot."""
         await self._start_zygote()
         await self._ready
 
     async def _start_zygote(self) -> None:
-        """Start the zygote, or take the first one, and hear what it says."""
+        """Start the zygote, or take the first one, and hear what it says. Raises FedemuError if none can be started."""
         zygote, self._first_zygote = self._first_zygote, None
         if zygote is None:
-            zygote = await Zygote.start(self._environment)
+            try:
+                zygote = await Zygote.start(self._environment)
+            except OSError as error:
+                raise FedemuError(f"no process can be started for the devices: {error.strerror}") from error
         self._zygote = zygote.process
         reader, self._writer = await asyncio.open_connection(sock=zygote.ours)
         self._writer.write(pack_message(self._setup))
@@ -257,7 +260,10 @@ class DeviceProcesses:
             self._observer.restarted("zygote")
             if self._writer is not None:
                 self._writer.close()
-            await self._start_zygote()
+            try:
+                await self._start_zygote()
+            except FedemuError as error:
+                self._fail(error)
             return
         joined = any(process.joined for process in self._processes)
         fruitful = joined or self._loop.time() >= self._born + SHORT_SECONDS

@@ -316,22 +316,18 @@ def _open(
     """
     if resume is None:
         experiment, runtime = load_experiment(source, overrides, os.environ)
-        if computes_here or runtime.transport == "memory":
-            start_again_portably(experiment)
-        if not computes_here:
-            require_metrics_ports(runtime)
-        require_processor(runtime.device_type)
-        check_trackers(runtime.track.to)
-        find_data(experiment)
-        return claim(experiment, out), experiment, runtime
-    _refuse_beside_resume(resume, source, out)
-    experiment, runtime = reopen(resume, overrides, os.environ)
+    else:
+        _refuse_beside_resume(resume, source, out)
+        experiment, runtime = reopen(resume, overrides, os.environ)
     if computes_here or runtime.transport == "memory":
         start_again_portably(experiment)
     if not computes_here:
         require_metrics_ports(runtime)
     require_processor(runtime.device_type)
     check_trackers(runtime.track.to)
+    if resume is None:
+        find_data(experiment)
+        return claim(experiment, out), experiment, runtime
     keep_grown(resume, experiment)
     return resume, experiment, runtime
 

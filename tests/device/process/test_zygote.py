@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -161,6 +162,30 @@ async def test_a_zygote_that_is_killed_while_it_starts_is_started_again(
     place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
     assert place.failures == []
+
+
+@pytest.mark.parametrize("ready", [False, True])
+async def test_a_machine_that_can_start_no_process_any_more_says_so(
+    nursery: Callable[..., Nursery], until: Until, monkeypatch: pytest.MonkeyPatch, ready: bool
+) -> None:
+    place = nursery()
+    preparing = asyncio.ensure_future(place.processes.prepare())
+    await until(lambda: place.processes.zygote is not None, "a zygote")
+    if ready:
+        await preparing
+
+    async def refuse(environment: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(processes.Zygote, "start", refuse)
+    os.kill(place.processes.zygote, signal.SIGKILL)
+    sentence = "no process can be started for the devices: Resource temporarily unavailable"
+    if ready:
+        await until(lambda: place.failures, "a failure")
+        assert [str(failure) for failure in place.failures] == [sentence]
+    else:
+        with pytest.raises(FedemuError, match=sentence):
+            await preparing
 
 
 async def test_a_zygote_that_is_always_killed_is_given_up(
