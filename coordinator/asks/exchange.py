@@ -16,6 +16,7 @@ from fedemu.coordinator.asks.turns import Apart, Turns
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
 from fedemu.protocol.codec import Buffer
+from fedemu.protocol.host.futures import fail
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Declined, Duplicate, Failed, Late, Message, Result, Scheduled, Work
 from fedemu.protocol.sharing.edge_messages import Held, Partial
@@ -221,8 +222,7 @@ class Exchange:
             self._at_edges.stalled(seconds)
 
     def _fail(self, error: Exception) -> None:
-        if not self.closed.done():
-            self.closed.set_exception(error)
+        fail(self.closed, error)
 
     def _result(self, device: DeviceId, result: Result, frames: Sequence[memoryview] | None, now: float) -> None:
         verdict = self.machine.verdicts.get(device)

@@ -18,6 +18,7 @@ from fedemu.coordinator.fleet.admission import TooMuch
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN, UP, Buffer, Decoder, Envelope, Limits
 from fedemu.protocol.errors import FedemuError, HandshakeFailed, ProtocolError, RefusedError, UnreachableError
+from fedemu.protocol.host.futures import fail
 from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.sharing.bundle import tag_of
 from fedemu.protocol.sharing.relay import Relay
@@ -327,8 +328,7 @@ class Edge:
             self._plan.told(f"{why}; this edge goes on trying")
 
     def _end(self, error: BaseException) -> None:
-        if not self._over.done():
-            self._over.set_exception(error)
+        fail(self._over, error)
 
     # Who may connect from below.
 

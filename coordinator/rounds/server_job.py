@@ -18,6 +18,7 @@ from typing import NamedTuple
 from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.coordinator.rounds.server_job_worker import Place, run_and_exit
 from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.futures import fail
 from fedemu.protocol.host.idleness import Idleness, Stuckness
 from fedemu.protocol.host.own_code import Told, retold
 
@@ -224,11 +225,9 @@ class _Child:
 
 
 def _settle(result: asyncio.Future[_End], end: _End | BaseException) -> None:
-    if result.done():
-        return
     if isinstance(end, BaseException):
-        result.set_exception(end)
-    else:
+        fail(result, end)
+    elif not result.done():
         result.set_result(end)
 
 

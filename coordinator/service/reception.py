@@ -25,6 +25,7 @@ from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.errors import BlobError, KeyRevoked, ProtocolError, RefusedError
+from fedemu.protocol.host.futures import fail
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Message
 from fedemu.protocol.sharing import edge_messages as edge
@@ -149,8 +150,7 @@ class Reception:
 
     def fail(self, error: Exception) -> None:
         """End the run with the first fault of the coordinator itself."""
-        if not self.broken.done():
-            self.broken.set_exception(error)
+        fail(self.broken, error)
 
     def closed(self, peer: bytes) -> None:
         """The connection of a peer is gone, so nothing needs to be remembered of it."""

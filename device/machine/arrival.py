@@ -19,6 +19,7 @@ from fedemu.device.machine.link import CoordinatorLink
 from fedemu.device.machine.observer import MachineObserver, Silent
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.blobs.store import BlobStore
+from fedemu.protocol.host.futures import fail
 from fedemu.protocol.host.named import load
 from fedemu.protocol.messages import Compute, Granted
 from fedemu.protocol.sharing.trunk import Trunk
@@ -135,8 +136,7 @@ class Arrival:
 
     def fail(self, error: BaseException) -> None:
         """End the machine with ``error``. Only the first call counts."""
-        if not self._failed.done():
-            self._failed.set_exception(error)
+        fail(self._failed, error)
 
     async def until_over(self) -> Never:
         """Raise RunOver after the coordinator's Stop, the error of ``fail``, or what ended the link."""

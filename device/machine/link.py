@@ -23,6 +23,7 @@ from fedemu.protocol.errors import (
     UnreachableError,
     VersionMismatch,
 )
+from fedemu.protocol.host.futures import fail
 from fedemu.protocol.ids import Digest
 from fedemu.protocol.messages import UNABLE, Blob, BlobRef, Bye, Died, Granted, Offer, Refused, Stop, Wake
 from fedemu.protocol.transport.interface import Dealer, Dialer
@@ -123,8 +124,7 @@ class CoordinatorLink:
             self._dealer = None
         if self._timer is not None:
             self._timer.cancel()
-        if not self.ended.done():
-            self.ended.set_exception(RunOver(reason))
+        fail(self.ended, RunOver(reason))
 
     def close(self, error: BaseException | None = None) -> None:
         """Say goodbye, and give up all downloads. The coordinator is told of an ``error`` of this machine."""
@@ -132,7 +132,6 @@ class CoordinatorLink:
             self.say_bye(UNABLE, str(error))
         else:
             self.say_bye("stopped")
-        self.ended.exception()  # otherwise asyncio complains that nobody has read the exception
         self._granted.cancel()
         if self._store is not None:
             self._store.close()
@@ -162,8 +161,7 @@ class CoordinatorLink:
                 case Wake(devices=devices):
                     self._wake(devices)
                 case Stop() as stop:
-                    if not self.ended.done():
-                        self.ended.set_exception(RunOver(stop.reason))
+                    fail(self.ended, RunOver(stop.reason))
                 case _:
                     pass  # a Beat, or a message that is meant for devices
         except FedemuError as error:
@@ -226,14 +224,12 @@ class CoordinatorLink:
             self.arrived(digest)
         for digest, error in step.lost:
             for future in self._waiting.pop(digest, ()):
-                if not future.done():
-                    future.set_exception(error)
+                fail(future, error)
             self.lost(digest, error)
         self._arm()
 
     def _fail(self, error: FedemuError) -> None:
-        if not self.ended.done():
-            self.ended.set_exception(error)
+        fail(self.ended, error)
 
     def _arm(self) -> None:
         if self.ended.done():

@@ -19,6 +19,7 @@ from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.pipe import FROM_ZYGOTE, Broken, Ended, Fork, Forked, Setup, Unpacker, ZygoteReady, pack_message
 from fedemu.device.process.process import RETIRED
 from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.host.futures import fail
 from fedemu.protocol.host.phases import mark, used, used_by_ended
 
 log = logging.getLogger(__name__)
@@ -243,7 +244,7 @@ class DeviceProcesses:
 
     def _fail(self, error: FedemuError) -> None:
         if not self._ready.done():
-            self._ready.set_exception(error)
+            fail(self._ready, error)
         else:
             self._failed(error)
 

@@ -51,7 +51,7 @@ class Endpoint(ABC):
         self._overflow: deque[list[Buffer]] = deque()
         self._draining = False
         self._due = False
-        self._loop.add_reader(self._descriptor, self._drain)
+        self._loop.add_reader(self._descriptor, self._readable)
         self._look_again()
 
     @abstractmethod
@@ -83,6 +83,10 @@ class Endpoint(ABC):
             self._drain()
         elif ready & _POLLOUT and self._overflow:
             self._flush()
+
+    def _readable(self) -> None:
+        if not self._due:  # otherwise the look to come drains, and others have their turn once in between
+            self._drain()
 
     def _drain(self) -> None:
         """Hand on what has arrived. If a callback raises, the rest is drained later."""

@@ -193,6 +193,33 @@ async def test_slow_messages_leave_the_loop_its_turns(sockets: Any, eventually: 
     assert max(after - before for before, after in itertools.pairwise(turns)) <= 8
 
 
+async def test_messages_that_arrive_while_others_wait_get_no_second_turn(tcp: Any, eventually: Any) -> None:
+    coordinator = tcp.listen()
+    busy, *others = (tcp.join(coordinator.router.address) for _ in range(40))
+    for device in (busy, *others):
+        device.dealer.send(Heartbeat())
+    await eventually(lambda: len(coordinator.messages) == 40)
+    loop = asyncio.get_running_loop()
+    turns: list[int] = []
+
+    def react(message: object, peer: bytes) -> None:
+        if others and len(turns) > 1:
+            others.pop().dealer.send(Heartbeat())
+        time.sleep(0.002)
+
+    def turn() -> None:
+        turns.append(len(coordinator.messages))
+        if len(coordinator.messages) < 179:
+            loop.call_soon(turn)
+
+    coordinator.react = react
+    for _ in range(100):
+        busy.dealer.send(Heartbeat())
+    loop.call_soon(turn)
+    await eventually(lambda: len(coordinator.messages) == 179)
+    assert max(after - before for before, after in itertools.pairwise(turns)) <= 8
+
+
 @pytest.mark.parametrize(
     ("address", "sentence"),
     [

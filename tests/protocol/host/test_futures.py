@@ -1,0 +1,40 @@
+"""A future that was made to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+
+from fedemu.protocol.host.futures import fail
+
+
+async def test_the_first_error_counts() -> None:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    fail(future, OSError("first"))
+    fail(future, OSError("second"))
+    with pytest.raises(OSError, match="first"):
+        await future
+
+
+async def test_a_future_that_has_its_result_keeps_it() -> None:
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    future.set_result(3)
+    fail(future, OSError("too late"))
+    assert await future == 3
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+async def test_nothing_is_logged_of_an_error_that_nobody_reads(quiet: bool) -> None:
+    loop, complaints = asyncio.get_running_loop(), list[dict[str, Any]]()
+    loop.set_exception_handler(lambda loop, context: complaints.append(context))
+    future: asyncio.Future[None] = loop.create_future()
+    if quiet:
+        fail(future, OSError("unread"))
+    else:
+        future.set_exception(OSError("unread"))
+    del future
+    gc.collect()
+    assert len(complaints) == (0 if quiet else 1)
