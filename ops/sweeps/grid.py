@@ -47,7 +47,7 @@ def require_varied(option: str, key: str, text: str, earlier: Container[str]) ->
     if key == "seed":
         seeds = text.removesuffix(":log").replace("..", "-")
         raise ConfigurationError(f"{option} {key}={text} varies the seed; write --seeds {seeds}")
-    if key.split(".")[0] == "runtime":
+    if key.split(".")[0] in ("runtime", "track"):
         raise ConfigurationError(f"{option} {key}={text} varies a setting of the machine, which changes no result")
     if key in earlier:
         raise ConfigurationError(f"{option} {key} is there twice; write all its values after one {option}")

@@ -22,6 +22,8 @@ from fedemu.protocol.errors import ConfigurationError
 STUDY = "study.sqlite3"
 BATCH = 4
 """Trials that are proposed before the results of any of them are known."""
+_FAILED = "failed"
+"""The mark of a trial of which a run has failed."""
 LESS_IS_BETTER = re.compile(r"forgetting|loss|perplexity|bytes|time|rounds_to")
 SHORT = {"accuracy": "final_accuracy"}
 _RANGE = re.compile(r"(?P<low>[^.:,]+(?:\.\d[^.:,]*)?)\.\.(?P<high>[^:,]+?)(?P<log>:log)?")
@@ -123,6 +125,15 @@ class Study:
             self._study.tell(number, statistics.fmean(known))
         else:
             self._study.tell(number, state=state.FAIL)
+
+    def fail(self, number: int) -> bool:
+        """Note that a run of a trial failed. Returns whether it was the second time, so that the trial is over."""
+        trial = next(trial for trial in self._unfinished() if trial.number == number)
+        if trial.user_attrs.get(_FAILED):
+            self.tell(number, [])
+            return True
+        self._optuna.trial.Trial(self._study, trial._trial_id).set_user_attr(_FAILED, True)
+        return False
 
     def over(self) -> list[tuple[int, tuple[Choice, ...], float | None]]:
         """All trials that are over, the best first: number, values, result. A trial that failed has no result."""

@@ -24,10 +24,11 @@ def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int
     """Run trials until there are so many, then compare them all and tell the best. Returns the exit code.
 
     ``part`` is the experiment with its seeds. A trial of which a run diverges has no result. One of which a run fails
-    stays open and ends the search, and the next call tries it again.
+    ends the search, and the next call tries it again. If it fails once more, it has no result, and the search goes on.
     """
     failed: list[Failed] = []
     unsettled: list[Planned] = []
+    given_up: list[Failed] = []
     seeds = len(part.seeds)
     try:
         with held(folder):
@@ -45,16 +46,20 @@ def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int
                 progress = Progress(left, at_once, later=max(0, trials - over - len(batch)) * seeds)
                 decode_first(experiments[run.folder][0] for run in left)
                 await_left([folder / run.folder for run in left])
-                failed = play(folder, left, progress)
-                of_failed = {one.planned.folder for one in failed}
+                of_failed = {one.planned.folder: one for one in play(folder, left, progress)}
                 for number, found in of_trials.items():
-                    if of_failed.isdisjoint(run.folder for run in found):
+                    lost = [of_failed[run.folder] for run in found if run.folder in of_failed]
+                    if not lost:
                         study.tell(number, [_value(folder / run.folder, study.figure) for run in found])
+                    elif study.fail(number):
+                        given_up += lost
+                        say(f"trial {number + 1} failed for the second time; it has no result, and the search goes on")
                     else:
+                        failed += lost
                         unsettled += found
             _tell_best(part, study)
             every = [run for number, choices, _ in study.over() for run in _runs(part, number, choices)]
-            return finish(folder, [*every, *unsettled], failed)
+            return finish(folder, [*every, *unsettled], [*failed, *given_up])
     except KeyboardInterrupt:
         say(f"search interrupted; go on with what is left by\n{resume}")
         return INTERRUPTED

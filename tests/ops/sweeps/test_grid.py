@@ -58,6 +58,7 @@ def test_values_that_no_folder_can_be_called_by_get_a_mark_that_stays_the_same()
         (["local.lr=1", "local.lr=2"], "--grid local.lr is there twice"),
         (["seed=1,2"], "write --seeds 1,2"),
         (["runtime.trainers=1,2"], "changes no result"),
+        (["track.jsonl=true,false"], "changes no result"),
         (["model.hidden=[64,[32]"], "has no ] at its end"),
         (["model.hidden=[64,]x]"], "is not a TOML value"),
         (["stream.columns=[2024-01-01]"], "--grid stream.columns[0] = 2024-01-01 is a date, which no setting takes"),

@@ -24,14 +24,14 @@ class Fleet:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fails: set[str] = set()
         self.value: float | None = 0.5
-        self.played: list[str] = []
+        self.played: list[list[str]] = []
         self.finished: list[str] = []
         monkeypatch.setattr(searching, "play", self._play)
         monkeypatch.setattr(searching, "finish", self._finish)
         monkeypatch.setattr(searching, "_value", lambda directory, figure: self.value)
 
     def _play(self, folder: Path, runs: Sequence[Planned], progress: object) -> list[Failed]:
-        self.played = [_place(run) for run in runs]
+        self.played.append([_place(run) for run in runs])
         return [Failed(run, 3, "no quorum") for run in runs if _place(run) in self.fails]
 
     def _finish(self, folder: Path, runs: Sequence[Planned], failed: Sequence[Failed]) -> int:
@@ -60,13 +60,29 @@ def test_a_trial_with_a_run_that_failed_is_tried_again_before_others_are_propose
     assert {"002/seed-1", "002/seed-2"} < set(fleet.finished)
     assert len(fleet.finished) == 2 * BATCH
 
-    code, _ = search(tmp_path, BATCH + 1)
-    assert (code, fleet.played) == (3, ["002/seed-1", "002/seed-2"])
-
     fleet.fails = set()
+    fleet.played.clear()
     code, study = search(tmp_path, BATCH + 1)
-    assert (code, fleet.played) == (0, ["005/seed-1", "005/seed-2"])
+    assert (code, fleet.played) == (0, [["002/seed-1", "002/seed-2"], ["005/seed-1", "005/seed-2"]])
     assert [value for _, _, value in study.over()] == [0.5] * (BATCH + 1)
+
+
+def test_a_trial_that_fails_twice_has_no_result_and_the_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = Fleet(monkeypatch)
+    fleet.fails = {"002/seed-2"}
+    search(tmp_path, BATCH + 1)
+    fleet.played.clear()
+    code, study = search(tmp_path, BATCH + 1)
+    assert code == 3, "the run that failed is told"
+    assert fleet.played == [["002/seed-1", "002/seed-2"], ["005/seed-1", "005/seed-2"]]
+    assert sorted(study.over(), key=lambda trial: trial[0])[1][2] is None
+    assert sorted(fleet.finished).count("002/seed-2") == 1
+    assert "trial 2 failed for the second time" in capsys.readouterr().err
+
+    code, study = search(tmp_path, BATCH + 2)
+    assert (code, fleet.played[2:]) == (0, [["006/seed-1", "006/seed-2"]])
 
 
 def test_a_trial_that_diverges_has_no_result_and_the_search_goes_on(
