@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.interface import Tree
-from fedemu.algorithms.trees import zeros_like
+from fedemu.algorithms.trees import map_leaves, zeros_like
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Adam:
     """``m = β₁m + (1-β₁)g; v = β₂v + (1-β₂)g²; w -= lr · m̂ / (√v̂ + ε)``, with torch's defaults (Kingma & Ba, 2015).
 
     The hats are divisions by ``1 - β^t``; t counts steps from 1. The memory is one tree with the leaves ``mean/NAME``,
-    ``square/NAME`` and ``steps``.
+    ``square/NAME`` and ``steps``. It is float32 at least: in half precision small squares would be 0, and ε as well.
     """
 
     first_decay: float = 0.9
@@ -25,7 +25,7 @@ class Adam:
 
     def begin(self, trained: Tree) -> Tree:
         """The memory before the first step: zeros, on the device of what is trained."""
-        zeros = zeros_like(trained)
+        zeros = zeros_like(map_leaves(_wide, trained))
         device = next(iter(trained.values())).device
         return {
             **{f"mean/{name}": leaf for name, leaf in zeros.items()},
@@ -39,9 +39,15 @@ class Adam:
         after: dict[str, Tensor] = {}
         kept: dict[str, Tensor] = {"steps": steps}
         for name, leaf in trained.items():
-            mean = torch.lerp(memory[f"mean/{name}"], gradients[name], 1 - self.first_decay)
-            square = torch.lerp(memory[f"square/{name}"], gradients[name].square(), 1 - self.second_decay)
+            gradient = _wide(gradients[name])
+            mean = torch.lerp(memory[f"mean/{name}"], gradient, 1 - self.first_decay)
+            square = torch.lerp(memory[f"square/{name}"], gradient.square(), 1 - self.second_decay)
             slope = mean / (1 - self.first_decay**steps)
-            after[name] = leaf - lr * slope / ((square / (1 - self.second_decay**steps)).sqrt() + self.epsilon)
+            move = lr * slope / ((square / (1 - self.second_decay**steps)).sqrt() + self.epsilon)
+            after[name] = (leaf - move).to(leaf.dtype)
             kept[f"mean/{name}"], kept[f"square/{name}"] = mean, square
         return after, kept
+
+
+def _wide(leaf: Tensor) -> Tensor:
+    return leaf.float() if leaf.dtype in (torch.float16, torch.bfloat16) else leaf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fedemu.algorithms.training.adam import Adam
@@ -32,3 +33,16 @@ def test_nothing_is_changed_in_place() -> None:
     assert start["w"].tolist() == [1.0, 1.0]
     assert float(memory["steps"]) == 0
     assert memory["mean/w"].tolist() == memory["square/w"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_moves_as_single_precision_does(dtype: torch.dtype) -> None:
+    adam, lr = Adam(), torch.tensor(0.25)
+    start = {"w": torch.tensor([1.0, 1.0, 1.0], dtype=dtype)}
+    memory = adam.begin(start)
+    ours = start
+    for _ in range(2):
+        # Squares of these are less than the least float16, and ε is, too.
+        ours, memory = adam.step(ours, {"w": torch.tensor([2**-14, -(2**-14), 0.0], dtype=dtype)}, memory, lr)
+    assert ours["w"].dtype == dtype
+    assert ours["w"].tolist() == [0.5, 1.5, 1.0]
