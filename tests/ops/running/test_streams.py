@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 COMMAND = [sys.executable, "-m", "fedemu.ops.cli", "run", "digits-small", "--rounds", "3"]
+IN_MEMORY = ["--transport", "memory"]
 
 
 def outcome(run: Path) -> tuple[str, int]:
@@ -17,17 +18,23 @@ def outcome(run: Path) -> tuple[str, int]:
     return summary["outcome"], summary["rounds"]
 
 
-@pytest.mark.parametrize("streams", ["2>/dev/full", ">&- 2>&- <&-"], ids=["full disk", "closed"])
-def test_a_run_without_a_place_for_its_lines_is_completed(tmp_path: Path, streams: str) -> None:
+@pytest.mark.parametrize(
+    ("streams", "transport"),
+    [("2>/dev/full", IN_MEMORY), (">&- 2>&- <&-", [])],
+    ids=["full disk", "closed"],
+)
+def test_a_run_without_a_place_for_its_lines_is_completed(tmp_path: Path, streams: str, transport: list[str]) -> None:
     run = tmp_path / "run"
-    ended = subprocess.run(["sh", "-c", f'"$@" {streams}', "sh", *COMMAND, "--out", str(run)], timeout=100)
+    command = [*COMMAND, *transport, "--out", str(run)]
+    ended = subprocess.run(["sh", "-c", f'"$@" {streams}', "sh", *command], timeout=100)
     assert (ended.returncode, outcome(run)) == (0, ("completed", 3))
     assert (run / "report.html").exists()
 
 
 def test_a_run_whose_reader_goes_away_is_completed(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with subprocess.Popen([*COMMAND, "--out", str(run)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    command = [*COMMAND, *IN_MEMORY, "--set", "runtime.report=false", "--out", str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
         assert b"digits-small" in process.stdout.readline()
         process.stdout.close()
