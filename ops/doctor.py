@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -46,6 +47,7 @@ def examine(environment: Mapping[str, str]) -> list[Finding]:
         _python(),
         _packages(),
         _torch(),
+        _compiled(),
         _messaging(),
         *_limits(),
         _temporary_files(),
@@ -111,6 +113,24 @@ def _torch() -> Finding:
         said = lines[-1] if lines else f"importing it ends with code {ended.returncode}"
         return Finding("bad", "torch", f"{said}; install it again: pip install --force-reinstall torch")
     return Finding("ok", "torch", ended.stdout.strip())
+
+
+def _compiled() -> Finding:
+    """Whether Python keeps compiled modules. If not, each process compiles all that it imports."""
+    torch = importlib.util.find_spec("torch")
+    cached = None if torch is None or torch.cached is None else Path(torch.cached)
+    if cached is None or cached.exists():
+        return Finding("ok", "compiled modules", "Python keeps them, so processes start quickly")
+    library = cached.parent.parent.parent
+    compiling = f"make them once: {sys.executable} -m compileall -q {library}"
+    slow = "processes take twice as long to start"
+    if sys.dont_write_bytecode:
+        return Finding(
+            "note", "compiled modules", f"none, as PYTHONDONTWRITEBYTECODE says; {slow}; unset it, or {compiling}"
+        )
+    if not os.access(cached.parent.parent, os.W_OK):
+        return Finding("note", "compiled modules", f"none, because {library} can't be written; {slow}; {compiling}")
+    return Finding("ok", "compiled modules", "the first run makes them, and takes a few seconds more")
 
 
 def _messaging() -> Finding:

@@ -2,6 +2,7 @@
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,6 +107,29 @@ def test_a_torch_that_cannot_be_imported_is_bad(monkeypatch: pytest.MonkeyPatch)
     finding = find("torch", {})
     assert finding.verdict == "bad"
     assert finding.detail.startswith("OSError: libcudart.so.13 is missing; install it again")
+
+
+@pytest.mark.parametrize(
+    ("compiled", "writes", "verdict", "words"),
+    [
+        (True, False, "ok", "Python keeps them"),
+        (False, True, "ok", "the first run makes them"),
+        (False, False, "note", "none, as PYTHONDONTWRITEBYTECODE says"),
+    ],
+)
+def test_modules_that_are_compiled_anew_by_each_process_are_noted(
+    compiled: bool, writes: bool, verdict: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = tmp_path / "library" / "torch" / "__pycache__" / "torch.pyc"
+    cached.parent.mkdir(parents=True)
+    if compiled:
+        cached.touch()
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: SimpleNamespace(cached=str(cached)))
+    monkeypatch.setattr(doctor.sys, "dont_write_bytecode", not writes)
+    finding = find("compiled modules", {})
+    assert finding.verdict == verdict
+    assert words in finding.detail
+    assert verdict == "ok" or finding.detail.endswith(f"-m compileall -q {tmp_path / 'library'}")
 
 
 def test_every_finding_that_is_not_well_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
