@@ -16,6 +16,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.from_source import FromSource, import_own_from_source
 from fedemu.protocol.host.own_code import account
 from fedemu.protocol.host.source import digest_of_source, look_here
 from fedemu.protocol.ids import Digest
@@ -138,15 +139,18 @@ def _elsewhere(module: ModuleType) -> str:
 
 def _from_module(place: str) -> ModuleType:
     look_here()
+    if place.partition(".")[0] != "fedemu":
+        import_own_from_source()
     return importlib.import_module(place)
 
 
 def _from_file(path: Path) -> ModuleType:
     """The module of a file. A file is imported once per process, under a name of its own."""
     look_here()
+    import_own_from_source()
     name = f"fedemu_file_{path.resolve()}"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
+        spec = importlib.util.spec_from_file_location(name, path, loader=FromSource(name, str(path)))
         if spec is None or spec.loader is None or not path.is_file():
             raise FileNotFoundError(f"there is no Python file {path}")
         module = importlib.util.module_from_spec(spec)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from hashlib import sha256
@@ -53,6 +55,30 @@ def test_a_file_of_the_working_folder_imports_from_beside_it(working_folder: Pat
     (working_folder / "beside_example.py").write_text("answer = 42\n")
     (working_folder / "mine.py").write_text("from beside_example import answer\n")
     assert load("mine.py:answer") == 42
+
+
+@pytest.mark.parametrize("name", ["mine.py:answer", "stale_example:answer"])
+def test_a_compiled_file_of_other_code_with_the_same_time_and_size_is_not_taken(name: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from stale_example import answer\n")
+    script = f"from fedemu.protocol.host.named import load; print(load({name!r}))"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+
+    def run(code: str) -> str:
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+
+    def answer(value: int) -> str:
+        source = tmp_path / "stale_example.py"
+        source.write_text(f"answer = {value}\n")
+        os.utime(source, (1_000_000_000, 1_000_000_000))
+        return run(script).strip()
+
+    assert answer(1) == "1"
+    # Whatever imports the module without fedemu leaves a compiled file.
+    run("import stale_example")
+    assert [*(tmp_path / "__pycache__").glob("stale_example*.pyc")]
+    assert answer(2) == "2"
+    assert not [*(tmp_path / "__pycache__").glob("mine*.pyc")]
 
 
 def test_a_file_that_failed_is_imported_anew_once_it_is_repaired(tmp_path: Path) -> None:
