@@ -204,7 +204,8 @@ class _Played:
         if process.returncode in LEFT_ALONE:
             return
         full = self._scene.full
-        if process.returncode == FULL_DISK and (process.pid in full or (kind == "supervisor" and full)):
+        # What an error of the coordinator ends has the exit code of that error.
+        if process.returncode == FULL_DISK and (process.pid in full or (kind != "coordinator" and full)):
             return
         self.complain(f"the {kind} ended with exit {process.returncode}: {self.fleet.tail(4)}")
 
