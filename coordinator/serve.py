@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from fedemu.algorithms.interface import Context
+from fedemu.algorithms.interface import Context, Tree
 from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator.fleet.admission import Admission
 from fedemu.coordinator.fleet.journal import LeaseJournal
@@ -76,6 +76,8 @@ class Coordinator:
         record: dict[str, Any] = {} if loaded is None else loaded.record
         journal = LeaseJournal(run.checkpoint / "leases.jsonl")
         granted_before = list(journal.entries())
+        if loaded is not None:
+            _require_shapes(plan.algorithm.variables(loaded.state), plan.algorithm.variables(initial))
         damage = [*(() if loaded is None else loaded.damage), *run.rewind(record.get("cursor", {}))]
         self._timeline = Timeline(settings.clock, record.get("time", 0.0), record.get("spent", 0.0))
         self._observers = Observers([EventLog(run.event, self._timeline), *plan.observers])
@@ -122,6 +124,7 @@ class Coordinator:
             with _stop_signals(self._plan.signals) as stopped:
                 try:
                     if self._rounds.standing.round < self._plan.settings.rounds:
+                        self._run.go_on()
                         self._resume()
                         self._plan.opened(router.address)
                         self._plan.shown(FleetView(self._service))
@@ -216,8 +219,8 @@ class Coordinator:
             chance=self._plan.evaluator.chance,
             compute=self._computed(),
         )
-        # Without a fleet there is nothing to summarise.
-        if not isinstance(error, UnreachableError):
+        # Without a fleet there is nothing to summarise, unless rounds were played before.
+        if not isinstance(error, UnreachableError) or self._run.rows():
             try:
                 if isinstance(error, Diverged):
                     self._observers.event("diverged", detail=str(error))
@@ -229,6 +232,18 @@ class Coordinator:
         if error is None or isinstance(error, Diverged):
             return summary
         raise error
+
+
+def _require_shapes(kept: Tree, fresh: Tree) -> None:
+    """Raise ConfigurationError if the checkpoint's model is not one of this experiment's model, as it is now."""
+    before, now = ({name: list(leaf.shape) for name, leaf in tree.items()} for tree in (kept, fresh))
+    for name in sorted({*before, *now}):
+        if before.get(name) != now.get(name):
+            raise ConfigurationError(
+                f"The checkpoint's model is not this one: {name!r} has the shape {before.get(name, 'of nothing')} "
+                f"there, and {now.get(name, 'of nothing')} here; undo what was changed in the model or the data, or "
+                "start a new run."
+            )
 
 
 @contextlib.contextmanager

@@ -143,7 +143,7 @@ class RunDirectory:
                 os.fsync(file.fileno())
 
     def rewind(self, cursor: Mapping[str, Any]) -> list[str]:
-        """Remove the lines after ``cursor`` (all, if it is empty), and the summary and model of an earlier end.
+        """Remove the lines after ``cursor``, or all if it is empty.
 
         Returns a sentence for each log that is damaged and that no result depends on. Raises ConfigurationError if a
         log is shorter than the cursor says, or if ``metrics.jsonl`` is not what was written.
@@ -171,9 +171,12 @@ class RunDirectory:
             with named_failure(path):
                 os.ftruncate(file.fileno(), size)
         self._sums = sums
+        return damage
+
+    def go_on(self) -> None:
+        """Remove the summary and the model of an earlier end, because rounds follow."""
         for name in ("summary.json", "model.safetensors"):
             (self.path / name).unlink(missing_ok=True)
-        return damage
 
     def _mend(self, log: str, size: int, kept: Path) -> tuple[hashlib._Hash, int]:
         """Keep a damaged log as ``kept``, and leave only lines of its first ``size`` bytes that can be read.

@@ -19,7 +19,7 @@ from fedemu.ops.notebook.seeds import SeedResults
 from fedemu.ops.notebook.settings import Source, load, named, overrides
 from fedemu.ops.notebook.shown import Shown, open_shown
 from fedemu.ops.running.codes import INTERRUPTED, USAGE
-from fedemu.ops.running.folder import claim, give_back, keep_grown, reopen
+from fedemu.ops.running.folder import claim, give_back, keep_grown, reopen, take_back_growth
 from fedemu.ops.running.seeds import SeedGroup, abandon, is_group, new_group, parse_seeds, reopen_group
 from fedemu.ops.running.words import is_complete
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, UnreachableError
@@ -217,6 +217,7 @@ def _run_one(directory: Path, name: str, runtime: Runtime, progress: bool, *, ne
     if ended.code == USAGE and new:
         give_back(directory)
     if ended.code == USAGE:
+        take_back_growth()
         raise _failure(shown, ended, directory)
     rows = Result.read(directory).rows
     stopped = f"stopped after round {rows[-1].round}" if rows else "stopped before the first round"
@@ -230,6 +231,7 @@ def _run_group(group: SeedGroup, progress: bool) -> SeedResults:
     ended = play(group.folder, group.runtime, shown)
     if ended.code == USAGE:
         abandon(group)
+        take_back_growth()
         raise _failure(shown, ended, group.folder)
     if ended.code:
         raise _failure(shown, ended, group.folder, "stopped; the seeds that are done are kept")

@@ -113,7 +113,8 @@ def coordinate(
     open_log(directory / "logs" / "coordinator.log", runtime.log_level)
     shares = experiment.fleet.link == "shared" or experiment.tree.edges
     connections = min(experiment.fleet.devices, MOST_MACHINES) if shares else experiment.fleet.devices
-    allow_files(files_for(connections, runtime.bind))
+    if runtime.transport != "memory":
+        allow_files(files_for(connections, runtime.bind))
     state = Progress(
         experiment.name,
         experiment.rounds,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from fedemu.coordinator.record.row import read_rows
 from fedemu.coordinator.record.run_directory import alone_in, claim_folder
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import check_resume, read_frozen, write_frozen
@@ -16,6 +17,8 @@ from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.files import refusal_of
 
 RUNS = Path("runs")
+_before_growth: dict[Path, Experiment] = {}
+"""The experiments of runs that this process has given more rounds, as they were."""
 
 
 def claim(experiment: Experiment, out: Path | None) -> Path:
@@ -54,9 +57,20 @@ def keep_grown(directory: Path, experiment: Experiment) -> None:
 
     Raises ConfigurationError if another coordinator is at work in the directory, and then changes nothing.
     """
-    if experiment != read_frozen(directory):
+    before = read_frozen(directory)
+    if experiment != before:
         with alone_in(directory):
             write_frozen(experiment, directory)
+        _before_growth[directory] = before
+
+
+def take_back_growth() -> None:
+    """Undo what ``keep_grown`` has written in this process, in every run of which no further round was played."""
+    while _before_growth:
+        directory, before = _before_growth.popitem()
+        with suppress(FedemuError), alone_in(directory):
+            if len(read_rows(directory)) <= before.rounds:
+                write_frozen(before, directory)
 
 
 def give_back(directory: Path) -> bool:

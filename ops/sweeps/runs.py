@@ -123,13 +123,16 @@ def told(failed: Sequence[Failed], runs: int) -> str:
     return "\n".join([f"{len(failed)} of {counted(runs, 'run')} failed; the same command tries them again:", *lines])
 
 
-def is_over(directory: Path) -> bool:
-    """Whether a run has nothing left to do: it is complete, or it diverged. A damaged one is not over."""
+def is_over(directory: Path, wanted: Experiment | None = None) -> bool:
+    """Whether a run has nothing left to do: it is complete, or it diverged. A damaged one is not over.
+
+    ``wanted`` is the experiment that is planned, which may have more rounds than the run has had.
+    """
     if not (directory / CONFIG_FILE).is_file():
         return False
     try:
         outcome = (read_summary(directory) or {}).get("outcome")
-        return outcome == "diverged" or is_complete(directory, read_frozen(directory))
+        return outcome == "diverged" or is_complete(directory, wanted or read_frozen(directory))
     except FedemuError:
         return False
 

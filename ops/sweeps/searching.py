@@ -16,7 +16,7 @@ from fedemu.ops.sweeps.hold import await_left, held
 from fedemu.ops.sweeps.plan import Part, Planned, runs_of
 from fedemu.ops.sweeps.runs import Failed, Progress, is_over, play
 from fedemu.ops.sweeps.search import Study
-from fedemu.ops.sweeps.sweep import begin, decode_first, finish, loaded, prepare
+from fedemu.ops.sweeps.sweep import begin, decode_first, finish, loaded, prepare, wanted
 from fedemu.protocol.errors import FedemuError
 
 
@@ -37,7 +37,7 @@ def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int
                 runs = [run for found in of_trials.values() for run in found]
                 experiments = loaded(runs)
                 prepare(folder, experiments)
-                left = [run for run in runs if not is_over(folder / run.folder)]
+                left = [run for run in runs if not is_over(folder / run.folder, wanted(experiments, run))]
                 over = len(study.over())
                 if at_once is None or not over:
                     at_once = begin(folder, runs, left, experiments, at_once)
@@ -59,7 +59,8 @@ def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int
                         unsettled += found
             _tell_best(part, study)
             every = [run for number, choices, _ in study.over() for run in _runs(part, number, choices)]
-            return finish(folder, [*every, *unsettled], [*failed, *given_up])
+            code = finish(folder, [*every, *unsettled], failed)
+            return code or (given_up[0].code if given_up else 0)
     except KeyboardInterrupt:
         say(f"search interrupted; go on with what is left by\n{resume}")
         return INTERRUPTED

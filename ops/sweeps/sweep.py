@@ -71,7 +71,7 @@ def run_sweep(
     """
     try:
         with held(folder):
-            left = [run for run in runs if not is_over(folder / run.folder)]
+            left = [run for run in runs if not is_over(folder / run.folder, wanted(experiments, run))]
             progress = Progress(left, begin(folder, runs, left, experiments, at_once))
             decode_first(experiments[run.folder][0] for run in left if run.folder in experiments)
             await_left([folder / run.folder for run in left])
@@ -80,6 +80,11 @@ def run_sweep(
     except KeyboardInterrupt:
         say(f"sweep interrupted; go on with what is left by\n{resume}")
         return INTERRUPTED
+
+
+def wanted(experiments: Loaded, run: Planned) -> Experiment | None:
+    """The experiment that is planned for a run. None if it could not be read."""
+    return experiments[run.folder][0] if run.folder in experiments else None
 
 
 def begin(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedemu.algorithms.interface import Ask, Context, ServerJob, Tree, weighted_mean
 from fedemu.coordinator.fleet.journal import LeaseJournal
@@ -27,7 +28,7 @@ from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN
-from fedemu.protocol.errors import Interrupted
+from fedemu.protocol.errors import ConfigurationError, Interrupted, UnreachableError
 from fedemu.protocol.transport.link import Faults
 from fedemu.protocol.transport.memory import MemoryNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
@@ -269,6 +270,34 @@ async def test_a_run_of_a_version_that_rounded_sums_goes_on_and_says_so(
     [told] = left.named("arithmetic")
     assert (told["round"], summary.rounds) == (2, 4)
     assert told["detail"].startswith("An earlier version of fedemu began this run")
+
+
+async def test_a_checkpoint_of_a_model_of_another_shape_is_not_gone_on_with(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet()
+    await play(make_plan(rounds=2))
+    wider = {"w": torch.zeros(5), "b": torch.ones(1)}
+    with pytest.raises(ConfigurationError, match=r"'w' has the shape \[3\] there, and \[5\] here"):
+        await play(make_plan(network=MemoryNetwork(), variables=wider))
+    other = {"w": torch.zeros(3), "c": torch.ones(1)}
+    with pytest.raises(ConfigurationError, match=r"'b' has the shape \[1\] there, and of nothing here"):
+        await play(make_plan(network=MemoryNetwork(), variables=other))
+
+
+async def test_more_rounds_for_which_no_fleet_comes_leave_the_model_and_a_summary(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet()
+    first, _ = await play(make_plan(rounds=2))
+    plan = make_plan(network=MemoryNetwork(), rounds=3, start_timeout=0.2)
+    with pytest.raises(UnreachableError):
+        await play(plan)
+    left = read_run(plan.directory)
+    assert left.summary is not None
+    assert (left.summary["outcome"], left.summary["rounds"]) == ("failed", 2)
+    assert left.summary["model_digest"] == first.model_digest
+    assert (plan.directory / "model.safetensors").exists()
 
 
 async def test_resuming_a_run_that_is_finished_needs_no_fleet(

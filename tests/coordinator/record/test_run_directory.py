@@ -67,11 +67,14 @@ def test_rewinding_forgets_what_was_written_after_the_cursor(run: RunDirectory):
     assert read_run(run.path).events == []
 
 
-def test_rewinding_to_nothing_starts_anew_and_drops_an_earlier_end(run: RunDirectory):
+def test_rewinding_to_nothing_starts_anew_and_an_earlier_end_stays_until_rounds_follow(run: RunDirectory):
     run.metrics(Row(round=1))
     run.finish(summary(run), {"w": torch.ones(1)})
     run.rewind({})
     assert run.rows() == ()
+    assert (run.path / "summary.json").exists()
+    assert (run.path / "model.safetensors").exists()
+    run.go_on()
     assert not (run.path / "summary.json").exists()
     assert not (run.path / "model.safetensors").exists()
 

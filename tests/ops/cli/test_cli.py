@@ -1,5 +1,6 @@
 """The command line: what it prints where, and with which code it ends."""
 
+import io
 import json
 import os
 import re
@@ -35,6 +36,13 @@ def test_help_names_every_command_and_every_exit_code(capsys: pytest.CaptureFixt
     assert all(f"\n  {command} " in shown for command in COMMANDS)
     codes = ("0 done", "1 a scenario", "2 wrong", "3 no quorum", "4 interrupted", "5 internal error")
     assert all(f"\n    {code}" in shown for code in codes)
+
+
+def test_letters_that_the_outputs_encoding_lacks_are_written_as_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="latin-1", write_through=True))
+    assert call("presets") == 0
+    assert b"\\u207a" in written.getvalue()
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -18,7 +18,7 @@ from fedemu.ops.assembly.learning import open_algorithm
 from fedemu.ops.cli import commands
 from fedemu.ops.data.corpora import open_corpus, prepare
 from fedemu.ops.experiment import Experiment
-from fedemu.ops.running import embedded, launch
+from fedemu.ops.running import coordinator, embedded, launch
 from fedemu.ops.watching.logs import LogFile
 from fedemu.protocol.errors import ConfigurationError
 
@@ -233,6 +233,30 @@ def test_images_of_a_size_without_a_generator_are_refused(name: str) -> None:
 
 def test_a_folder_that_was_asked_for_is_not_left_behind(capfd: pytest.CaptureFixture[str]) -> None:
     assert "'mlpp'" in refused(capfd, "coordinator", "--set", "model.name=mlpp", "--out", "here")
+
+
+def test_a_refused_resume_with_more_rounds_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def call(*words: str) -> object:
+        with pytest.raises(SystemExit) as ended:
+            commands.app([*words], prog_name="fedemu")
+        return ended.value.code
+
+    new = ("run", "digits-small", "--transport", "memory", "--rounds", "1", "--set", "runtime.report=false")
+    with monkeypatch.context() as few:
+        few.setattr(coordinator, "most_open_files", lambda: 200)  # without sockets none are needed
+        assert call(*new, "--out", "done") == 0
+    names = ("config.toml", "summary.json", "model.safetensors", "metrics.jsonl")
+    before = {name: Path("done", name).read_bytes() for name in names}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        capfd.readouterr()
+        assert call("coordinator", "--resume", "done", "--rounds", "3", "--bind", address) == 2
+        assert address in capfd.readouterr().err
+    assert {name: Path("done", name).read_bytes() for name in names} == before
+    assert call("run", "--resume", "done", "--transport", "memory", "--rounds", "2") == 0
+    assert len(Path("done/metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_an_address_in_use_is_found_before_devices_are_started(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fedemu.ops.experiment.sources import read_frozen
 from fedemu.ops.sweeps.plan import Planned, load_sweep, planned
 from fedemu.ops.sweeps.runs import Progress, is_over, play
 from fedemu.ops.sweeps.sweep import loaded, prepare, run_sweep
@@ -60,6 +61,9 @@ def test_runs_side_by_side_are_the_runs_alone_and_a_killed_sweep_goes_on(tmp_pat
 
     folders = [run.folder for run in planned(load_sweep(str(tmp_path / "sweep.toml")))]
     assert all(is_over(tmp_path / "runs" / folder) for folder in folders)
+    experiment = read_frozen(first)
+    assert is_over(first, experiment)
+    assert not is_over(first, experiment.model_copy(update={"rounds": experiment.rounds + 1}))
     table = (tmp_path / "runs" / "sweep.csv").read_text().splitlines()
     assert [line.split(",")[:4] for line in table[1:]] == [
         ["small", "digits-small", "1", "completed"],
