@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -263,3 +265,21 @@ def test_models_for_images_say_so_when_they_get_none(build: Any) -> None:
 def test_images_that_are_too_small_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="at least 12×12 pixels, not 8×8"):
         lenet((1, 8, 8), 10)
+
+
+IN_TWO_THREADS = """
+import torch
+from fedemu.algorithms.models.layers import Convolution
+torch.set_num_threads(2)
+shortcut = Convolution("c", inputs=12, outputs=24, kernel=1, stride=2)
+variables = {name: leaf.requires_grad_() for name, leaf in shortcut.init(torch.Generator().manual_seed(0)).items()}
+x = torch.ones(15, 12, 16, 16).contiguous(memory_format=torch.channels_last).requires_grad_()
+for _ in range(20):
+    torch.autograd.grad(shortcut(variables, x).square().sum(), [x, *variables.values()])
+"""
+
+
+def test_a_narrow_shortcut_with_channels_last_survives_its_gradient_in_two_threads() -> None:
+    """In oneDNN this corrupts the memory of the process, which then dies by a signal."""
+    process = subprocess.run([sys.executable, "-c", IN_TWO_THREADS], capture_output=True, text=True, timeout=60)
+    assert process.returncode == 0, process.stderr
