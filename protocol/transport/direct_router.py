@@ -18,10 +18,10 @@ from typing import Any, Final
 from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
 from fedemu.protocol.errors import ConfigurationError, ProtocolError
 from fedemu.protocol.messages import Message
-from fedemu.protocol.transport.descriptors import Descriptors
 from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, Screen
 from fedemu.protocol.transport.line import Line, SocketLoop, incoming_for
 from fedemu.protocol.transport.sockets import BACKLOG, check_address, reason, refuse_taken
+from fedemu.protocol.transport.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +80,8 @@ class DirectRouter:
         self._names = itertools.count(random.getrandbits(32))
         self._timer: Any = None
         self._closed = False
-        self._watch = Descriptors()
+        self._watch = Turns(loop)
         self._open_door()
-        loop.add_reader(self._watch.fileno(), self._turn)
 
     def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
         known = self._peers.get(peer)
@@ -147,16 +146,12 @@ class DirectRouter:
         for peer in list(self._peers.values()):
             self._part(peer)
 
-    def _turn(self) -> None:
-        for callback in self._watch.ready():
-            callback()
-
     def _open_door(self) -> None:
         if not self._closed:
             self._watch.add_reader(self._door.fileno(), self._accept)
 
     def _accept(self) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
+        for _ in range(0 if self._closed else _ACCEPTED_AT_ONCE):
             try:
                 sock, _ = self._door.accept()
             except BlockingIOError:
@@ -175,7 +170,7 @@ class DirectRouter:
         peer = self._peers[name] = _Peer(name, self._clock())
         peer.line = Line(
             self._watch,
-            self._loop.call_soon,
+            self._watch.soon,
             sock,
             incoming_for(self._decoder, b"ROUTER", sock),
             self._buffer,
@@ -234,7 +229,6 @@ class DirectRouter:
         if self._closed and not self._peers and self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            self._loop.remove_reader(self._watch.fileno())
             self._watch.close()
             self._over(self)
 

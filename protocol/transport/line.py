@@ -151,7 +151,7 @@ class Line:
 
     def read(self) -> None:
         """Read once, and hand on the messages that are complete."""
-        if self._arrived:  # their turn comes first
+        if self._closed or self._arrived:  # what has arrived has its turn first
             return
         incoming = self.incoming
         shaking_hands = not incoming.ready

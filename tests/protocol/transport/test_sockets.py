@@ -193,6 +193,30 @@ async def test_slow_messages_leave_the_loop_its_turns(sockets: Any, eventually: 
     assert max(after - before for before, after in itertools.pairwise(turns)) <= 8
 
 
+async def test_many_busy_peers_together_leave_the_loop_its_turns(sockets: Any, eventually: Any) -> None:
+    coordinator = sockets.listen()
+    devices = [sockets.join(coordinator.router.address) for _ in range(20)]
+    for device in devices:
+        device.dealer.send(Heartbeat())
+    await eventually(lambda: len(coordinator.messages) == 20)
+    loop = asyncio.get_running_loop()
+    turns: list[int] = []
+
+    def turn() -> None:
+        turns.append(len(coordinator.messages))
+        if len(coordinator.messages) < 220:
+            loop.call_soon(turn)
+
+    coordinator.react = lambda message, peer: time.sleep(0.002)
+    for device in devices:
+        for _ in range(10):
+            device.dealer.send(Heartbeat())
+    loop.call_soon(turn)
+    await eventually(lambda: len(coordinator.messages) == 220)
+    assert max(after - before for before, after in itertools.pairwise(turns)) <= 16
+    assert len(set(coordinator.peers[20:140])) == 20, "each has had its turn before anyone has a third"
+
+
 async def test_messages_that_arrive_while_others_wait_get_no_second_turn(tcp: Any, eventually: Any) -> None:
     coordinator = tcp.listen()
     busy, *others = (tcp.join(coordinator.router.address) for _ in range(40))
