@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 CONFIG = "config.toml"
 """The frozen experiment. A folder that holds one is a run directory."""
-
-
 TRACES = "traces.json"
 """The traces that the experiment names. The file is there only if it names some."""
+_GO_ON = "make it writable, or go on in a copy of it"
+"""What to do if the folder of a run that has begun cannot be written."""
 
 
 def frozen_files(directory: Path) -> dict[str, str]:
@@ -62,7 +62,7 @@ def claim_folder(path: Path) -> None:
     """
     if path.exists() or path.is_symlink():
         _require_empty(path)
-    with _usable(path):
+    with _usable(path, "choose another --out"):
         make_durable(path)
         _locked(path).close()
 
@@ -70,7 +70,7 @@ def claim_folder(path: Path) -> None:
 @contextlib.contextmanager
 def alone_in(path: Path) -> Iterator[None]:
     """Nobody else writes into the run of this folder meanwhile. Raises ConfigurationError if somebody does now."""
-    with _usable(path), _locked(path):
+    with _usable(path, _GO_ON), _locked(path):
         yield
 
 
@@ -88,7 +88,7 @@ class RunDirectory:
         """The folder of large payloads, while their ask is open. Nothing in it is needed later."""
         if not (path / CONFIG).is_file():
             raise ConfigurationError(f"There is no run to resume in {path}: it has no {CONFIG}.")
-        with _usable(path):
+        with _usable(path, _GO_ON):
             self._lock = _locked(path)
             self.frozen = frozen_files(path)
             self._logs: dict[str, BinaryIO] = {
@@ -242,12 +242,12 @@ def _sum_of(path: Path, size: int | None) -> hashlib._Hash:
 
 
 @contextlib.contextmanager
-def _usable(path: Path) -> Iterator[None]:
-    """An OSError in the block becomes one sentence about the folder."""
+def _usable(path: Path, advice: str) -> Iterator[None]:
+    """An OSError in the block becomes one sentence about the folder, with what to do instead."""
     try:
         yield
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {refusal_of(error)}; choose another --out.") from error
+        raise ConfigurationError(f"{path} cannot be written: {refusal_of(error)}; {advice}.") from error
 
 
 def _locked(path: Path) -> BinaryIO:
@@ -257,9 +257,7 @@ def _locked(path: Path) -> BinaryIO:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
-        raise ConfigurationError(
-            f"Another coordinator is at work in {path}; stop it, or choose another --out."
-        ) from None
+        raise ConfigurationError(f"Another coordinator is at work in {path}; stop it, or wait until it ends.") from None
     return lock
 
 

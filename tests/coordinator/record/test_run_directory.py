@@ -211,6 +211,13 @@ def test_a_file_is_no_run_directory(tmp_path: Path):
         claim_folder(tmp_path / "run" / "below")
 
 
+def test_a_run_whose_folder_cannot_be_written_may_go_on_in_a_copy(tmp_path: Path):
+    (tmp_path / "config.toml").write_text("")
+    (tmp_path / "checkpoint").write_text("in the way")
+    with pytest.raises(ConfigurationError, match=r"cannot be written: .*; make it writable, or go on in a copy of it"):
+        RunDirectory(tmp_path)
+
+
 def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path: Path):
     with pytest.raises(ConfigurationError, match="no run to resume"):
         RunDirectory(tmp_path)
