@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import select
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
+
+from fedemu.protocol.transport.interface import TURN_SECONDS, ReaderLoop
 
 _MOST_AT_ONCE: Final = 256
 """The most descriptors of which one call tells. The others come next, so that all get their turns."""
@@ -75,3 +79,52 @@ class Descriptors:
     def _events(self, descriptor: int) -> int:
         reading, writing = descriptor in self._readers, descriptor in self._writers
         return (select.EPOLLIN if reading else 0) | (select.EPOLLOUT if writing else 0)
+
+
+class Turns(Descriptors):
+    """Calls what is due, until a turn is over. What is left is called in the next ones, before anything new.
+
+    So the loop's other callbacks get their turns, however many descriptors are busy, and so do all descriptors.
+    """
+
+    def __init__(self, loop: ReaderLoop) -> None:
+        super().__init__()
+        self._loop = loop
+        self._due: deque[Callable[[], object]] = deque()
+        self._turn_comes = False
+        loop.add_reader(self.fileno(), self._readable)
+
+    def soon(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` in a turn to come."""
+        self._due.append(callback)
+        self._come_again()
+
+    def close(self) -> None:
+        self._loop.remove_reader(self.fileno())
+        super().close()
+
+    def _readable(self) -> None:
+        if not self._due:
+            self._due.extend(self.ready())
+            self._serve()
+
+    def _turn(self) -> None:
+        self._turn_comes = False
+        self._serve()
+
+    def _serve(self) -> None:
+        """Call what is due by now. If a callback raises, the rest is called later."""
+        until = time.monotonic() + TURN_SECONDS
+        try:
+            for _ in range(len(self._due)):
+                self._due.popleft()()
+                if time.monotonic() > until:
+                    break
+        finally:
+            if self._due:
+                self._come_again()
+
+    def _come_again(self) -> None:
+        if not self._turn_comes:
+            self._turn_comes = True
+            self._loop.call_soon(self._turn)
