@@ -40,6 +40,8 @@ from fedemu.protocol.host.own_code import Told, account, retold, told
 SAMPLES = 2
 STACK_SIZE = 2
 """The number of devices that a vmapped executor takes at once: the smallest possible stack."""
+_NOT_OF_ALL = ("processed", "kind", "notes", "local_model", "measured")
+"""What only some programs have: ``CountingSteps``, ``OfItsOwnKind``, ``Noting``, ``Revealing`` and ``Measuring``."""
 
 
 def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
@@ -198,11 +200,17 @@ def _draws_outside(parts: Parts, samples: NDArray[np.int64]) -> bool:
 
 
 class _FirstSteps:
-    """A program with no more than one step in each stage."""
+    """A program with no more than one step in each stage.
+
+    Whether a program is ``Noting`` and the like is seen by the attributes that it has itself, not by ``__getattr__``.
+    """
 
     def __init__(self, program: LocalProgram) -> None:
         self._program = program
         self.stages = tuple(replace(stage, plan=_first_line(stage.plan)) for stage in program.stages)
+        for name in _NOT_OF_ALL:
+            if hasattr(program, name):
+                setattr(self, name, getattr(program, name))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._program, name)

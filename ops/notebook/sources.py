@@ -45,7 +45,8 @@ def codes_of(thing: type | FunctionType) -> list[CodeType]:
         inner = inspect.unwrap(inner) if callable(inner) else None
         if isinstance(inner, FunctionType) and inner.__qualname__.startswith(f"{thing.__qualname__}."):
             found.append(inner.__code__)
-    return [code for code in found if linecache.getlines(code.co_filename)]
+    # What dataclasses make is of "<string>", and so is all of python -c, whose lines Python 3.13 keeps.
+    return [code for code in found if code.co_filename != "<string>" and linecache.getlines(code.co_filename)]
 
 
 def _cells(home: str) -> Iterator[list[str]]:

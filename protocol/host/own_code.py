@@ -9,10 +9,8 @@ import builtins
 import functools
 import os
 import re
-import sysconfig
 import textwrap
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +25,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _FLOORS = ("protocol", "algorithms", "device", "coordinator", "ops")
 _OURS = (*_FLOORS, "tests", "__init__.py", "__main__.py")
 """What of the package's folder is fedemu's own. A clone may also hold files of its user."""
+_OF_PYTHON = Path(os.__file__).resolve().parent
 
 
 class Elsewhere(Exception):
@@ -159,21 +158,10 @@ def is_own(file: str) -> bool:
     path = Path(file).resolve()
     if {"site-packages", "dist-packages"} & {*path.parts}:
         return False
-    return not _among(file, _OURS) and not any(path.is_relative_to(folder) for folder in _of_python())
+    return not _among(file, _OURS) and not path.is_relative_to(_OF_PYTHON)
 
 
 def _among(file: str, parts: tuple[str, ...]) -> bool:
     """Whether a file belongs to these parts of the package's folder."""
     path = Path(file).resolve()
     return path.is_relative_to(_ROOT) and path.relative_to(_ROOT).parts[0] in parts
-
-
-@functools.cache
-def _of_python() -> tuple[Path, ...]:
-    return tuple(dict.fromkeys(_folders()))
-
-
-def _folders() -> Iterator[Path]:
-    for name in ("stdlib", "platstdlib"):
-        if folder := sysconfig.get_path(name):
-            yield Path(folder).resolve()

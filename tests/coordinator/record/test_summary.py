@@ -123,7 +123,7 @@ def test_language_is_summarised_by_perplexity():
 
 
 def test_versions_and_machine_are_told():
-    assert versions()["torch"] == torch.__version__
+    assert versions()["torch"].partition("+")[0] == torch.__version__.partition("+")[0]  # PyPI names no CUDA
     assert machine()["cores"] >= 1
     assert machine()["memory_bytes"] > 2**20
 
