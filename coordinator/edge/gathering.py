@@ -27,22 +27,28 @@ class Gathering:
         self.template = PayloadTemplate(leaves, sum(leaf.bytes for leaf in leaves.values()))
         self._reducers = {key: Reducer(kind, sent) for key, kind, sent in gather.reducers}
         self._folder = folder
-        self._kept: dict[int, tuple[Payload, int]] = {}
+        self._kept: dict[int, tuple[Payload, edge.Held]] = {}
 
     def covers(self, ask: str, epoch: int | None) -> bool:
         """Whether a message about this ask belongs here."""
         return ask == self.gather.ask and epoch in (None, self.gather.epoch)
 
     def take(self, device: int, result: wire.Result, frames: Sequence[memoryview]) -> edge.Held:
-        """Keep the result of a device, if it can be used. Returns what the coordinator is told of it."""
+        """Keep the first result of a device that can be used. Returns what the coordinator is told of it.
+
+        Of a device whose result is kept it is told the same again, whatever the device says now: the coordinator
+        uses no sum that has other examples than it was told.
+        """
+        if (known := self._kept.get(device)) is not None:
+            return known[1]
         said = {name: getattr(result, name) for name in wire.Result.__struct_fields__ if name in _OF_HELD}
-        if device not in self._kept:
-            try:
-                check(result.tensors, frames, self.template, self.gather.max_norm)
-            except PayloadError as error:
-                return edge.Held(**said, reason=error.reason, detail=str(error)[:2048])
-            self._kept[device] = (spill(self._folder, device, result.tensors, frames), result.examples)
-        return edge.Held(**said)
+        try:
+            check(result.tensors, frames, self.template, self.gather.max_norm)
+        except PayloadError as error:
+            return edge.Held(**said, reason=error.reason, detail=str(error)[:2048])
+        held = edge.Held(**said)
+        self._kept[device] = (spill(self._folder, device, result.tensors, frames), held)
+        return held
 
     def has(self, device: int) -> bool:
         """Whether the result of this device is kept."""
@@ -50,7 +56,7 @@ class Gathering:
 
     def kept(self, devices: Iterable[int]) -> list[tuple[Arrays, int]]:
         """The results of devices, with the numbers of their examples. They stay valid after ``close``."""
-        return [(payload.load(), examples) for payload, examples in map(self._kept.__getitem__, devices)]
+        return [(payload.load(), held.examples) for payload, held in map(self._kept.__getitem__, devices)]
 
     def sum(self, kept: Sequence[tuple[Arrays, int]]) -> Partial:
         """The sum over results."""

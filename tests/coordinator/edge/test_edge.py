@@ -69,6 +69,21 @@ async def test_an_edge_checks_results_as_the_coordinator_does(root: Any, join: A
     assert [m.reason for m in root.heard_of(edge.Held)] == ["nonfinite", "norm"]
 
 
+async def test_a_second_result_of_a_device_changes_nothing_of_what_is_told_of_the_first(
+    root: Any, join: Any, settle: Any
+) -> None:
+    device = await join(0)
+    root.hub.send(root.station, GATHER)
+    await settle()
+    device.reply([1.0, 2.0], 1)
+    device.reply([1.0, 2.0], 9)
+    await settle()
+    told = root.heard_of(edge.Held)
+    root.hub.send(root.station, edge.Sum(ask="1.0.0", epoch=7, devices=(0,)))
+    _, partial, _ = await root.hears(edge.Partial)
+    assert ([held.examples for held in told], partial.examples) == ([1, 1], 1), "or else no sum is ever accepted"
+
+
 async def test_an_edge_hears_and_answers_while_it_computes_a_sum(
     root: Any, join: Any, settle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
