@@ -157,9 +157,11 @@ class Asking:
 
     async def _cohort(self, ask_id: AskId, ask: Ask, tally: Tally) -> tuple[tuple[DeviceId, ...], int]:
         """The devices to ask, and how many replies are wanted. Waits or moves the clock until a device is there."""
-        among = None if isinstance(ask.cohort, str) else tuple(dict.fromkeys(ask.cohort))
-        if among is not None:
-            among = tuple(device for device in among if 0 <= device < self._settings.devices)
+        among: tuple[DeviceId, ...] | None = None
+        if not isinstance(ask.cohort, str):
+            # Those of numpy are numbers of Python from here on, which messages and checkpoints can hold.
+            named = dict.fromkeys(DeviceId(int(device)) for device in ask.cohort)
+            among = tuple(device for device in named if 0 <= device < self._settings.devices)
         virtual = self._settings.clock == "virtual"
         eligible = await (self._arrive(among, tally) if virtual else self._connect(ask_id, among))
         if tally.online is None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedemu.coordinator.plan import CoordinatorPlan
@@ -181,6 +182,12 @@ async def test_other_cohorts_take_everyone_who_is_on_line_and_replies(
     assert sorted(seen) == asked
     assert (left.rows[0].accepted, left.rows[0].rejected) == (accepted, 1)
     assert left.rows[0].virtual_time == 600.0
+
+
+async def test_devices_may_be_named_by_numbers_of_numpy(make_plan: MakePlan, make_fleet: MakeFleet, play: Play) -> None:
+    make_fleet(script=lambda index, work: {"after": 700.0 if index == 2 else 10.0})
+    summary, left = await play(make_plan(rounds=1, cohort=np.array([1, 2, 3])))
+    assert (summary.outcome, left.rows[0].accepted, left.rows[0].late) == ("completed", 2, 1)
 
 
 async def test_downloads_are_charged_by_what_a_device_has_seen(
