@@ -162,8 +162,12 @@ class Asking:
             # Those of numpy are numbers of Python from here on, which messages and checkpoints can hold.
             named = dict.fromkeys(DeviceId(int(device)) for device in ask.cohort)
             among = tuple(device for device in named if 0 <= device < self._settings.devices)
-        virtual = self._settings.clock == "virtual"
-        eligible = await (self._arrive(among, tally) if virtual else self._connect(ask_id, among))
+        if ask.optional and among == ():  # nobody is named, so there is nobody to wait for
+            eligible = self._service.roster.eligible(self._service.timeline.time)
+        elif self._settings.clock == "virtual":
+            eligible = await self._arrive(among, tally)
+        else:
+            eligible = await self._connect(ask_id, among)
         if tally.online is None:
             roster = self._service.roster
             tally.joined = len(roster.columns) - len(roster.missing())

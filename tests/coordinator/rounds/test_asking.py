@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fedemu.algorithms.interface import Ask, Reply, total
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import Summary
@@ -188,6 +189,22 @@ async def test_devices_may_be_named_by_numbers_of_numpy(make_plan: MakePlan, mak
     make_fleet(script=lambda index, work: {"after": 700.0 if index == 2 else 10.0})
     summary, left = await play(make_plan(rounds=1, cohort=np.array([1, 2, 3])))
     assert (summary.outcome, left.rows[0].accepted, left.rows[0].late) == ("completed", 2, 1)
+
+
+@pytest.mark.parametrize("clock", ["virtual", "wall"])
+async def test_an_optional_ask_of_nobody_has_no_replies_and_is_over_at_once(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, clock: str
+) -> None:
+    def round(state: Any, context: Any) -> Generator[Ask, Any, Any]:
+        reply = yield Ask("train", {"model": state.model}, {"model": total}, cohort=(), optional=True)
+        assert reply == Reply({}, ())
+        return state
+
+    make_fleet()
+    plan = make_plan(rounds=1, clock=clock)
+    plan.algorithm.round = round
+    summary, left = await play(plan)
+    assert (summary.outcome, left.rows[0].selected) == ("completed", 0)
 
 
 async def test_downloads_are_charged_by_what_a_device_has_seen(
