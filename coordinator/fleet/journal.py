@@ -5,6 +5,7 @@ A line is a JSON object, a space and the CRC-32 of the object's bytes. Earlier v
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import zlib
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import make_durable, wait_for_disk
+from fedemu.protocol.host.files import make_durable, named_failure, wait_for_disk
 
 
 class LeaseJournal:
@@ -23,15 +24,20 @@ class LeaseJournal:
         self._path = path
 
     def write(self, entry: Mapping[str, Any]) -> None:
-        """Append one change, in the form of JSON."""
-        make_durable(self._path.parent)
-        text, is_new = json.dumps(entry).encode(), not self._path.exists()
-        with self._path.open("ab") as file:
-            file.write(b"%b %08x\n" % (text, zlib.crc32(text)))
-            file.flush()
-            os.fsync(file.fileno())
-        if is_new:
-            wait_for_disk(self._path.parent)
+        """Append one change, in the form of JSON. Raises FedemuError if the disk does not take it, or only a part."""
+        text = json.dumps(entry).encode()
+        line = b"%b %08x\n" % (text, zlib.crc32(text))
+        with named_failure(self._path):
+            make_durable(self._path.parent)
+            is_new = not self._path.exists()
+            with self._path.open("ab", buffering=0) as file:
+                before = os.fstat(file.fileno()).st_size
+                if file.write(line) != len(line):
+                    os.ftruncate(file.fileno(), before)  # or else a later line would be joined to this part
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(file.fileno())
+            if is_new:
+                wait_for_disk(self._path.parent)
 
     def entries(self) -> Iterator[dict[str, Any]]:
         """The changes that were written before. A last line that is not whole is removed from the file.

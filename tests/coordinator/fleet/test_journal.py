@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
 
 from fedemu.coordinator.fleet.journal import LeaseJournal
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 
 def test_a_journal_gives_back_what_was_written_to_its_end(tmp_path: Path) -> None:
@@ -37,3 +38,18 @@ def test_a_line_of_an_earlier_version_has_no_checksum(tmp_path: Path) -> None:
     path = tmp_path / "leases.jsonl"
     path.write_bytes(b'{"release": "a"}\n')
     assert list(LeaseJournal(path).entries()) == [{"release": "a"}]
+
+
+def test_a_line_that_a_full_disk_takes_in_part_leaves_the_lines_around_it_whole(tmp_path: Path) -> None:
+    path = tmp_path / "leases.jsonl"
+    journal = LeaseJournal(path)
+    journal.write({"release": "a"})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, before[1]))
+    try:
+        with pytest.raises(FedemuError, match=r"leases\.jsonl cannot be written: the disk is full"):
+            journal.write({"release": "b"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    journal.write({"release": "c"})
+    assert list(journal.entries()) == [{"release": "a"}, {"release": "c"}]
