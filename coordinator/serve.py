@@ -78,6 +78,10 @@ class Coordinator:
         granted_before = list(journal.entries())
         if loaded is not None:
             _require_shapes(plan.algorithm.variables(loaded.state), plan.algorithm.variables(initial))
+        computed = record.get("compute", {})
+        self._own = Likeness(settings.portable, settings.mixed_compute)
+        self._take_up(computed)
+        # Whatever refuses a resume comes before this, because the logs are cut here.
         damage = [*(() if loaded is None else loaded.damage), *run.rewind(record.get("cursor", {}))]
         self._timeline = Timeline(settings.clock, record.get("time", 0.0), record.get("spent", 0.0))
         self._observers = Observers([EventLog(run.event, self._timeline), *plan.observers])
@@ -86,8 +90,8 @@ class Coordinator:
         if planned is not None:
             planned.reach(self._timeline.time)
         roster = Roster(settings, journal.write, bool(granted_before), admission, planned)
-        self._machines, self._own = roster.likeness, Likeness(settings.portable, settings.mixed_compute)
-        self._take_up(record.get("compute", {}))
+        self._machines = roster.likeness
+        self._machines.restore(computed.get("machines", ()))
         # A supervisor that was there before gets a while to come back before its indices can go to others.
         grace = min(settings.give_up, settings.start_timeout / 4)
         roster.leases.replay(granted_before, self._timeline.now() + grace - settings.give_up)
@@ -138,8 +142,7 @@ class Coordinator:
             self._service.shelf.close()
 
     def _take_up(self, computed: Mapping[str, Any]) -> None:
-        """Go on with how the run was computed before. Raises ConfigurationError if this process computes otherwise."""
-        self._machines.restore(computed.get("machines", ()))
+        """Go on with how this process computed before. Raises ConfigurationError if it computes otherwise now."""
         self._own.restore(computed.get("coordinator", ()))
         host = socket.gethostname()
         if sentence := self._own.refusal(self._plan.compute, host):

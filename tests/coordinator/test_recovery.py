@@ -285,6 +285,19 @@ async def test_a_checkpoint_of_a_model_of_another_shape_is_not_gone_on_with(
         await play(make_plan(network=MemoryNetwork(), variables=other))
 
 
+async def test_a_resume_on_a_machine_that_computes_otherwise_is_refused_and_changes_no_log(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    before, now = (wire.Compute(fedemu="1", torch=torch, numpy="3", device="cpu") for torch in ("2", "4"))
+    make_fleet()
+    await play(make_plan(rounds=2, compute=before))
+    plan = make_plan(network=MemoryNetwork(), compute=now)
+    logs = {path: path.read_bytes() for path in plan.directory.glob("*.jsonl")}
+    with pytest.raises(ConfigurationError, match=r"The coordinator's machine is not like before: .* torch 4 instead"):
+        await play(plan)
+    assert {path: path.read_bytes() for path in plan.directory.glob("*.jsonl")} == logs
+
+
 async def test_more_rounds_for_which_no_fleet_comes_leave_the_model_and_a_summary(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
