@@ -62,7 +62,8 @@ class Block(threading.local):
         There are at most ``PAYLOADS`` arrays of ``ELEMENTS`` elements. ``parts`` are those of their weights. Raises
         ValueError if a value is not finite.
         """
-        room = 53 - max(int(part.numbers.sum()).bit_length() for part in parts)
+        # A slice of 52 bits, as a single payload would get, is one too many for the sum with M in ``_slices``.
+        room = 53 - max(2, *(int(part.numbers.sum()).bit_length() for part in parts))
         out = self._sum[: len(arrays[0])]
         for rows in self._rows(dtype, arrays):
             for values, exponent in self._slices(rows, room):

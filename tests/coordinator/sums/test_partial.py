@@ -99,6 +99,19 @@ def test_every_order_and_every_tree_gives_the_same_bits(reducer):
         assert parts[0].finish()["a"]["x"].tobytes() == whole.finish()["a"]["x"].tobytes()
 
 
+@pytest.mark.parametrize("members", [1, 2, 17])
+def test_a_single_payload_of_widely_spread_float64_numbers_is_not_rounded(members):
+    generator = np.random.default_rng(members)
+    arrays = [generator.standard_normal(1000) * 10.0 ** generator.integers(-9, 9, 1000) for _ in range(members)]
+    apart, together = empty(total, "float64", 1000), empty(total, "float64", 1000)
+    together.fold([{"a/x": array} for array in arrays], [1] * members)
+    for array in arrays:
+        apart.fold([{"a/x": array}], [1])
+    exact = [sum(column, Fraction(0)) for column in zip(*(numbers(array, "float64") for array in arrays), strict=True)]
+    assert same(apart.pack(), together.pack())
+    assert apart.finish()["a"]["x"].tolist() == [nearest(value, "float64") for value in exact]
+
+
 def same(one: PackedPartial, other: PackedPartial) -> bool:
     left, right = one.sums["a/x"], other.sums["a/x"]
     counts = (one.replies, one.examples, left.lowest) == (other.replies, other.examples, right.lowest)
