@@ -107,7 +107,8 @@ def _whole(digits: NDArray[np.int64], lowest: int, divisor: int, dtype: str) -> 
     up = (2 * rest > divisor) | ((2 * rest == divisor) & (value & 1 == 1))
     limits = np.iinfo(DTYPES[dtype]) if dtype != "bool" else np.iinfo(np.int8)
     least, most = (0, 1) if dtype == "bool" else (int(limits.min), int(limits.max))
-    huge = (quotient[1] >> 31 != 0) | quotient[2:].any(axis=0) | (value == np.iinfo(np.int64).max)
+    huge = (quotient[1] >> 31 != 0) | quotient[2:].any(axis=0)
+    huge |= ~negative & (value == np.iinfo(np.int64).max)  # it could not be rounded up
     value = np.where(negative, -value - up, value + (up & ~huge))
     return np.where(huge, np.where(negative, least, most), np.clip(value, least, most))
 

@@ -218,6 +218,8 @@ def test_a_total_of_integers_is_exact_and_saturates_only_at_the_end():
     top = 2**63 - 1
     assert reduced(total, [[2**60 + 1], [2**60]], dtype="int64") == [2**61 + 1]
     assert reduced(total, [[top, -top], [top, -top], [-top, -top]], dtype="int64") == [top, -top - 1]
+    assert reduced(total, [[-top], [0]], dtype="int64") == [-top]
+    assert reduced(mean, [[-top], [-top - 1]], dtype="int64") == [-top - 1]
     assert reduced(total, [[200], [200]], dtype="uint8") == [255]
     assert reduced(total, [[-100], [-100], [100]], dtype="int8") == [-100]
 
