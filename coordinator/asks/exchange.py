@@ -206,7 +206,7 @@ class Exchange:
         for device in self.machine.given_up.keys() - self._back:
             columns.lost[device] = True
         for device in self._stateless:
-            columns.states.pop(device, None)
+            columns.forget_state(device)
 
     def discard(self) -> None:
         """Free the memory and the files of the payloads, and of all else: nothing here refers to this exchange then."""

@@ -31,6 +31,8 @@ class Columns:
         self.lost: Mask = np.zeros(devices, bool)
         self.states: dict[DeviceId, AskId] = {}
         self.charged: dict[DeviceId, dict[str, Digest]] = {}
+        self._begun: dict[DeviceId, AskId] = {}
+        """The own states of the round's beginning, without those that were lost since."""
 
     def __len__(self) -> int:
         """The number of devices."""
@@ -45,11 +47,24 @@ class Columns:
         """Remember that the device has downloaded these blobs."""
         self.charged.setdefault(device, {}).update((blob.key, Digest(blob.digest)) for blob in shared)
 
+    def begin_round(self) -> None:
+        """A round begins, which may be tried again."""
+        self._begun = dict(self.states)
+
+    def begin_again(self) -> None:
+        """The round is tried again, from the own states with which it began. What was lost meanwhile stays lost."""
+        self.states = dict(self._begun)
+
+    def forget_state(self, device: DeviceId) -> None:
+        """The own state of a device is gone, so that it begins anew."""
+        self.states.pop(device, None)
+        self._begun.pop(device, None)
+
     def forget_states(self, first: int, stop: int) -> int:
         """The own states of devices [first, stop) are gone, so that they begin anew. Returns how many had one."""
         having = [device for device in self.states if first <= device < stop]
         for device in having:
-            del self.states[device]
+            self.forget_state(device)
         return len(having)
 
     def to_record(self) -> dict[str, Any]:

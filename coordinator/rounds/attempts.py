@@ -67,8 +67,8 @@ class Attempts(Generic[S]):
 
         Raises QuorumError if every attempt had too few replies, Diverged if too many replies were not finite.
         """
-        columns = self._service.roster.columns
-        own_states, shortfall = dict(columns.states), Shortfall()
+        columns, shortfall = self._service.roster.columns, Shortfall()
+        columns.begin_round()
         for attempt in range(self._settings.attempts):
             tally.attempts += 1
             tally.diagnosis = self._open_diagnosis(context.round, state)
@@ -79,9 +79,7 @@ class Attempts(Generic[S]):
                     raise Diverged(
                         f"{short.needed} replies of round {context.round} were not finite, or beyond limits.max_norm"
                     ) from None
-                # What was lost meanwhile stays lost, or else the next attempt would ask for it again.
-                own_states = {device: kept for device, kept in own_states.items() if device in columns.states}
-                columns.states = dict(own_states)
+                columns.begin_again()
                 last = short
                 shortfall.add(short.shortfall)
                 short_of = {"accepted": short.accepted, "needed": short.needed}

@@ -64,6 +64,25 @@ async def test_a_round_with_too_few_replies_starts_again_with_another_cohort(
     assert [(e["round"], e["attempt"], e["accepted"], e["needed"]) for e in left.named("retry")] == [(2, 0, 2, 3)]
 
 
+async def test_an_own_state_that_was_lost_in_one_try_of_a_round_is_not_asked_for_in_the_next(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    states: dict[str, str | None] = {}
+
+    def script(index: int, work: wire.Work) -> Any:
+        if index == 0:
+            states[work.ask] = work.state
+        lost = index == 0 and work.state == "1.0.1"
+        return {"after": 900.0 if work.ask == "2.0.1" and index else 10.0, "reply": "own_state" if lost else "good"}
+
+    make_fleet(3, script=script)
+    _, left = await play(make_plan(devices=3, per_round=3, quorum=0.6, rounds=2, asks=2))
+    assert left.rows[1].attempts == 2
+    assert states == {
+        "1.0.0": None, "1.0.1": "1.0.0", "2.0.0": "1.0.1", "2.0.1": None, "2.1.0": None, "2.1.1": "2.1.0",
+    }  # fmt: skip
+
+
 async def test_a_run_without_quorum_ends_with_an_error_and_its_last_round(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
