@@ -7,7 +7,7 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -95,8 +95,10 @@ class Coordinator:
         # A supervisor that was there before gets a while to come back before its indices can go to others.
         grace = min(settings.give_up, settings.start_timeout / 4)
         roster.leases.replay(granted_before, self._timeline.now() + grace - settings.give_up)
+        lost = 0
         if loaded is not None:
             roster.columns.restore(record["roster"])
+            lost = sum(roster.columns.forget_states(*span) for span in _granted_since(record, granted_before))
         shelf = Shelf(BlobStore(plan.directory / "blobs"))
         granted = partial(
             Granted,
@@ -115,6 +117,9 @@ class Coordinator:
                 loaded.round, loaded.state, None if accuracy is None else tuple(accuracy), record["perturbed"]
             )
         self._service.reception.durable_round = 0 if loaded is None else loaded.oldest
+        if lost:
+            self._service.reception.perturbed = True
+            self._observers.event("own_states_lost", devices=lost)
         for sentence in damage:
             self._observers.event("damage", detail=sentence, round=standing.round)
         if record and record.get("sums") != RULE:
@@ -235,6 +240,17 @@ class Coordinator:
         if error is None or isinstance(error, Diverged):
             return summary
         raise error
+
+
+def _granted_since(record: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int]]:
+    """The ranges of devices that were leased anew after a checkpoint, by the journal of leases.
+
+    Their machines do not have the own states that the checkpoint knows of. Earlier versions did not note how long the
+    journal was. One that is shorter now was removed, and begun anew.
+    """
+    known = record.get("leases", len(entries))
+    for entry in entries[known if known <= len(entries) else 0 :]:
+        yield from entry.get("ranges", ())
 
 
 def _require_shapes(kept: Tree, fresh: Tree) -> None:

@@ -63,6 +63,8 @@ class Leases:
     journal: Callable[[Mapping[str, Any]], None] = lambda entry: None
     new_token: Callable[[], str] = lambda: secrets.token_hex(16)
     places: Callable[[str, int], int] | None = None
+    changes: int = 0
+    """The number of changes that the journal has."""
     _by_token: dict[str, Lease] = field(default_factory=dict)
     _by_peer: dict[bytes, Lease] = field(default_factory=dict)
     _granted: int = 0
@@ -108,7 +110,7 @@ class Leases:
         lease = Lease(self.new_token(), compress(np.flatnonzero(self._holder < 0)[:count]), host, key=key)
         self._grant(lease)
         self._seat(lease, peer, now)
-        self.journal({"grant": lease.token, "ranges": lease.ranges, "host": host} | ({"key": key} if key else {}))
+        self._note({"grant": lease.token, "ranges": lease.ranges, "host": host} | ({"key": key} if key else {}))
         return lease
 
     def hung_up(self, peer: bytes) -> None:
@@ -169,6 +171,7 @@ class Leases:
     def replay(self, entries: Iterable[Mapping[str, Any]], left: float) -> None:
         """Restore the leases of an earlier life of the coordinator. Their holders are away since ``left``."""
         for entry in entries:
+            self.changes += 1
             if "release" in entry:
                 self._drop(self._by_token[entry["release"]])
                 continue
@@ -210,7 +213,11 @@ class Leases:
 
     def _forget(self, lease: Lease) -> None:
         self._drop(lease)
-        self.journal({"release": lease.token})
+        self._note({"release": lease.token})
+
+    def _note(self, change: Mapping[str, Any]) -> None:
+        self.journal(change)
+        self.changes += 1
 
     def _drop(self, lease: Lease) -> None:
         del self._by_token[lease.token]

@@ -121,6 +121,7 @@ class Rounds(Generic[S]):
             "spent": timeline.spent,
             "perturbed": self.perturbed,
             "roster": self._service.roster.columns.to_record(),
+            "leases": self._service.roster.leases.changes,
             "cursor": self._run.cursor(),
             "frozen": self._run.frozen,
             "sums": RULE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
@@ -13,6 +14,7 @@ from fedemu.algorithms.interface import Ask, Reply, total
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import Summary
+from fedemu.coordinator.serve import serve
 from fedemu.protocol import messages as wire
 from fedemu.protocol.messages import Presence
 from fedemu.protocol.transport.memory import MemoryNetwork
@@ -319,6 +321,34 @@ async def test_devices_of_another_machine_begin_with_new_own_states(
     assert given == {"1.0.0": None, "2.0.0": "1.0.0", "3.0.0": None, "4.0.0": "3.0.0"}
     assert [event["devices"] for event in left.named("own_states_lost")] == [2]
     assert (summary.perturbed, [row.failed for row in left.rows]) == (True, [0, 0, 0, 0])
+
+
+async def test_they_do_so_also_if_the_coordinator_is_killed_before_its_next_checkpoint(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
+) -> None:
+    given: dict[str, str | None] = {}
+
+    def script(index: int, work: wire.Work) -> dict[str, Any]:
+        given[work.ask] = work.state
+        return {"after": 10.0, "reply": "silent" if killed is None and work.ask == "3.0.0" else "good"}
+
+    plan: dict[str, Any] = {"devices": 2, "per_round": 2, "over_selection": 1.0, "replay": True, "give_up": 2.5}
+    killed: bool | None = False
+    make_fleet(2, script=script)
+    await play(make_plan(rounds=2, **plan))
+    killed, network = None, MemoryNetwork()
+    fleet = make_fleet(2, script=script, network=network)
+    second = asyncio.create_task(serve(make_plan(rounds=4, network=network, **plan)))
+    await until(lambda: "3.0.0" in given)
+    second.cancel()
+    await asyncio.wait({second})
+    assert given.pop("3.0.0") is None
+    killed, network = True, MemoryNetwork()
+    make_fleet(2, script=script, network=network, lease=fleet.granted.lease)
+    summary, left = await play(make_plan(rounds=4, network=network, **plan))
+    assert given == {"1.0.0": None, "2.0.0": "1.0.0", "3.0.0": None, "4.0.0": "3.0.0"}
+    assert [event["devices"] for event in left.named("own_states_lost")] == [2]
+    assert summary.perturbed
 
 
 async def test_under_the_wall_clock_the_first_results_to_arrive_count(
