@@ -217,8 +217,10 @@ class Coordinator:
             case _:
                 outcome = "failed"
         variables = {**self._plan.frozen, **self._plan.algorithm.variables(self._rounds.standing.state)}
+        # The row of a round whose checkpoint the disk refused is there, but the round and its model are lost.
+        rows = [row for row in self._run.rows() if row.round <= self._rounds.standing.round]
         summary = summarize(
-            self._run.rows(),
+            rows,
             name=self._plan.settings.run,
             outcome=outcome,
             seed=self._plan.settings.seed,
@@ -228,7 +230,7 @@ class Coordinator:
             compute=self._computed(),
         )
         # Without a fleet there is nothing to summarise, unless rounds were played before.
-        if not isinstance(error, UnreachableError) or self._run.rows():
+        if not isinstance(error, UnreachableError) or rows:
             try:
                 if isinstance(error, Diverged):
                     self._observers.event("diverged", detail=str(error))

@@ -129,6 +129,9 @@ async def test_a_disk_that_refuses_a_checkpoint_ends_the_run_though_the_next_rou
     with pytest.raises(FedemuError, match="the disk is full"):
         await asyncio.wait_for(serve(make_plan()), PATIENCE)
     assert {ask for _, ask in fleet.trained} == {"1.0.0"}
+    left = read_run(make_plan().directory)
+    assert left.summary is not None
+    assert (left.summary["rounds"], left.summary["final_accuracy"]) == (0, None), "its model is that of no round"
 
 
 async def test_a_round_without_a_quorum_ends_the_run_after_the_round_before_is_durable(
