@@ -290,8 +290,11 @@ class Reception:
                 self.exchange.station_joined(peer)
 
     def _hello(self, peer: bytes, message: wire.Hello, now: float) -> None:
+        before = self.roster.device_of(peer)
         seated = self.roster.hello(peer, message, now, self._owner(peer))
         device, settings = seated.device, self._settings
+        if before is not None and before != device:
+            self._gone(peer, before, "leave", now, reason="another device")
         if seated.replaced is not None and seated.replaced != peer:
             detail = f"Incarnation {message.incarnation} has taken the place of device {device}."
             self._send(seated.replaced, wire.Refused(reason="superseded", detail=detail), ())

@@ -13,11 +13,14 @@ import pytest
 from fedemu.coordinator.fleet.admission import BURST_SECONDS, STRANGERS_BURST, Quotas
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
-from fedemu.coordinator.record.run import Run
+from fedemu.coordinator.record.json_lines import read_lines
+from fedemu.coordinator.record.run import Run, read_run
 from fedemu.coordinator.record.summary import Summary
+from fedemu.coordinator.serve import serve
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN
+from fedemu.protocol.errors import QuorumError
 from fedemu.protocol.sharing.bundle import Bundle
 from fedemu.protocol.sharing.edge_messages import Station
 
@@ -87,6 +90,23 @@ async def test_asking_twice_for_places_is_one_event(make_plan: MakePlan, make_fl
         fleet.supervisor.send(wire.Enroll(count=fleet.count, lease=None, host="here"))
     _, left = await play(make_plan(rounds=1))
     assert [event["devices"] for event in left.named("enroll")] == [fleet.count]
+
+
+async def test_a_connection_that_becomes_another_device_has_left_as_the_first(
+    make_plan: MakePlan, make_fleet: MakeFleet, until: Until
+) -> None:
+    fleet = make_fleet(2, wall=True, script=lambda index, work: {"reply": "silent"})
+    plan = make_plan(clock="wall", devices=2, per_round=2, over_selection=1.0, rounds=1, deadline=5.0, attempts=1)
+    running = asyncio.create_task(serve(plan))
+    await until(lambda: fleet.devices and all(device.works for device in fleet.devices.values()))
+    hello = wire.Hello(device=1, incarnation=99, lease=fleet.granted.lease)
+    fleet.devices[0].dealer.send(hello)
+    with pytest.raises(QuorumError):
+        await asyncio.wait_for(running, 60)
+    left = read_run(plan.directory)
+    assert read_lines(plan.directory / "asks.jsonl")[0]["outcomes"] == "dd"
+    left_first = left.named("leave")[0]
+    assert (left_first["device"], left_first["reason"]) == (0, "another device")
 
 
 async def test_a_machine_with_another_key_takes_no_device_with_a_stolen_lease(
