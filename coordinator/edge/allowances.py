@@ -14,7 +14,7 @@ on no more."""
 STRANGERS_WEIGHT = 10.0
 """A message on a connection without a session counts as so many. An honest one needs a few until it has one."""
 LARGEST_REPLY = 2
-"""A reply to an ask is expected to have so many times the bytes of the ask's blobs at most."""
+"""A reply to an ask may have so many times the bytes of the ask's blobs, even if its Work tells of fewer."""
 SPARE_UNFINISHED = 2**28
 """The bytes of messages that have not ended that a peer may send, at least."""
 
@@ -35,9 +35,9 @@ class Allowances:
         """The most bytes of a message that a peer has not ended, at this moment."""
         return max(SPARE_UNFINISHED, 4 * self._connections.largest_reply)
 
-    def asked(self, size: int) -> None:
-        """An ask begins, whose blobs have ``size`` bytes together."""
-        self._connections.asked(LARGEST_REPLY * size, 0)
+    def asked(self, size: int, reply: int) -> None:
+        """An ask begins, whose blobs have ``size`` bytes together. By its Work a reply has ``reply`` bytes."""
+        self._connections.asked(max(LARGEST_REPLY * size, reply), 0)
 
     def of_session(self, peer: bytes, size: int, now: float) -> ProtocolError | None:
         """Count a message of a peer that has a session. An error if it has sent too much."""

@@ -75,7 +75,7 @@ class Edge:
             self._say,
             self._relay.send,
             self._loop.time,
-            lambda size: self._allowances.asked(size),
+            lambda size, reply: self._allowances.asked(size, reply),
         )
         self._dealer: Owner | None = None
         self._stationed: edge.Stationed | None = None

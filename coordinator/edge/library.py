@@ -29,9 +29,9 @@ class Library:
         ask: Callable[[wire.Message], None],
         send: Callable[[bytes, wire.Message, Sequence[Buffer]], None],
         clock: Callable[[], float],
-        asked: Callable[[int], None],
+        asked: Callable[[int, int], None],
     ) -> None:
-        """``asked`` is called with the bytes of the blobs of each ask that begins."""
+        """``asked`` is called with the bytes of the blobs of each ask that begins, and with those of a reply to it."""
         self._store = BlobStore(folder)
         self._fetches = Fetches(self._store)
         self._ask = ask
@@ -51,7 +51,7 @@ class Library:
             named = (header["experiment"], header["partition"])
         if tag == "work" and header["ask"] != self._latest:
             self._latest = header["ask"]
-            self._asked(sum(each["size"] for each in named))
+            self._asked(sum(each["size"] for each in named), header["upload_bytes"])
         for each in named:
             ref = msgspec.convert(each, wire.BlobRef)
             digest = Digest(ref.digest)

@@ -183,12 +183,15 @@ async def test_edges_behind_edges_send_their_sums_through_them(
     assert value(partial, frames) == [3.0, 4.0]
 
 
-async def test_a_device_may_send_as_many_bytes_as_its_asks_need(root: Any, join: Any, settle: Any) -> None:
+@pytest.mark.parametrize(("blob_bytes", "upload_bytes"), [(40 * 2**20, 1), (1, 40 * 2**20)])
+async def test_a_device_may_send_as_many_bytes_as_its_asks_need(
+    root: Any, join: Any, settle: Any, blob_bytes: int, upload_bytes: int
+) -> None:
     device = await join(1)
-    large = wire.BlobRef(key="model", digest=digest_of(b""), size=40 * 2**20)
+    large = wire.BlobRef(key="model", digest=digest_of(b""), size=blob_bytes)
     work = wire.Work(
         ask="1.0.0", program="train", task=0, start=0.0, shared=(large,), state=None, download_bytes=1,
-        upload_bytes=1, passes=1.0, processed=1.0, deadline=9.0, durable_round=0, epoch=7,
+        upload_bytes=upload_bytes, passes=1.0, processed=1.0, deadline=9.0, durable_round=0, epoch=7,
     )  # fmt: skip
     root.hub.send(root.of(1), work)
     await settle()

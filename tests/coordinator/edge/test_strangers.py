@@ -132,6 +132,6 @@ def test_a_connection_without_work_may_send_so_many_bytes_and_no_more() -> None:
     allowances = Allowances(50)
     size = 40 * 2**20
     assert [allowances.of_session(b"peer", size, 0.0) is None for _ in range(2)] == [True, False]
-    allowances.asked(size)
+    allowances.asked(size, 0)
     assert allowances.unfinished == 320 * 2**20
     assert [allowances.of_session(b"peer", size, 0.0) is None for _ in range(18)] == [True] * 16 + [False] * 2
