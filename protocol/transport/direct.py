@@ -244,7 +244,9 @@ def _begin(address: str) -> socket.socket:
         name: Any = host.strip("[]")
         if name.isascii():
             name = name.encode()  # a name as text needs a codec whose import takes a millisecond
-        family, kind, protocol, _, target = socket.getaddrinfo(name, int(port), type=socket.SOCK_STREAM)[0]
+        # As with ZeroMQ, a name is one of IPv4. The first address of ``localhost`` may be ::1, where nobody listens.
+        wanted = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+        family, kind, protocol, _, target = socket.getaddrinfo(name, int(port), wanted, socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -307,6 +307,23 @@ async def test_plain_sockets_listen_within_a_machine_alone_and_find_a_free_name(
     network.close()
 
 
+async def test_a_name_with_addresses_of_both_kinds_leads_to_the_one_where_the_coordinator_listens(
+    tcp: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(host: Any, port: int, family: int = 0, *_: Any, **__: Any) -> list[tuple[Any, ...]]:
+        six = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", port, 0, 0))
+        four = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))
+        return [found for found in (six, four) if family in (0, found[0])]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    coordinator = tcp.listen()
+    tcp.dialer = DirectNetwork(asyncio.get_running_loop())
+    device = tcp.join(coordinator.router.address.replace("127.0.0.1", "localhost"))
+    device.dealer.send(Heartbeat())
+    await eventually(lambda: coordinator.messages)
+    tcp.dialer.close()
+
+
 async def test_a_router_without_descriptors_accepts_again_when_it_has_some(
     eventually: Any, socket_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
