@@ -150,9 +150,11 @@ class DirectDealer:
         if not self._waiting and (self._line is None or not self._line.ready):
             self.abandon()
             return
-        self._set_timer(self._linger, self.abandon)
+        self._set_timer(self._linger, self.abandon)  # in place of the timer of the next attempt to connect
         if self._line is not None:
             self._line.finish(self._line.shut)
+        else:
+            self._loop.call_soon(self._connect)
 
     def wants(self) -> list[tuple[int, int, Callable[[], None]]]:
         if self._line is None:

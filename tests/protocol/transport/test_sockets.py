@@ -20,7 +20,7 @@ import zmq
 
 from fedemu.protocol.codec import DOWN, UP, Decoder, Limits, encode
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.messages import Beat, Blob, Heartbeat, Hello, Up
+from fedemu.protocol.messages import Beat, Blob, Bye, Heartbeat, Hello, Up
 from fedemu.protocol.transport import direct_router
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
@@ -322,6 +322,19 @@ async def test_a_name_with_addresses_of_both_kinds_leads_to_the_one_where_the_co
     device.dealer.send(Heartbeat())
     await eventually(lambda: coordinator.messages)
     tcp.dialer.close()
+
+
+async def test_a_farewell_while_nobody_listens_is_heard_if_somebody_soon_does(
+    sockets: Any, eventually: Any, socket_path: Path
+) -> None:
+    address = f"ipc://{socket_path}"
+    device = sockets.join(address)
+    await asyncio.sleep(0.25)  # it waits for its next attempt to connect
+    device.dealer.send(Bye(reason="leave"))
+    device.dealer.close()
+    coordinator = sockets.listen(address)
+    await eventually(lambda: coordinator.messages)
+    assert coordinator.messages == [Bye(reason="leave")]
 
 
 async def test_a_router_without_descriptors_accepts_again_when_it_has_some(
