@@ -32,6 +32,8 @@ PLACE: Final = struct.Struct(">BQQ")
 """The body of a frame in sealed memory: which memory of the message, the bytes before the frame, and its size."""
 _LONG_SIZE: Final = struct.Struct(">BQ")
 _LONGEST_COMMAND: Final = 1024
+_LONGEST_CONTEXT: Final = 16
+"""The most bytes of a question's context, by the specification. They are sent back with the answer."""
 _NOTHING: Final = memoryview(b"")
 
 
@@ -208,6 +210,8 @@ class Incoming:
         elif name == b"ERROR":
             raise ZmtpViolation(f"the other side refuses the connection: {rest[1:].decode('ascii', 'replace')}")
         elif name == b"PING":
+            if len(rest) > 2 + _LONGEST_CONTEXT:
+                raise ZmtpViolation(f"a question has more than {_LONGEST_CONTEXT} bytes of context")
             self.answers.append(_command(b"\x04PONG" + rest[2:]))
 
 

@@ -103,6 +103,7 @@ def test_a_message_keeps_no_more_frames_than_agreed() -> None:
         (GREETING + READY + b"\x02" + (2**53).to_bytes(8, "big"), "at most 1000000 are read"),
         (GREETING + READY + b"\x06" + (2000).to_bytes(8, "big"), "at most 1024 are read"),
         (GREETING + READY + b"\x10\x00", "unknown flags 0x10"),
+        (GREETING + READY + b"\x06" + (307).to_bytes(8, "big") + b"\x04PING\0\0" + bytes(300), "16 bytes of context"),
         (GREETING + b"\x04\x0a\x05ERROR\x03bad", "refuses the connection: bad"),
     ],
 )
