@@ -113,6 +113,7 @@ class JobQueue:
         running = self._running(job.key)
         if running is not None and running.asks_the_same(job):
             running.origin = job.origin
+            self.withdraw(job.key)  # another one of this name, which waits, is not wanted any more
             return
         if running is not None:
             running.origin = None

@@ -137,6 +137,22 @@ def test_another_job_of_the_same_name_leaves_the_running_one_without_a_listener(
     assert second.jobs == [changed]
 
 
+def test_a_job_that_is_asked_for_again_replaces_the_one_that_waits_for_its_end() -> None:
+    queue = a_queue(trainers=2)
+    queue.submit(a_job(0), 0.0)
+    (group,) = queue.dispatch(1.0)
+    changed = a_job(0)
+    changed.submit = replace(changed.submit, task=1)
+    queue.submit(changed, 2.0)
+    queue.submit(a_job(0, origin="next life"), 3.0)
+    answered = queue.answered(group.trainer, (0, "1.0.0"))
+    assert answered is not None
+    assert answered.origin == "next life"
+    # It would write another own state over that of the answer.
+    assert queue.dispatch(9.0) == []
+    assert len(queue) == 0
+
+
 def test_a_job_with_other_samples_is_another_job_and_outlives_the_trainer_of_the_first() -> None:
     queue = a_queue(trainers=2)
     first, second = a_job(0), a_job(0)
