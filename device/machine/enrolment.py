@@ -152,7 +152,9 @@ class Enrolment:
                 "devices have stopped; start them again once it is back."
             )
         if self.granted is None:
-            return self._enroll(now) if now >= self._asked + FULL_AGAIN else []
+            if now < self._asked + FULL_AGAIN:
+                return []
+            return self._reconnect(now) if self._anew else self._enroll(now)
         if self.state == "member":
             if now >= self._heard + self._expiry:
                 self.state, self._sought = "seeking", now

@@ -183,6 +183,16 @@ def test_a_machine_that_is_not_let_in_tries_on_new_connections_and_says_why_in_t
         machine.tick(60.0)
 
 
+def test_a_machine_that_waits_for_a_place_tries_on_a_new_connection_if_it_is_not_let_in_again() -> None:
+    machine = an_enrolment()
+    machine.start(0.0)
+    machine.heard(1.0)
+    assert machine.refuse(refused("fleet_full"), 1.0) == []
+    machine.bar("its key could not be checked", final=True)
+    assert machine.tick(10.0) == [Connect(), ENROLL]
+    assert machine.tick(20.0) == [ENROLL], "the new connection may come about"
+
+
 def test_a_machine_that_was_let_in_at_last_forgets_why_it_was_not() -> None:
     machine = an_enrolment()
     machine.start(0.0)
