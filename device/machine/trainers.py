@@ -180,7 +180,11 @@ class Trainers:
             self._restarted()
             if failures > 1:
                 await asyncio.sleep(0.1 * 2**failures)
-            self._nursery = await self._nursery.again()
+            try:
+                self._nursery = await self._nursery.again()
+            except OSError as error:
+                self._failed(FedemuError(f"No process can be started for the trainers: {error.strerror}."))
+                return
 
     def _fork_all(self) -> None:
         for number in range(self._count):
