@@ -32,6 +32,8 @@ RETIRED = 3
 FAILED = 1
 MOST_AWAKE = 1000
 """The devices of a pack for which there is room, where each has a connection of its own with keys."""
+MOST_ON_BUS = 2**31
+"""The most messages that wait for the supervisor: all of them. A job that it does not get is never done."""
 
 log = logging.getLogger("fedemu.device")
 
@@ -164,6 +166,7 @@ def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple
 
     loop = PollLoop(fail)
     direct = DirectNetwork(loop)
+    within = DirectNetwork(loop, most_waiting=MOST_ON_BUS)
     network: Dialer = direct
     if setup.keys is not None:
         keys = ClientKeys(setup.coordinator, *setup.keys)
@@ -171,9 +174,9 @@ def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple
     if setup.shared and len(lives) != 1:
         network = Pack(direct, loop)
     attach = Attach(token=setup.token, role="process", number=number)
-    DeviceProcess(loop, network, setup.coordinator, direct, setup.bus, attach, birthplace, lives, end)
+    DeviceProcess(loop, network, setup.coordinator, within, setup.bus, attach, birthplace, lives, end)
     loop.run()
-    for each in dict.fromkeys((network, direct)):
+    for each in dict.fromkeys((network, direct, within)):
         each.close()
     loop.close()
     return codes[0]

@@ -23,7 +23,7 @@ from fedemu.protocol.transport.line import Line, SocketLoop, incoming_for, read_
 from fedemu.protocol.transport.sockets import check_address
 
 _MOST_WAITING: Final = 2000
-"""The most messages that wait until they can be sent."""
+"""The most messages of a Dealer that wait until they can be sent, where nobody says how many."""
 _HANDSHAKE_SECONDS: Final = 10.0
 _RECONNECT_SECONDS: Final = (0.1, 1.0)
 """The first and the longest wait before the next attempt to connect."""
@@ -46,11 +46,15 @@ class Closing(Protocol):
 
 
 class DirectNetwork:
-    """Sides on plain sockets, on one event loop. ``close`` waits at most ``linger_seconds`` for the last messages."""
+    """Sides on plain sockets, on one event loop. ``close`` waits at most ``linger_seconds`` for the last messages.
 
-    def __init__(self, loop: SocketLoop, linger_seconds: float = 1.0) -> None:
+    At most ``most_waiting`` messages of a Dealer wait until they can be sent.
+    """
+
+    def __init__(self, loop: SocketLoop, linger_seconds: float = 1.0, most_waiting: int = _MOST_WAITING) -> None:
         self._loop = loop
         self._linger = linger_seconds
+        self._most_waiting = most_waiting
         self._open: set[Closing] = set()
         self._buffer = read_buffer()
 
@@ -63,7 +67,9 @@ class DirectNetwork:
     ) -> DirectDealer:
         check_address(address, listening=False)
         over = self._open.discard
-        dealer = DirectDealer(self._loop, address, decoder, received, rejected, self._linger, self._buffer, over)
+        dealer = DirectDealer(
+            self._loop, address, decoder, received, rejected, self._linger, self._most_waiting, self._buffer, over
+        )
         self._open.add(dealer)
         return dealer
 
@@ -111,6 +117,7 @@ class DirectDealer:
         received: Callable[[Envelope], None],
         rejected: Callable[[ProtocolError], None],
         linger_seconds: float,
+        most_waiting: int,
         buffer: memoryview,
         closed: Callable[[DirectDealer], None],
     ) -> None:
@@ -122,6 +129,7 @@ class DirectDealer:
         self._received = received
         self._rejected = rejected
         self._linger = linger_seconds
+        self._most_waiting = most_waiting
         self._buffer = buffer
         self._closed = closed
         self._waiting: deque[list[Buffer]] = deque()
@@ -134,7 +142,7 @@ class DirectDealer:
         self._loop.call_soon(self._connect)
 
     def send(self, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
-        if self._leaving or len(self._waiting) >= _MOST_WAITING:
+        if self._leaving or len(self._waiting) >= self._most_waiting:
             return False
         parts = encode(message, frames)
         self.bytes_sent += sum(map(len, parts))

@@ -1,0 +1,129 @@
+"""A device process with many devices, in a thread: its bus and its coordinator are in the thread of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from fedemu.device.bus import TO_SUPERVISOR, Attach, Quit
+from fedemu.device.pipe import Setup
+from fedemu.device.process import process
+from fedemu.device.process.birth import Birthplace
+from fedemu.protocol.codec import UP, Envelope
+from fedemu.protocol.messages import Hello, Proceed, Scheduled, Welcome, Work
+from fedemu.protocol.sharing.hub import Hub
+from fedemu.protocol.transport.direct import DirectNetwork
+from fedemu.protocol.transport.interface import BOUNDLESS, let_all_pass
+
+TOYS = Path(__file__).parents[1] / "toys.py"
+DEVICES = 4000
+
+
+class Machine:
+    """What a process with ``DEVICES`` devices talks to. All of them may proceed at the same moment."""
+
+    def __init__(self, folder: Path) -> None:
+        loop = asyncio.get_running_loop()
+        place = os.path.relpath(folder)
+        self.network = DirectNetwork(loop)
+        self.heard: Counter[str] = Counter()
+        self.process = b""
+        self.scheduled: list[bytes] = []
+        self.bus = self.network.bind(f"ipc://{place}/b", TO_SUPERVISOR, self._on_bus, lambda peer, error: None)
+        self.hub = Hub(
+            self.network,
+            f"ipc://{place}/c",
+            UP,
+            self._from_device,
+            lambda peer, error: None,
+            let_all_pass,
+            BOUNDLESS,
+            loop,
+            DEVICES,
+            over=lambda peer: None,
+        )
+
+    def _on_bus(self, peer: bytes, envelope: Envelope) -> None:
+        self.heard[envelope.message.type] += 1
+        if isinstance(envelope.message, Attach):
+            self.process = peer
+
+    def _from_device(self, peer: bytes, envelope: Envelope) -> None:
+        match envelope.message:
+            case Hello(device=device):
+                self.hub.send(peer, replace(WELCOME, device=device))
+                self.hub.send(peer, WORK)
+            case Scheduled():
+                self.scheduled.append(peer)
+
+
+WELCOME = Welcome(device=0, clock="virtual", horizon=1.0, heartbeat_seconds=60.0, patience=5, durable_round=0)
+WORK = Work(
+    ask="1.0.0",
+    program="train",
+    task=0,
+    start=0.0,
+    shared=(),
+    state=None,
+    download_bytes=1,
+    upload_bytes=1,
+    passes=1.0,
+    deadline=1e6,
+    durable_round=0,
+)
+
+
+@pytest.fixture
+def birthplace(tmp_path: Path, toy_stream: Callable[[int], bytes]) -> Birthplace:
+    (tmp_path / "experiment").write_bytes(b"{}")
+    (tmp_path / "stream").write_bytes(toy_stream(DEVICES))
+    return Birthplace.open(
+        lease="lease",
+        heartbeat_seconds=60.0,
+        patience=5,
+        behaviours=f"{TOYS}:open_behaviours",
+        experiment=tmp_path / "experiment",
+        stream=tmp_path / "stream",
+        folder=tmp_path / "devices",
+    )
+
+
+async def test_no_job_is_lost_if_thousands_of_devices_of_a_process_begin_at_once(
+    birthplace: Birthplace, tmp_path: Path, until: Callable[..., Any]
+) -> None:
+    machine = Machine(tmp_path)
+    setup = Setup(
+        coordinator=machine.hub.address,
+        shared=True,
+        bus=machine.bus.address,
+        token="",
+        lease="lease",
+        heartbeat_seconds=60.0,
+        patience=5,
+        behaviours="",
+        experiment="",
+        partition="",
+        devices="",
+        logs=None,
+    )
+    lives = [(device, 0) for device in range(DEVICES)]
+    running = asyncio.create_task(asyncio.to_thread(process.run, setup, birthplace, 0, lives))
+    try:
+        await until(lambda: len(machine.scheduled) == DEVICES, "the schedules of all")
+        for peer in machine.scheduled:
+            machine.hub.send(peer, Proceed(ask="1.0.0"))
+        await asyncio.sleep(0.01)
+        time.sleep(1.0)  # noqa: ASYNC251 - meanwhile the supervisor is busy
+        await until(lambda: machine.heard["submit"] == DEVICES, "the jobs of all")
+    finally:
+        machine.bus.send(machine.process, Quit())
+        assert await running == process.RETIRED
+        machine.network.close()
