@@ -176,11 +176,13 @@ class Hub:
         if not isinstance(envelope.message, Bundle):
             self._received(connection, envelope)
             return
-        for part in parts_of(envelope.message, envelope.frames):
-            if connection in self._closing:
-                return
-            self._take_part(connection, part)
+        if envelope.message.channels:
+            self._shared.setdefault(connection, _Shared())
         shared, strange = self._shared.get(connection), 0
+        for part in parts_of(envelope.message, envelope.frames):
+            if connection in self._closing or self._shared.get(connection) is not shared:
+                return  # it was closed by what a part before has said
+            self._take_part(connection, part)
         for channel in envelope.message.closed:
             if shared is not None and (peer := shared.names.pop(channel, None)) is not None:
                 self._forget(peer)
@@ -190,9 +192,7 @@ class Hub:
             self._rejected(connection, stopped)
 
     def _take_part(self, connection: bytes, part: Part) -> None:
-        shared = self._shared.get(connection)
-        if shared is None:
-            shared = self._shared[connection] = _Shared()
+        shared = self._shared[connection]
         peer = shared.names.get(part.channel)
         if peer is None:
             if len(shared.names) >= self.most_channels and not self._make_room(shared):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -19,6 +20,7 @@ from fedemu.protocol.sharing.hub import Charge, Hub, charge_nothing
 from fedemu.protocol.sharing.pack import Pack
 from fedemu.protocol.sharing.relay import Relay
 from fedemu.protocol.sharing.trunk import Trunk
+from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.interface import BOUNDLESS, let_all_pass
 from fedemu.protocol.transport.memory import MemoryNetwork
 
@@ -323,3 +325,25 @@ async def test_what_a_connection_sent_before_it_was_closed_is_not_read() -> None
     assert screened is not None
     assert screened.reason == "too_much"
     assert len(top.heard) == heard
+
+
+async def test_a_bundle_whose_first_message_closes_the_connection_is_read_no_further(
+    eventually: Any, socket_path: Path
+) -> None:
+    loop, heard = asyncio.get_running_loop(), list[bytes]()
+    network = DirectNetwork(loop)
+
+    def received(peer: bytes, envelope: Envelope) -> None:
+        heard.append(peer)
+        if len(heard) == 1:
+            hub.cut(hub.connection_of(peer))
+
+    address = f"ipc://{socket_path}"
+    hub = Hub(
+        network, address, UP, received, lambda peer, error: None, let_all_pass, BOUNDLESS, loop, 100, lambda peer: None
+    )
+    dealer = network.connect(address, DOWN, lambda envelope: None, lambda error: None)
+    dealer.send(Bundle(channels=(5, 6, 5), frames=(1, 1, 1)), 3 * encode(wire.Heartbeat()))
+    await eventually(lambda: heard)
+    assert len(heard) == 1
+    network.close()
