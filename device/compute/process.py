@@ -24,7 +24,7 @@ from fedemu.device.memory.replay_buffer import buffer_leaves, split_own
 from fedemu.device.memory.store import read_own, write_own
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.blobs.tree_file import decode_tree
-from fedemu.protocol.errors import BlobError, ConfigurationError, FedemuError, TrainingError
+from fedemu.protocol.errors import BlobError, ConfigurationError, DataError, FedemuError, TrainingError
 from fedemu.protocol.host.named import load, restrict
 from fedemu.protocol.host.own_code import account, own_frames
 from fedemu.protocol.host.phases import mark
@@ -88,7 +88,7 @@ class TorchRunner:
             try:
                 jobs.append(_decode(train, job, frames[part], part))
                 waiting.append(job)
-            except BlobError as error:
+            except (BlobError, DataError) as error:
                 yield _failed(train, job, "own_state", str(error))
         began = self._clock()
         try:
@@ -133,7 +133,7 @@ def _decode(train: Train, job: TrainJob, frames: Sequence[memoryview], part: sli
     """A job from its tensors: its sample indices, those of sealed periods, and the device's own part of the ask.
 
     ``part`` is the place of the job's tensors among all tensors of the group. Raises BlobError if the device's own
-    state cannot be read.
+    state cannot be read, and DataError if what it says of the replay buffer makes none.
     """
     prefix = f"{job.device}/"
     arrays = {name.removeprefix(prefix): array for name, array in unpack(train.tensors[part], frames).items()}

@@ -170,6 +170,12 @@ def test_an_own_state_that_cannot_be_read_fails_only_its_job(train: Any, tmp_pat
     assert sorted((answer.device, type(answer)) for answer in answers) == [(3, Done), (5, JobFailed)]
 
 
+def test_an_own_state_without_a_whole_buffer_fails_only_its_job(train: Any, tmp_path: Path) -> None:
+    write_own(tmp_path / "5" / "mine", {".replay.indices": np.arange(2)})
+    answers = [answer for answer, _ in TorchRunner(Recorder(a_result)).run(*train(3, 5, own="mine", budget=4))]
+    assert sorted((answer.device, type(answer)) for answer in answers) == [(3, Done), (5, JobFailed)]
+
+
 def test_a_full_disk_ends_the_work_of_the_trainer_with_its_name(
     train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
