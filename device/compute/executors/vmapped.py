@@ -68,8 +68,10 @@ class Vmapped:
         call = _Call(self._lowering, self._run_step, self.stack_size, program, shared, cohort)
         totals: dict[str, NDArray[np.float64]] = {}
         sizes: dict[str, NDArray[np.float64]] = {}
+        lines: dict[str, NDArray[np.int64]] = {}
         for number in range(len(cohort.stages)):
             for name, (total, size) in call.stage(number).items():
+                lines[name] = lines.get(name, 0) + cohort.stages[number].steps
                 totals[name] = totals.get(name, 0.0) + total
                 sizes[name] = sizes.get(name, 0.0) + size
         means = {name: total / np.maximum(sizes[name], 1e-300) for name, total in totals.items()}
@@ -81,7 +83,7 @@ class Vmapped:
                 own=owns[i],
                 examples=examples,
                 steps=steps[i],
-                metrics={name: float(values[i]) for name, values in means.items()} if steps[i] else {},
+                metrics={name: float(values[i]) for name, values in means.items() if lines[name][i]},
                 label_counts=tuple(counts[i]) if program.declares_label_counts else None,
             )
             for i, examples in enumerate(cohort.examples.tolist())

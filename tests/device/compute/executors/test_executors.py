@@ -324,6 +324,28 @@ def test_own_state_noise_stages_and_facts_reach_every_device(executor: Executor,
             assert not torch.equal(seen["noise"], second.payload["seen"]["noise"])
 
 
+class _Fewer(Diary):
+    """The second stage leaves out devices with fewer than three samples, and measures another thing."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return Stage(_PLAN, self._labels), Stage(_plan_from_three_on, self._measured)
+
+    def _measured(self, carry: Any, batch: Batch, shared: Forest, own: Tree, facts: Facts, noise: Tree) -> Any:
+        return carry, {"size": batch.weight.sum()}
+
+
+def _plan_from_three_on(examples: int, random: np.random.Generator) -> Any:
+    return _PLAN(examples, random) if examples >= 3 else np.empty((0, 4), np.int64)
+
+
+@pytest.mark.parametrize("executor", [Serial(), Vmapped(2)], ids=["serial", "stack-2"])
+def test_a_device_has_no_metric_of_a_stage_in_which_it_has_no_step(executor: Executor, source: Source) -> None:
+    jobs = [Job(job.device, 1, 0, job.indices, {"offset": torch.zeros(())}) for job in jobs_of([6, 2, 0])]
+    results = run(executor, _Fewer(), {"model": {"w": torch.zeros(1)}}, jobs, source)
+    assert [sorted(result.metrics) for result in results] == [["mean_label", "size"], ["mean_label"], []]
+
+
 def test_noise_is_the_devices_own(source: Source) -> None:
     jobs = [Job(job.device, 1, 0, job.indices, {"offset": torch.zeros(())}) for job in jobs_of([6, 3, 9])]
     drawn = []
