@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from fedemu.device.machine.arrival import Arrival
 from fedemu.protocol.codec import Limits
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.open_files import allow_open_files, most_open_files
 from fedemu.protocol.sharing.relay import Relay
-from fedemu.protocol.transport.interface import Network
+from fedemu.protocol.transport.interface import BOUNDLESS, Network
 
 LOOK_SECONDS = 0.5
 BEAT_SECONDS = 2.0
@@ -28,7 +29,9 @@ def share_link(here: Arrival, network: Network, address: str, processes: int, st
     """
     _allow_files(4 * processes + SPARE_FILES)
     loop = asyncio.get_running_loop()
-    relay = Relay(network, address, here.trunk, loop, LARGEST, loop.time, own=True)
+    # A process with many devices gets as many messages at once, and none may be lost.
+    bounds = replace(BOUNDLESS, queue=0)
+    relay = Relay(network, address, here.trunk, loop, LARGEST, loop.time, bounds=bounds, own=True)
     relay.watch(here.granted.heartbeat_seconds, here.granted.patience)
     looking = loop.create_task(_look(relay, here))
     stack.callback(relay.close)

@@ -1,0 +1,71 @@
+"""The relay through which the device processes of a machine share its connection."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from fedemu.device.machine.shared import share_link
+from fedemu.protocol.codec import encode
+from fedemu.protocol.messages import Hello, TensorSpec, Work
+from fedemu.protocol.sharing.trunk import Trunk
+from fedemu.protocol.transport.direct import DirectNetwork
+from fedemu.protocol.transport.memory import MemoryNetwork
+from fedemu.protocol.transport.zmtp import GREETING, Incoming, framed, ready
+
+MESSAGES = 300
+PART = bytes(100_000)
+WORK = Work(
+    ask="1.0.0",
+    program="train",
+    task=0,
+    start=0.0,
+    shared=(),
+    state=None,
+    download_bytes=1,
+    upload_bytes=1,
+    passes=1.0,
+    deadline=1.0,
+    durable_round=0,
+    tensors=(TensorSpec(name="x", dtype="uint8", shape=(len(PART),)),),
+)
+
+
+def a_link(folder: Path) -> tuple[str, socket.socket]:
+    """An address, and the socket of a process that is about to connect there."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.setblocking(False)
+    return os.path.relpath(folder / "s"), sock
+
+
+async def test_a_process_that_reads_late_gets_all_that_came_for_its_devices(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    network, trunk = DirectNetwork(loop), Trunk(MemoryNetwork(), loop)
+    here: Any = SimpleNamespace(trunk=trunk, granted=SimpleNamespace(heartbeat_seconds=60.0, patience=5))
+    trunk.open = True
+    path, sock = a_link(tmp_path)
+    async with AsyncExitStack() as stack:
+        stack.callback(network.close)
+        share_link(here, network, f"ipc://{path}", 1, stack)
+        stack.callback(sock.close)
+        await loop.sock_connect(sock, path)
+        hello = framed(encode(Hello(device=0, incarnation=0, lease="lease")))
+        await loop.sock_sendall(sock, GREETING + ready(b"DEALER") + b"".join(hello))
+        await asyncio.sleep(0.2)
+        for _ in range(MESSAGES):
+            trunk.received(0, encode(WORK, [PART]))
+        incoming, got = Incoming(10, 10**6), 0
+        while got < MESSAGES:
+            data = await asyncio.wait_for(loop.sock_recv(sock, 50_000), 5.0)
+            if incoming.large is None:
+                got += len([*incoming.feed(data)])
+                continue
+            rest = len(incoming.large)
+            incoming.large[: len(data)] = data[:rest]
+            got += incoming.filled(min(len(data), rest)) is not None
+            got += len([*incoming.feed(data[rest:])])
