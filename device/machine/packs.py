@@ -89,7 +89,8 @@ class Packs(DeviceProcesses):
             if len(process.devices) < self._most:
                 return number
         self._processes.append(Process([], {}))
-        if self._launched and self._ready.done():  # otherwise all packs are forked once the zygote is ready
+        starting = not self._ready.done() or (self._starting is not None and not self._starting.done())
+        if self._launched and not starting:  # otherwise all packs are forked once the zygote is ready
             self._fork(len(self._processes) - 1)
         return len(self._processes) - 1
 

@@ -224,6 +224,24 @@ async def test_packs_of_a_zygote_that_died_are_forked_by_the_next_one(
     assert machine.died == [life(4)]
 
 
+async def test_a_pack_for_whoever_is_asked_when_the_next_zygote_gets_ready_is_forked_once(
+    machine: Machine, zygotes: list[Zygote], until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.packs.launch()
+    machine.packs.wake([4])
+    machine.join(4)
+    prepare = machine.packs.prepare
+
+    async def prepare_and_wake() -> None:
+        await prepare()
+        machine.packs.wake([1, 2, 3])
+
+    monkeypatch.setattr(machine.packs, "prepare", prepare_and_wake)
+    zygotes[0].die()
+    await until(lambda: len(zygotes) == 2 and len(zygotes[1].forked) >= 2, "the packs of the next zygote")
+    assert sorted(fork.number for fork in zygotes[1].forked) == [0, 1]
+
+
 async def test_a_zygote_that_dies_again_and_again_is_given_up(
     zygotes: list[Zygote], until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
