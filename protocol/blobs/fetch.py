@@ -93,6 +93,8 @@ class Fetches:
         try:
             if blob.size != fetch.size:
                 raise BlobError(f"the blob {digest} was announced with {fetch.size} bytes but has {blob.size}")
+            if len(data) < min(CHUNK, fetch.size - blob.offset):
+                raise BlobError(f"a chunk of the blob {digest} has {len(data)} bytes, which is not all of it")
             whole = self._store.receive(digest, blob.offset, blob.size, data)
         except UnwritableError:
             raise
@@ -100,6 +102,7 @@ class Fetches:
             fetch.broken += 1
             if fetch.broken >= TRIES:
                 del self._fetches[digest]
+                self._store.abandon(digest)
                 return Step([], [], [(digest, error)])
             fetch.asked.clear()
             fetch.again.clear()

@@ -93,6 +93,20 @@ def test_a_broken_blob_is_fetched_anew_and_given_up_after_some_tries(fetches: Fe
     assert digest not in fetches
 
 
+def test_a_blob_whose_chunks_are_too_short_is_given_up_and_not_waited_for(
+    fetches: Fetches, tmp_path: Path
+) -> None:
+    queue, lost = fetches.want(REF, 0.0).needs, []
+    while queue:
+        blob, part = chunk(queue.pop(0))
+        step = fetches.receive(blob, part[:-1], 1.0)
+        queue += step.needs
+        lost += step.lost
+    assert [digest for digest, _ in lost] == [REF.digest]
+    assert REF.digest not in fetches
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_disk_that_takes_no_blob_ends_the_machine_at_once(fetches: Fetches, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_space(*_: object) -> int:
         raise OSError(28, "No space left on device")
