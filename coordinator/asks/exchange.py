@@ -70,8 +70,8 @@ class Exchange:
             self._at_edges = AtEdges(machine, branches, sink, self._accept, self._perform, self._lost, self._told)
         self._works: dict[DeviceId, Work] = {}
         self._stateless: set[DeviceId] = set()
-        self._back: set[DeviceId] = set()
-        """The devices that were given up and have come back since."""
+        self._alive: set[DeviceId] = set()
+        """The devices that are not lost if they are given up: they were heard of since, or an edge had their reply."""
         self._turns = Turns(apart, self._fail)
         self._heard: set[DeviceId] = set()
         """The devices whose replies are being checked, or wait for that."""
@@ -92,6 +92,7 @@ class Exchange:
         now: float,
     ) -> None:
         """Handle a device's message about this ask."""
+        self._heard_of(device)
         if self._turns.busy:
             # At most one reply of each device waits with its tensors. A copy gets its answer, or comes again.
             kept = None if isinstance(message, Result) and device in self._heard else frames
@@ -134,6 +135,7 @@ class Exchange:
             if isinstance(found, PayloadError):
                 self._judged(found, device, now)
             else:
+                self._alive.add(device)
                 self._at_edges.keep(device, station, found, now)
 
     def station_joined(self, station: bytes) -> None:
@@ -170,8 +172,7 @@ class Exchange:
 
     def joined(self, device: DeviceId, now: float) -> None:
         """The device or its next incarnation is connected."""
-        if device in self.machine.given_up:
-            self._back.add(device)
+        self._heard_of(device)
         self._turns.take(lambda: self._perform(self.machine.joined(device, now)))
 
     def left(self, device: DeviceId, now: float) -> None:
@@ -203,7 +204,7 @@ class Exchange:
                 columns.away[device] = self.machine.away.get(device, 0.0)
             elif verdict != "failed":
                 columns.charge(device, self.parts.charged)
-        for device in self.machine.given_up.keys() - self._back:
+        for device in self.machine.given_up.keys() - self._alive:
             columns.lost[device] = True
         for device in self._stateless:
             columns.forget_state(device)
@@ -215,6 +216,10 @@ class Exchange:
         for contribution in self._contributions.values():
             if contribution.payload is not None:
                 contribution.payload.discard()
+
+    def _heard_of(self, device: DeviceId) -> None:
+        if device in self.machine.given_up:
+            self._alive.add(device)
 
     def _stalled(self, seconds: float) -> None:
         self.machine.stalled(seconds)

@@ -149,6 +149,10 @@ class Roster:
         self.admission.recognise(peer, device, now)
         return Seated(device, replaced, anew=True)
 
+    def answers(self, device: DeviceId) -> None:
+        """The device has answered something. If it had been given up, it may be asked again."""
+        self.columns.lost[device] = False
+
     def device_of(self, peer: bytes) -> DeviceId | None:
         """The device that has its session on this connection, None if there is none."""
         return self._by_peer.get(peer)

@@ -319,12 +319,14 @@ class Reception:
         self.changed.set()
 
     def _presence(self, peer: bytes, message: wire.Presence) -> None:
-        times = OnlineTimes(message.until, message.intervals, self.timeline.time)
-        if self.roster.announced.announce(self._device(peer), times):
+        device, times = self._device(peer), OnlineTimes(message.until, message.intervals, self.timeline.time)
+        self.roster.answers(device)
+        if self.roster.announced.announce(device, times):
             self.changed.set()
 
     def _about_ask(self, peer: bytes, message: AboutAsk, frames: Sequence[memoryview], now: float) -> None:
         device, exchange = self._device(peer), self.exchange
+        self.roster.answers(device)
         if exchange is not None and message.ask == exchange.text:
             if message.epoch not in (None, self.epoch):
                 # An answer would end the work of the same name that the device has or will have from this coordinator.

@@ -13,6 +13,7 @@ import pytest
 
 from fedemu.algorithms.interface import total
 from fedemu.coordinator.asks.ask import Missed, Terms
+from fedemu.coordinator.asks.branches import Branches
 from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.asks.folding import Folding
 from fedemu.coordinator.asks.parts import AskParts
@@ -25,6 +26,7 @@ from fedemu.coordinator.sums.leaf import Leaf
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import Result, TensorSpec
+from fedemu.protocol.sharing import edge_messages as edge
 
 ASK = AskId(1, 0, 0)
 LARGE, SMALL = FILE_THRESHOLD // 4 + 1, 5
@@ -47,7 +49,9 @@ class Thread:
 class Play:
     """An ask under the wall clock that wants two replies of ``size`` numbers, and what it sends."""
 
-    def __init__(self, folder: Path, size: int, apart: Any, wanted: int = 2, keeps: bool = False) -> None:
+    def __init__(
+        self, folder: Path, size: int, apart: Any, wanted: int = 2, keeps: bool = False, edges: Any = None
+    ) -> None:
         self.sent: list[tuple[int, str]] = []
         self.leaf = Leaf("float32", (size,))
         template = PayloadTemplate({"model/w": self.leaf}, self.leaf.bytes)
@@ -57,7 +61,7 @@ class Play:
         machine = WallAsk(Terms(ASK, DEVICES, wanted, 0.0, 10.0), DEVICES)
         self.roster = Roster(settings)
         self.folding = Folding({"model": total}, template.leaves, apart)
-        self.exchange = Exchange(parts, machine, self.roster, self._send, Observers(), apart, self.folding)
+        self.exchange = Exchange(parts, machine, self.roster, self._send, Observers(), apart, self.folding, edges)
         self.exchange.start(0.0)
         self.sent.clear()
 
@@ -150,13 +154,25 @@ async def test_a_copy_of_a_reply_is_not_kept_and_not_checked_twice(tmp_path: Pat
     assert [kind for device, kind in play.sent if device == 0] == ["accepted", "duplicate", "duplicate"]
 
 
-async def test_a_device_that_was_given_up_counts_as_lost_unless_it_came_back(tmp_path: Path, thread: Thread) -> None:
+async def test_a_device_that_was_given_up_counts_as_lost_unless_it_was_heard_of(tmp_path: Path, thread: Thread) -> None:
     play = Play(tmp_path, SMALL, thread)
-    for device in DEVICES[:2]:
+    for device in DEVICES[:3]:
         play.exchange.machine.give_up(device, Missed("connection", 60.0, "give_up"), 1.0)
     play.exchange.joined(DEVICES[1], 2.0)
+    play.reply(2, 2.0)
     play.exchange.commit()
     assert play.roster.columns.lost.tolist() == [True, False, False, False]
+
+
+async def test_a_device_whose_reply_an_edge_had_is_not_lost_with_it(tmp_path: Path, thread: Thread) -> None:
+    gather = edge.Gather(ask=str(ASK), epoch=7, leaves=(), reducers=(), max_norm=1.0)
+    play = Play(tmp_path, SMALL, thread, edges=Branches(gather, lambda station, message: None, 2.0))
+    held = edge.Held(ask=str(ASK), examples=3, steps=1, metrics={})
+    play.exchange.held(DEVICES[0], held, b"edge", 1.0)
+    for device in DEVICES[:2]:
+        play.exchange.machine.give_up(device, Missed("sum", 600.0, "answer_timeout"), 601.0)
+    play.exchange.commit()
+    assert play.roster.columns.lost.tolist() == [False, True, False, False]
 
 
 async def test_a_full_disk_ends_the_ask(tmp_path: Path, thread: Thread) -> None:

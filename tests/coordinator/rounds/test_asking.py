@@ -270,6 +270,20 @@ async def test_a_device_that_never_comes_back_has_failed_and_the_run_is_perturbe
     assert [(event["device"], event["ask"]) for event in left.named("given_up")] == [(0, "1.0.0")]
 
 
+async def test_a_device_that_was_given_up_is_asked_again_once_it_answers(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    def script(index: int, work: wire.Work) -> dict[str, Any]:
+        if (index, work.ask) == (1, "2.0.0"):
+            fleet.devices[0].dealer.send(wire.Failed(ask="1.0.0", reason="training", detail="it took too long"))
+        return {"after": 10.0 + index, "reply": "silent" if (index, work.ask) == (0, "1.0.0") else "good"}
+
+    fleet = make_fleet(script=script)
+    plan = make_plan(devices=6, per_round=6, over_selection=1.0, rounds=3, give_up=2.5, answer_timeout=2.5)
+    _, left = await play(plan)
+    assert [(row.selected, row.accepted) for row in left.rows] == [(6, 5), (5, 5), (6, 6)]
+
+
 async def test_a_device_that_lost_its_own_state_fails_once_and_begins_anew(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
