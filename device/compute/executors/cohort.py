@@ -137,23 +137,45 @@ def _layout(tree: Tree) -> tuple[tuple[str, tuple[int, ...], torch.dtype], ...]:
 def _cohort(
     program: LocalProgram, template: Tree, jobs: Sequence[Job], places: Sequence[int], source: Source
 ) -> Iterator[Cohort | tuple[int, TrainingError]]:
-    plans: list[list[NDArray[np.int64]]] = []
-    able: list[int] = []
+    plans: dict[int, list[NDArray[np.int64]]] = {}
     for place in places:
+        job = jobs[place]
         try:
-            job = jobs[place]
-            plans.append(
-                [
-                    source.planner.plan(stage, i, job.indices.size, job.round, job.device)
-                    for i, stage in enumerate(program.stages)
-                ]
-            )
-            able.append(place)
+            plans[place] = [
+                source.planner.plan(stage, i, job.indices.size, job.round, job.device)
+                for i, stage in enumerate(program.stages)
+            ]
         except Exception as error:
-            yield place, failed(jobs[place].device, "planning its batches failed", error)
-    if not able:
-        return
-    group = [jobs[place] for place in able]
+            yield place, failed(job.device, "planning its batches failed", error)
+    for group in _of_one_size(plans):
+        yield _prepared(
+            program, template, [jobs[place] for place in group], group, [plans[place] for place in group], source
+        )
+
+
+def _of_one_size(plans: Mapping[int, Sequence[NDArray[np.int64]]]) -> list[list[int]]:
+    """The places in groups whose batches have the same sizes, since a batch's size changes the bits of a result.
+
+    Devices without samples have no batch, and fit to any others.
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for place, stages in plans.items():
+        groups.setdefault(tuple(plan.shape[1] for plan in stages), []).append(place)
+    idle = [groups.pop(sizes) for sizes in list(groups) if not any(sizes)]
+    found = [*groups.values()] or [[]]
+    found[0] += [place for some in idle for place in some]
+    return [group for group in found if group]
+
+
+def _prepared(
+    program: LocalProgram,
+    template: Tree,
+    group: Sequence[Job],
+    places: Sequence[int],
+    plans: Sequence[Sequence[NDArray[np.int64]]],
+    source: Source,
+) -> Cohort:
+    """The cohort of the jobs ``group`` with these places and plans."""
     examples = np.array([job.indices.size for job in group], np.int64)
     indices = np.concatenate([job.indices for job in group])
     x, y = source.corpus.batch(source.corpus.train, indices)
@@ -168,9 +190,9 @@ def _cohort(
     noise = [
         generator(source.seed, round=job.round, device=job.device, purpose="noise") for job in group if program.noise
     ]
-    yield Cohort(
+    return Cohort(
         jobs=group,
-        places=able,
+        places=places,
         x=x.to(source.device),
         y=y.to(source.device),
         examples=examples,

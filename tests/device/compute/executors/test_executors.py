@@ -143,6 +143,29 @@ def test_a_devices_bits_do_not_depend_on_the_other_devices(name: str, stack: int
                 assert bits(result) == expected[job.device], f"device {job.device} in a group of {len(group)}"
 
 
+class _WholeBatches(LocalSGD):
+    """Each step sees all samples of the device, so that batches are of other sizes at other devices."""
+
+    @property
+    def plan(self) -> Any:
+        return lambda examples, random: np.tile(np.arange(examples), (3, 1))
+
+
+@pytest.mark.parametrize("augmented", [False, True])
+def test_a_devices_bits_do_not_depend_on_the_sizes_of_other_devices_batches(augmented: bool, source: Source) -> None:
+    corpus, model = source.corpus, MODELS["mlp"]
+    changes = augmentation(("crop", "flip"), SHAPE, corpus.mean, corpus.std) if augmented else None
+    program = _WholeBatches(model, Objective(model), epochs=1, batch_size=5, lr=0.3, augment=changes)
+    shared, jobs, executor = {"model": model.init(1)}, jobs_of([3, 0, 40, 7, 3, 64]), Vmapped(8)
+    together = run(executor, program, shared, jobs, source)
+    for job, result in zip(jobs, together, strict=True):
+        (alone,) = run(executor, program, shared, [job], source)
+        assert bits(result) == bits(alone)
+        assert result.metrics == alone.metrics
+    for expected, result in zip(run(Serial(), program, shared, jobs, source), together, strict=True):
+        assert_alike(result, expected)
+
+
 def test_tensors_that_come_in_one_copy_are_those_that_come_one_by_one() -> None:
     leaves = [
         torch.arange(6.0).view(2, 3),
