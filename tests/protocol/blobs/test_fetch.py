@@ -93,9 +93,7 @@ def test_a_broken_blob_is_fetched_anew_and_given_up_after_some_tries(fetches: Fe
     assert digest not in fetches
 
 
-def test_a_blob_whose_chunks_are_too_short_is_given_up_and_not_waited_for(
-    fetches: Fetches, tmp_path: Path
-) -> None:
+def test_a_blob_whose_chunks_are_too_short_is_given_up_and_not_waited_for(fetches: Fetches, tmp_path: Path) -> None:
     queue, lost = fetches.want(REF, 0.0).needs, []
     while queue:
         blob, part = chunk(queue.pop(0))
