@@ -31,10 +31,15 @@ def write_whole(path: Path, content: bytes | str, *, durable: bool = False) -> N
     """
     partial = path.with_name(path.name + PARTIAL)
     with named_failure(path):
-        partial.write_bytes(content.encode() if isinstance(content, str) else content)
-        if durable:
-            wait_for_disk(partial)
-        os.replace(partial, path)
+        try:
+            partial.write_bytes(content.encode() if isinstance(content, str) else content)
+            if durable:
+                wait_for_disk(partial)
+            os.replace(partial, path)
+        except OSError:
+            with contextlib.suppress(OSError):  # on a full disk others need the room that it takes
+                partial.unlink(missing_ok=True)
+            raise
         if durable:
             wait_for_disk(path.parent)
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import resource
 import stat
 from pathlib import Path
 
@@ -17,6 +18,21 @@ def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path, write):
     for content in (b"first, longer", "zwölf".encode()):
         write(path, content)
     assert path.read_bytes() == "zwölf".encode()
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("write", [write_whole, write_among_others])
+def test_a_disk_that_takes_only_a_part_of_a_file_gets_back_its_room(tmp_path: Path, write):
+    path = tmp_path / "a.json"
+    write(path, b"old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(FedemuError, match=r"a\.json cannot be written"):
+            write(path, bytes(1000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a.json"]
 
 
