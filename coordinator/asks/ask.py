@@ -15,6 +15,9 @@ from typing import NamedTuple
 from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import Accepted, Cancel, DropCause, Invalid, Late, Proceed, Scheduled, Verdict
 
+LIVES = 20
+"""A device that comes back more often than this in one ask is given up, and so is one whose replies edges lose."""
+
 
 class Missed(NamedTuple):
     """What a device was given up for: what it ``lacked``, in words, for how many real seconds, and by which limit."""

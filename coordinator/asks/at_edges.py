@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from fedemu.coordinator.asks.ask import Action, AskMachine, Missed
+from fedemu.coordinator.asks.ask import LIVES, Action, AskMachine, Missed
 from fedemu.coordinator.asks.branches import Branches, packed_of
 from fedemu.coordinator.asks.parts import Contribution, Sink
 from fedemu.protocol.ids import DeviceId
@@ -37,6 +37,8 @@ class AtEdges:
         self._perform = perform
         self._lost = lost
         self._told = told
+        self._losses: dict[DeviceId, tuple[float, int]] = {}
+        """When a reply of a device was lost first, and how often replies were."""
 
     def welcome(self, stations: Iterable[bytes]) -> None:
         """Tell edges of the ask."""
@@ -89,7 +91,16 @@ class AtEdges:
         self._ask_again(lost, now)
 
     def _ask_again(self, devices: Sequence[DeviceId], now: float) -> None:
-        """These replies are lost. Devices that are connected are asked now, the others when they join."""
+        """These replies are lost. Devices that are connected are asked now, the others when they join.
+
+        A device whose replies are lost again and again is given up.
+        """
         self._lost(len(devices))
         for device in devices:
-            self._perform(self._machine.lost(device, now))
+            first, times = self._losses.get(device, (now, 0))
+            self._losses[device] = first, times + 1
+            if times < LIVES or not self._machine.pending(device):
+                self._perform(self._machine.lost(device, now))
+            else:
+                missed = Missed("is behind edges that lost its replies", now - first, f"{LIVES} replies")
+                self._perform(self._machine.give_up(device, missed, now))

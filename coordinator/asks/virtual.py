@@ -13,12 +13,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fedemu.coordinator.asks.ask import Action, AskMachine, Give, Missed, Tell, Terms
+from fedemu.coordinator.asks.ask import LIVES, Action, AskMachine, Give, Missed, Tell, Terms
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Invalid, Scheduled
-
-LIVES = 20
-"""A device that comes back more often than this in one ask is given up."""
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedemu.algorithms.interface import DeviceReply, Reducer
-from fedemu.coordinator.asks.ask import Give, Tell, Terms
+from fedemu.coordinator.asks.ask import LIVES, Give, Tell, Terms
 from fedemu.coordinator.asks.at_edges import AtEdges
 from fedemu.coordinator.asks.branches import Branches
 from fedemu.coordinator.asks.parts import Contribution
@@ -161,6 +161,19 @@ def test_a_sum_with_other_examples_than_its_replies_is_not_used() -> None:
     play.send_sum(b"a", [1.0, 1.0], 0, 1, examples=7)
     assert play.told == ["a sum cannot be used: the examples of a sum are not those of its results"]
     assert (play.machine.verdicts, play.given()) == ({}, [0, 1])
+
+
+def test_an_edge_that_sends_unusable_sums_again_and_again_costs_its_devices_their_replies() -> None:
+    play = Play()
+    play.keep(1, b"b", 0.0)
+    for _ in range(LIVES + 1):
+        assert play.machine.end is None
+        play.keep(0, b"a", 0.0)
+        play.send_sum(b"a", [1.0, 1.0], 0, examples=7)
+    assert play.machine.given_up == {0: ("is behind edges that lost its replies", 0.0, "20 replies")}
+    assert play.given() == [0] * LIVES
+    play.send_sum(b"b", [1.0, 2.0], 1)
+    assert play.machine.verdicts == {0: "failed", 1: "accepted"}
 
 
 def test_nothing_is_awaited_of_a_device_whose_reply_is_at_an_edge() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedemu.coordinator.asks.ask import Action, Give, Tell, Terms
-from fedemu.coordinator.asks.virtual import LIVES, VirtualAsk
+from fedemu.coordinator.asks.ask import LIVES, Action, Give, Tell, Terms
+from fedemu.coordinator.asks.virtual import VirtualAsk
 from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import Accepted, Cancel, Invalid, Late, Proceed, Scheduled
 
