@@ -22,8 +22,11 @@ FILE: Final = "timing.jsonl"
 """The file of a run directory that holds the marks."""
 COMMAND: Final = "fedemu"
 """The name of the process that the user has started."""
-_ORDER: Final = (COMMAND, "coordinator", "devices", "data check", "zygote", "device processes", "nursery", "trainer")
-_NAMES: Final = {"devices": "supervisor"}
+_ORDER: Final = (
+    *(COMMAND, "coordinator", "tree", "edge", "ray", "devices", "data check", "zygote", "device processes"),
+    *("nursery", "trainer", "track"),
+)
+_NAMES: Final = {"devices": "supervisor", "tree": "edges and machines", "track": "tracker"}
 """Names for people, where a process is called otherwise by ``ps``."""
 _BAR: Final = 60
 """The length of a bar in characters: the whole time of the command."""
@@ -93,14 +96,14 @@ def read_timing(directory: Path) -> Timing | None:
         lines = (directory / FILE).read_bytes().splitlines()
     except OSError:
         return None
-    marks = [json.loads(line) for line in lines]
+    marks = [mark for line in lines if (mark := _read(line)) is not None]
     command = [mark for mark in marks if mark["process"] == COMMAND]
     if not command:
         return None
     start, last = command[0]["began"], command[-1]
     phases = [phase for each in _lives(marks) for phase in _phases(each, start)]
     phases += _silent(marks)
-    phases.sort(key=lambda phase: _ORDER.index(_kind(phase.process)))
+    phases.sort(key=lambda phase: _place(_kind(phase.process)))
     return Timing(phases, last["at"] - start, last["cpu"] + last["ended"])
 
 
@@ -133,15 +136,28 @@ def table(timing: Timing) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def _read(line: bytes) -> dict[str, Any] | None:
+    """A mark. None for a line that a full disk has taken only in part."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def _lives(marks: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The marks of each process, in their order. Trainers get a number. One process may have several parts to play."""
+    """The marks of each process, in their order. One process may have several parts to play.
+
+    Trainers get a number, and so do other processes of which there are several, as with edges.
+    """
     lives: dict[int, list[dict[str, Any]]] = {}
     for each in marks:
         lives.setdefault(each["pid"], []).append(each)
-    trainers = [life for life in lives.values() if life[0]["process"] == "trainer"]
-    for number, life in enumerate(trainers, start=1):
-        for each in life:
-            each["process"] = f"trainer {number}"
+    for name in {life[0]["process"] for life in lives.values()}:
+        alike = [life for life in lives.values() if life[0]["process"] == name]
+        for number, life in enumerate(alike, start=1):
+            for each in life if len(alike) > 1 or name == "trainer" else ():
+                each["process"] = each["process"].replace(name, f"{name} {number}")
     return list(lives.values())
 
 
@@ -159,27 +175,42 @@ def _phases(life: Sequence[dict[str, Any]], start: float) -> Iterator[Phase]:
 
 
 def _silent(marks: Sequence[dict[str, Any]]) -> Iterator[Phase]:
-    """The CPU of the processes that mark nothing: devices, and what trainers do after their last mark."""
-    told = {each["phase"]: each["others"] for each in marks if each["process"] == "devices" and each["others"]}
-    ends = [each["ended"] for each in marks if each["process"] == "zygote" and each["phase"] == "forks"]
-    done = 0.0
-    for phase, seconds in (
-        *((phase, others["devices"]) for phase, others in told.items()),
-        *(("end", ended) for ended in ends[-1:]),
-    ):
-        yield Phase("device processes", phase, max(0.0, seconds - done))
-        done = seconds
-    if "rounds" in told:
+    """The CPU of the processes that mark nothing: devices, and what trainers do after their last mark.
+
+    Each supervisor tells it of its own devices and trainers.
+    """
+    spent: dict[str, float] = {}
+    done: dict[int, float] = {}
+    of_trainers: list[float] = []
+    for each in marks:
+        if _kind(each["process"]) == "devices" and each["others"]:
+            used, before = each["others"]["devices"], done.get(each["pid"], 0.0)
+            spent[each["phase"]] = spent.get(each["phase"], 0.0) + max(0.0, used - before)
+            done[each["pid"]] = used
+            of_trainers += [each["others"]["trainers"]] if each["phase"] == "rounds" else []
+    ends = {each["pid"]: each["ended"] for each in marks if _kind(each["process"]) == "zygote"}
+    if any(each["phase"] == "forks" for each in marks):
+        spent["end"] = max(0.0, sum(ends.values()) - sum(done.values()))
+    for phase, seconds in spent.items():
+        yield Phase("device processes", phase, seconds)
+    if of_trainers:
         known: dict[int, float] = {each["pid"]: each["cpu"] for each in marks if _kind(each["process"]) == "trainer"}
-        yield Phase("trainer", "rounds, all trainers", max(0.0, told["rounds"]["trainers"] - sum(known.values())))
+        yield Phase("trainer", "rounds, all trainers", max(0.0, sum(of_trainers) - sum(known.values())))
 
 
 def _kind(process: str) -> str:
-    return "trainer" if process.startswith("trainer") else process
+    """The name of a process without its number."""
+    return process.rstrip("0123456789 ")
+
+
+def _place(kind: str) -> int:
+    """The place of a process in the table. Those that it does not know come last."""
+    return _ORDER.index(kind) if kind in _ORDER else len(_ORDER)
 
 
 def _shown(process: str) -> str:
-    return _NAMES.get(process, process)
+    kind = _kind(process)
+    return process.replace(kind, _NAMES.get(kind, kind), 1)
 
 
 def _signs() -> Iterator[str]:

@@ -43,6 +43,35 @@ def test_phases_follow_each_other_and_silent_processes_are_told_by_their_supervi
     ]
 
 
+def test_edges_machines_and_trackers_are_in_the_table(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(
+        said("fedemu", 1, "imports", 100.0, 101.0, 0.5)
+        + said("track", 9, "imports", 101.0, 103.0, 0.25)
+        + said("tree", 2, "imports", 101.0, 102.0, 0.25)
+        + said("edge", 3, "imports", 102.0, 103.0, 0.25)
+        + said("devices", 4, "attach", 103.0, 104.0, 0.25, others={"devices": 2.0})
+        + said("devices", 5, "attach", 103.0, 105.0, 0.25, others={"devices": 3.0})
+        + said("devices", 4, "rounds", 103.0, 107.0, 0.5, others={"devices": 2.5, "trainers": 1.0})
+        + said("devices", 5, "rounds", 103.0, 107.0, 0.5, others={"devices": 4.0, "trainers": 2.0})
+        + said("zygote", 6, "forks", 103.0, 108.0, 0.125, ended=3.0)
+        + said("zygote", 7, "forks", 103.0, 108.0, 0.125, ended=4.5)
+        + said("fedemu", 1, "the run", 100.0, 110.0, 1.0, ended=9.0)
+        + '{"process": "fed'  # a full disk took no more
+    )
+    found = read_timing(tmp_path)
+    assert found is not None
+    assert list(dict.fromkeys(phase.process for phase in found.phases)) == [
+        *("fedemu", "tree", "edge", "devices 1", "devices 2", "zygote 1", "zygote 2", "device processes", "trainer"),
+        "track",
+    ]
+    devices = [(phase.name, phase.cpu) for phase in found.phases if phase.process == "device processes"]
+    assert devices == [("attach", 5.0), ("rounds", 1.5), ("end", 1.0)]
+    assert [phase.cpu for phase in found.phases if phase.process == "trainer"] == [3.0]
+    told = table(found)
+    assert told.count("supervisor 2") == 3  # two phases, and a bar
+    assert "edges and machines" in told
+
+
 def test_the_table_has_a_bar_for_each_process() -> None:
     phases = [Phase("fedemu", "imports", 0.5, 0.0, 1.0), Phase("coordinator", "rounds", 1.5, 2.0, 4.0)]
     lines = table(Timing(phases, 4.0, 2.0)).splitlines()
