@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,10 @@ from fedemu.ops.track.tracker import Ended, Memory, Tracked
 
 
 class TensorBoard:
-    """Writes event files into a folder named like the run directory, inside ``out``."""
+    """Writes event files into a folder named like the run directory, inside ``out``.
+
+    If another run has that folder, the name of the folder above the run directory comes before it.
+    """
 
     def __init__(self) -> None:
         self._tensorboard: Any = import_module("tensorboardX")  # an extra, which need not be installed
@@ -25,7 +30,7 @@ class TensorBoard:
 
     def begin(self, run: Tracked) -> Memory:
         self._last = run.told
-        folder = Path(run.out) / run.directory.resolve().name
+        folder = _folder(run)
         # A part of a round that a killed process has written is purged by the readers of these files.
         # The names of its files have whole seconds, and a second writer would replace the file of the first.
         suffix = f".{time.time_ns() % 10**9:09d}"
@@ -36,7 +41,7 @@ class TensorBoard:
             self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{settings}", 0)
             self._writer.add_text("experiment digest", run.digest, 0)
         self._writer.flush()
-        return {}
+        return {"folder": folder.name}
 
     def row(self, row: Row, numbers: Mapping[str, float]) -> None:
         self._last = row.round
@@ -57,3 +62,16 @@ class TensorBoard:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _folder(run: Tracked) -> Path:
+    """The folder that the run had before, or a new one that no other run has. Seeds of several groups are namesakes."""
+    own, out = run.directory.resolve(), Path(run.out)
+    if known := run.memory.get("folder", own.name if run.told else ""):
+        return out / str(known)
+    longer = f"{own.parent.name}-{own.name}"
+    for name in chain((own.name, longer), (f"{longer}-{number}" for number in count(2))):
+        with suppress(FileExistsError):
+            (out / name).mkdir(parents=True)
+            return out / name
+    raise AssertionError("there is always another number")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,21 @@ def test_tensorboard_reads_a_run_that_was_killed_and_went_on_without_doubles(run
     assert {"settings/text_summary", "experiment digest/text_summary", "model digest/text_summary"} <= {
         *read.Tags()["tensors"]
     }
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not find_spec("tensorboardX"), reason="the extra tensorboard is not installed")
+def test_tensorboard_keeps_runs_apart_whose_directories_are_called_alike(run: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "out", tmp_path / "lr=0.1" / run.name
+    shutil.copytree(run, other)
+    for rounds in (3, 4):
+        for directory in (run, other):
+            add_rows(directory, rounds, rounds)
+            export(directory, "tensorboard", str(out))
+    assert sorted(folder.name for folder in out.iterdir()) == sorted([run.name, f"lr=0.1-{run.name}"])
+    shutil.rmtree(out)
+    export(other, "tensorboard", str(out))
+    assert [folder.name for folder in out.iterdir()] == [run.name]
 
 
 @pytest.mark.timeout(600)
