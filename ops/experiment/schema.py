@@ -31,6 +31,7 @@ def schema() -> dict[str, Any]:
     defined: dict[str, Any] = {**found["$defs"], **of_runtime.pop("$defs", {}), "Runtime": of_runtime}
     properties = {key: value for key, value in found["properties"].items() if key not in _NO_SETTINGS}
     properties["runtime"] = {"$ref": "#/$defs/Runtime"}
+    properties["track"] = {"$ref": "#/$defs/Track"}
     _add_other_spellings(defined)
     whole = {
         "$schema": DRAFT,
@@ -56,6 +57,11 @@ def _add_other_spellings(defined: dict[str, Any]) -> None:
         "description": "the share of devices whose replies a round takes, in place of per_round",
     }
     defined["Natural"].pop("required", None)  # without a column it is that of data.id_column
+    for table, key in (("Tree", "edges"), ("Track", "to")):  # one value is a list of one
+        several = defined[table]["properties"][key]
+        default = {"default": several.pop("default")}
+        one = {"type": "integer", "minimum": 0, "maximum": 256} if key == "edges" else dict(several["items"])
+        defined[table]["properties"][key] = {"anyOf": [several, one], **default}
     for definition in defined.values():
         if "const" in definition.get("properties", {}).get("kind", {}):
             definition["required"] = sorted({"kind", *definition.get("required", [])})

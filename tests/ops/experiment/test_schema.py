@@ -26,6 +26,10 @@ def test_all_presets_and_their_parts_fit_and_so_do_frozen_experiments() -> None:
     tables = {name: preset(name) for name in preset_names()}
     tables |= {name: preset(example_of(name)) for name in part_names()}
     frozen = Experiment.parse(preset("digits-tasks"))
+    tables |= {
+        "tracked": {"track": {"to": ["tensorboard"], "out": "runs/tracking"}, "tree": {"edges": [2, 4]}},
+        "one": {"track": {"to": "wandb"}, "tree": {"edges": 2}},
+    }
     tables |= {"frozen": tomllib.loads(frozen.to_toml()), "starter": tomllib.loads(starter_text("digits", "x.toml"))}
     wrong = {name: [error.message for error in VALIDATOR.iter_errors(table)] for name, table in tables.items()}
     assert {name: messages for name, messages in wrong.items() if messages} == {}
