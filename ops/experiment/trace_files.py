@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import math
 import zlib
 from collections.abc import Iterator, Sequence
@@ -205,5 +206,7 @@ def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
-        yield from enumerate(csv.reader(file), start=1)
+    """The rows with their line numbers. A spreadsheet may write a byte order mark, which is no part of a name."""
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        text = io.StringIO(file.read().decode("utf-8-sig"), newline="")
+    yield from enumerate(csv.reader(text), start=1)

@@ -53,6 +53,11 @@ def test_three_columns_are_enough(folder: Path) -> None:
     assert trace == RecordedAvailability(((1.5, 2.0, 3.0, 5.0), (0.0, 4.0)), last_event=5.0)
 
 
+@pytest.mark.parametrize("name", ["trace.csv", "trace.csv.gz"])
+def test_a_byte_order_mark_is_no_part_of_a_name(folder: Path, name: str) -> None:
+    assert read_availability(write(folder, "\ufeffdevice,start,end\na,1,2\n", name)).devices == ((1.0, 2.0),)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
