@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import re
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def read_file(path: Path) -> dict[str, list[str]]:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
             content = file.read().decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(f"{path} can't be read as UTF-8 text: {error}") from error
     columns = _table(path, content) if ".csv" in path.suffixes else _play(content) or {TEXT: _lines(content)}
     if not any(columns.values()):

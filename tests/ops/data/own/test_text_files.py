@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
 
 from fedemu.ops.data.own.text_files import read_file
+from fedemu.protocol.errors import DataError
 
 INSIDE = "one\u2028two\x85three\ffour\x1cfive\vsix"
 """A line with all characters that ``str.splitlines`` cuts at, and that end no line of a file."""
@@ -25,3 +27,13 @@ def test_a_quoted_cell_keeps_its_newlines(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_bytes(b'label,text\r\na,"one\r\ntwo\n"\r\n')
     assert read_file(table) == {"label": ["a"], "text": ["one\r\ntwo\n"]}
+
+
+def test_a_damaged_gzip_file_is_told(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress("".join(f"{n},{n * n % 7919}\n" for n in range(3000)).encode()))
+    packed[1000:1100] = bytes(byte ^ 0xFF for byte in packed[1000:1100])
+    for content in (packed, packed[:500], b"no gzip"):
+        table = tmp_path / "t.csv.gz"
+        table.write_bytes(content)
+        with pytest.raises(DataError, match=r"t\.csv\.gz can't be read"):
+            read_file(table)
