@@ -41,6 +41,7 @@ class LiveRun:
         self.number = number
         self.directory = directory
         self.experiment: Experiment = read_frozen(directory)
+        self._frozen_at = self._changed(CONFIG)
         self.stream = stream
         self._messages = 0
         self.machine = Machine(directory)
@@ -65,12 +66,13 @@ class LiveRun:
         self._summary: tuple[float, dict[str, Any]] | None = None
 
     def look(self) -> None:
-        """Read what is new. If the run was resumed from an earlier round, its viewers get all of it again."""
+        """Read what is new. If it was resumed from an earlier round or got more, its viewers get all of it again."""
         self._mark()
         metrics, events, asks = self._metrics.look(), self._events.look(), self._asks.look()
-        anew = metrics.anew or events.anew or asks.anew
+        frozen_at = self._changed(CONFIG)
+        anew = metrics.anew or events.anew or asks.anew or frozen_at not in (None, self._frozen_at)
         if anew:
-            frozen = self.devices.frozen
+            frozen, self._frozen_at = self.devices.frozen, frozen_at
             with suppress(Exception):  # a folder that is gone keeps its last experiment
                 self.experiment = read_frozen(self.directory)
             self._begin()
@@ -155,6 +157,12 @@ class LiveRun:
             "virtual": experiment.clock.kind == "virtual",
             "periods": experiment.stream.period_count,
         }
+
+    def _changed(self, name: str) -> int | None:
+        """When a file of the directory was written. None if it is not there."""
+        with suppress(OSError):
+            return (self.directory / name).stat().st_mtime_ns
+        return None
 
     def _mark(self) -> None:
         """Have the processes of the run tell what they do. A run that is over is not touched."""

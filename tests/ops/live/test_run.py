@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedemu.ops.experiment.sources import write_frozen
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.stream import Stream
 from fedemu.ops.results.holder import UNNAMED, holder_of
@@ -100,6 +101,18 @@ def test_a_resumed_run_is_told_from_its_beginning(made: Any) -> None:
     made.row(3)
     assert [row["accuracy"] for row in news(run)["rows"]] == [0.5, 0.7, 0.5]
     assert run.stream.kind == "snapshot"
+
+
+def test_a_run_that_got_more_rounds_says_so(made: Any) -> None:
+    run = LiveRun(0, made.directory, Told())
+    made.row(1)
+    assert set(news(run)) == {"number", "message", "rows", "status"}
+    rounds = run.experiment.rounds + 7
+    write_frozen(run.experiment.model_copy(update={"rounds": rounds}), made.directory)
+    told = news(run)
+    assert (told["run"]["rounds"], [row["round"] for row in told["rows"]]) == (rounds, [1])
+    assert dict(told["settings"])["rounds"] == str(rounds)
+    assert news(run) == {}
 
 
 def test_the_account_of_the_process_that_holds_the_lock_is_believed(made: Any) -> None:
