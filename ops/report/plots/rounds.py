@@ -143,7 +143,7 @@ def outcomes(rows: Rows) -> Figure | None:
 def fleet_over_time(rows: Rows) -> Figure | None:
     """The devices that had joined, were on-line and were away at the start of each round, by the experiment's clock.
 
-    A line shows how many devices have crashed so far.
+    A line shows how many devices have crashed by the end of each round.
     """
     known = [row for row in rows if row.online is not None and row.virtual_time is not None]
     if not known:
@@ -153,14 +153,18 @@ def fleet_over_time(rows: Rows) -> Figure | None:
     ).T
     divisor, unit = time_unit(float(times[-1]))
     times = times / divisor
+    ends = {row.round: row.virtual_time for row in rows}
+    starts = numbers([ends.get(row.round - 1) or 0.0 for row in known]) / divisor
+    # The fleet of the last round is shown until its end.
+    starts, online, joined = np.append(starts, times[-1]), np.append(online, online[-1]), np.append(joined, joined[-1])
     figure, axes = new_figure("Fleet")
     axes.xaxis.set_major_locator(round_ticks())
     dots = marker(8 * len(times))
-    axes.step(times, joined, where="post", color=SLATE, linewidth=1.8, marker=dots, label="joined")
+    axes.step(starts, joined, where="post", color=SLATE, linewidth=1.8, marker=dots, label="joined")
     if (joined > online).any():
-        axes.fill_between(times, online, joined, step="post", color=GREY, alpha=0.25, linewidth=0, label="away")
-    axes.step(times, online, where="post", color=GREEN, linewidth=1.8, marker=dots, label="on-line")
-    axes.fill_between(times, online, step="post", color=GREEN, alpha=0.15, linewidth=0)
+        axes.fill_between(starts, online, joined, step="post", color=GREY, alpha=0.25, linewidth=0, label="away")
+    axes.step(starts, online, where="post", color=GREEN, linewidth=1.8, marker=dots, label="on-line")
+    axes.fill_between(starts, online, step="post", color=GREEN, alpha=0.15, linewidth=0)
     if crashed.any():
         axes.step(
             times, np.cumsum(crashed), where="post", color=RED, linewidth=1.8, marker=dots, label="crashed so far"

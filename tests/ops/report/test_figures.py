@@ -39,3 +39,11 @@ def test_a_name_that_the_run_lacks_is_an_error_with_those_that_it_has(run: Path)
         figure(run, "outcomes")
     with pytest.raises(ConfigurationError, match="holds no run"):
         figure(run / "nowhere", "accuracy")
+
+
+def test_the_fleet_is_shown_at_the_start_of_its_round_and_crashes_at_its_end(run: Path) -> None:
+    rows = [{"round": n, "virtual_time": 10.0 * n, "online": 4 - n, "joined": 4, "crashed": 1} for n in (1, 2, 3)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown = {line.get_label(): line.get_xydata().tolist() for line in figure(run, "fleet").axes[0].lines}
+    assert shown["on-line"] == [[0.0, 3.0], [10.0, 2.0], [20.0, 1.0], [30.0, 1.0]]
+    assert shown["crashed so far"] == [[10.0, 1.0], [20.0, 2.0], [30.0, 3.0]]
