@@ -30,7 +30,7 @@ from fedemu.ops.running.words import is_complete, say
 from fedemu.protocol.errors import ConfigurationError
 
 _MOST_SEEDS = 1000
-_SEEDS = re.compile(r"(\d+)(?:-(\d+))?")
+_SEEDS = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?")
 
 
 @dataclass(frozen=True)

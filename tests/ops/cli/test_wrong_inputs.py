@@ -100,6 +100,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["run", "--banana"], "there is no option --banana; see fedemu run --help"),
     (["run", "--seeds", "3-1"], "3-1 is no list of seeds"),
     (["run", "--seeds", ""], "'' is no list of seeds"),
+    (["run", "--seeds", "9" * 5000], "is no list of seeds"),
     (["run", "--device-type", "gpu"], "--device-type gpu must be one of auto, cpu, cuda; see fedemu run --help"),
     (["run", "--metrics-port", "70000"], "--metrics-port 70000 must be from 1 to 65535"),
     (["run", "digits-small", "--metrics-port", "65535", "--out", "x"], "leaves no port after it, which the devices'"),
@@ -119,6 +120,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
         "--set seed is for one seed, and here are several; leave out --set seed",
     ),
     (["sweep", "digits-small", "--out", "x", "--search", "local.lr=0.1..inf"], "needs two finite numbers"),
+    (["sweep", "digits-small", "--out", "json.toml", "--search", "local.lr=0.1..1"], "json.toml can't be made"),
     (["sweep", "evidence"], "--out is missing; see fedemu sweep --help"),
 ]
 
