@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import re
+import sqlite3
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +94,7 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         try:
             self._study = optuna.create_study(
-                storage=f"sqlite:///{(folder / STUDY).resolve()}",
+                storage=_storage(optuna, (folder / STUDY).resolve()),
                 study_name="fedemu",
                 direction="minimize" if self.least else "maximize",
                 load_if_exists=True,
@@ -218,3 +220,11 @@ def _optuna() -> Any:
     except ImportError:
         raise ConfigurationError("--search needs Optuna; install it with pip install 'fedemu[search]'") from None
     return optuna
+
+
+def _storage(optuna: Any, file: Path) -> Any:
+    """The file of a study. In an address a ``?``, a ``%`` or a brace of its name would lead to another file."""
+    from sqlalchemy.pool import NullPool  # Optuna needs it itself
+
+    connect = partial(sqlite3.connect, file, check_same_thread=False)
+    return optuna.storages.RDBStorage("sqlite://", engine_kwargs={"creator": connect, "poolclass": NullPool})

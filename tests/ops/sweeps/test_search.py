@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedemu.ops.sweeps.search import BATCH, Study, figure_of, parse_space
+from fedemu.ops.sweeps.search import BATCH, STUDY, Study, figure_of, parse_space
 from fedemu.protocol.errors import ConfigurationError
 
 SPACES = ["local.lr=0.001..1:log", "local.epochs=1..5", "model.hidden=[64],[64,64]"]
@@ -37,6 +37,13 @@ def test_ranges_of_numbers_and_lists_of_values_are_spaces() -> None:
     assert (rate.low, rate.high, rate.log, rate.whole) == (0.001, 1.0, True, False)
     assert (epochs.low, epochs.high, epochs.log, epochs.whole) == (1, 5, False, True)
     assert (hidden.choices, hidden.least, epochs.least) == (([64], [64, 64]), [64], 1)
+
+
+@pytest.mark.parametrize("name", ["a?b", "a%20b", "a{b}", "a#b c"])
+def test_a_study_lies_in_its_folder_whatever_this_is_called(tmp_path: Path, name: str) -> None:
+    study = play(tmp_path / name, 2)
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()] == [Path(name, STUDY)]
+    assert play(tmp_path / name, 2).over() == study.over()
 
 
 def test_proposals_lie_in_their_spaces_and_the_best_comes_first(tmp_path: Path) -> None:
