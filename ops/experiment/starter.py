@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,9 @@ def starter_text(source: str, file: str) -> str:
     name = Path(file).stem
     if all(letter.isalnum() or letter in "._-" for letter in name) and name.isascii() and name[:1].isalnum():
         kept["name"] = name[:100]
-    return f"{_HEAD.format(preset=source, file=file, schema=SCHEMA_LINE)}\n{toml_text(kept, comments)}"
+    # A line feed in the name would end the comment.
+    said = shlex.quote(file) if file.isprintable() else repr(file)
+    return f"{_HEAD.format(preset=source, file=said, schema=SCHEMA_LINE)}\n{toml_text(kept, comments)}"
 
 
 def _commented(path: str, default: Any) -> str:

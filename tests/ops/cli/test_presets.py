@@ -103,6 +103,11 @@ def test_an_experiment_to_start_from_is_its_preset_with_every_table(name: str) -
     assert Experiment.parse(table | {"name": "x"}) == Experiment.parse(preset(name) | {"name": "x"})
 
 
+def test_the_name_of_its_file_stays_in_the_comments_of_an_experiment() -> None:
+    assert "#   fedemu run 'two words.toml' " in starter_text("digits", "two words.toml")
+    assert tomllib.loads(starter_text("digits", "a\nrounds = 7\n.toml"))["rounds"] == 40
+
+
 def test_an_experiment_is_written_once_and_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("init") == 0
     captured = capsys.readouterr()
