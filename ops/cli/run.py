@@ -159,7 +159,7 @@ def run(
     if resume is not None and is_complete(directory, checked):
         return conclude(directory, 0, "run", new=False, print_summary=format is Format.JSON)
     if page:
-        start_page(directory)
+        _serve_page(directory, new=resume is None)
     return run_together(
         directory, checked, runtime, new=resume is None, print_summary=format is Format.JSON, timed=timing
     )
@@ -211,7 +211,7 @@ def coordinator(
         raise
 
     if page:
-        start_page(directory)
+        _serve_page(directory, new=resume is None)
     return coordinate_alone(directory, checked, runtime, new=resume is None, print_summary=format is Format.JSON)
 
 
@@ -330,6 +330,16 @@ def _open(
         return claim(experiment, out), experiment, runtime
     keep_grown(resume, experiment)
     return resume, experiment, runtime
+
+
+def _serve_page(directory: Path, *, new: bool) -> None:
+    """Start the page of a run. A ``new`` directory is given back if it does not start, or if Ctrl-C comes meanwhile."""
+    try:
+        start_page(directory)
+    except BaseException:
+        if new:
+            give_back(directory)
+        raise
 
 
 def _prepare_group(source: str | None, resume: Path | None, overrides: list[str]) -> None:

@@ -12,6 +12,7 @@ from fedemu.ops.experiment import Runtime
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.running.folder import claim
 from fedemu.ops.running.seeds import SeedGroup
+from fedemu.protocol.errors import FedemuError
 
 
 @pytest.fixture
@@ -43,3 +44,18 @@ def test_a_run_that_is_resumed_on_an_engine_waits_as_long_as_a_new_one(
         with pytest.raises(SystemExit):
             commands.app(["run", "--resume", where, "--on", "ray", *more], prog_name="fedemu")
     assert [(runtime.connect_seconds, runtime.lost_seconds) for runtime in started] == [(600, 600), (600, 30)]
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 4), (FedemuError("it could not be served"), 5)])
+def test_a_page_that_does_not_start_leaves_no_run_directory(
+    error: BaseException, code: int, started: list[Runtime], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(directory: Path) -> None:
+        assert directory.is_dir()
+        raise error
+
+    monkeypatch.setattr(run, "start_page", fails)
+    for command in ("run", "coordinator"):
+        with pytest.raises(SystemExit) as ended:
+            commands.app([command, "digits-small", "--page", "--out", str(tmp_path / "new")], prog_name="fedemu")
+        assert (ended.value.code, started, list(tmp_path.iterdir())) == (code, [], [])
