@@ -12,9 +12,11 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from fedemu.ops.engines.on_ray import connect
+from fedemu.ops.experiment.sources import CONFIG_FILE, load_experiment, write_frozen
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.running.launch import child_command
 from fedemu.ops.sweeps.plan import Planned
@@ -23,6 +25,8 @@ from fedemu.protocol.errors import FedemuError
 
 _THERE = "run"
 """The name of the run directory at the node, in a temporary folder."""
+_EXPERIMENT = "experiment"
+"""The name of the folder with the experiment of a new run, beside it."""
 
 
 def slots(on: str) -> int:
@@ -52,7 +56,8 @@ def main(words: Sequence[str]) -> int:
         directory = Path(words[0])
         slot = ray.remote(_play).options(num_cpus=1, max_retries=3)
         try:
-            code, said, packed = ray.get(slot.remote(list(words[1:]), _pack(directory)))
+            handed = list(words[1:]), _pack(directory), _experiment(words[1:]), str(directory), os.getcwd()
+            code, said, packed = ray.get(slot.remote(*handed))
         except ray.exceptions.RayError as error:
             raise FedemuError(f"the run was lost on the cluster ({' '.join(str(error).split())[:200]})") from error
         if packed:
@@ -64,17 +69,40 @@ def main(words: Sequence[str]) -> int:
     return exit_code_of(action)
 
 
-def _play(words: list[str], packed: bytes) -> tuple[int, str, bytes]:
-    """Play a run at a node: its exit code, its lines for people, and its directory."""
+def _experiment(words: Sequence[str]) -> bytes:
+    """The experiment of a new run, packed: the node need not have its file, nor the settings of this environment."""
+    source, overrides = words[1], [word for option, word in pairwise(words) if option == "--set"]
+    if source == "--resume":
+        return b""
+    with tempfile.TemporaryDirectory(prefix="fedemu-") as folder:
+        write_frozen(load_experiment(source, overrides, os.environ)[0], Path(folder))
+        return _pack(Path(folder))
+
+
+def _play(words: list[str], packed: bytes, experiment: bytes, named: str, begun: str) -> tuple[int, str, bytes]:
+    """Play a run at a node: its exit code, its lines for people, and its directory, which is ``named`` in these lines.
+
+    It is played in the folder in which the sweep was ``begun``, if the node has it.
+    """
     with tempfile.TemporaryDirectory(prefix="fedemu-") as folder:
         there = Path(folder) / _THERE
-        if packed:
-            with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-                archive.extractall(there, filter="data")
-        command = child_command("fedemu-run", "fedemu.ops.cli.__main__", *words)
-        nobody = subprocess.DEVNULL
-        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, stdin=nobody)
-        return ended.returncode, ended.stderr, _pack(there)
+        for content, place in ((packed, there), (experiment, Path(folder) / _EXPERIMENT)):
+            if content:
+                with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+                    archive.extractall(place, filter="data")
+        command, *options = words
+        if experiment:
+            options[0] = str(Path(folder) / _EXPERIMENT / CONFIG_FILE)
+        options = [str(there) if word == _THERE else word for word in options]
+        ended = subprocess.run(
+            child_command("fedemu-run", "fedemu.ops.cli.__main__", command, *options),
+            cwd=begun if Path(begun).is_dir() else folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        return ended.returncode, ended.stderr.replace(str(there), named), _pack(there)
 
 
 def _pack(directory: Path) -> bytes:

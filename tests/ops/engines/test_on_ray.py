@@ -25,6 +25,7 @@ from fedemu.ops.engines.actor import MOST_RESTARTS, Handed, Report
 from fedemu.ops.engines.nodes import settle
 from fedemu.ops.engines.on_ray import RayFleet, bundle
 from fedemu.ops.engines.sending import folder_of
+from fedemu.ops.experiment.printed import printed
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.keys.store import KeyFolder
 from fedemu.ops.running.folder import claim
@@ -307,19 +308,21 @@ def _rounds_of_arrivals(directory: Path) -> set[int]:
 
 @pytest.mark.timeout(900)
 def test_the_runs_of_a_sweep_on_ray_come_back_with_their_digests(cluster: Any, tmp_path: Path) -> None:
-    words = ["sweep", "digits-small", "--seeds", "1-2", "--rounds", "2", "--out", "sweep", "--on", "ray"]
+    (tmp_path / "mine.toml").write_text(printed("digits-small"))
+    words = ["sweep", "mine.toml", "--seeds", "1-2", "--rounds", "2", "--out", "sweep", "--on", "ray"]
     words += ["--set", "runtime.transport=memory"]
     ended = subprocess.run(
         [sys.executable, "-m", "fedemu", *words],
         cwd=tmp_path,
-        env=os.environ | {"RAY_ADDRESS": cluster.address},
+        env=os.environ | {"RAY_ADDRESS": cluster.address, "FEDEMU_LOCAL__LR": "0.02"},
         capture_output=True,
         text=True,
         check=False,
         timeout=LONGEST_SECONDS,
     )
     assert ended.returncode == 0, ended.stderr
-    experiment, runtime = load_experiment("digits-small", ["rounds=2", "runtime.transport=memory"], {})
+    given = ["rounds=2", "runtime.transport=memory", "local.lr=0.02"]
+    experiment, runtime = load_experiment("digits-small", given, {})
     alone = claim(experiment, tmp_path / "alone")
     assert run_together(alone, experiment, runtime, new=True, print_summary=False) == 0
     [there] = (tmp_path / "sweep").glob("**/seed-1/summary.json")
