@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedemu.coordinator.record.json_lines import plain
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, FormatOption
 from fedemu.ops.stress.campaign.cases import CaseResult
@@ -100,7 +101,8 @@ def stress(
         with _folder(out) as folder:
             soaked = play_soak(folder, seed, minutes=minutes, kept=out is not None)
         if format is Format.JSON:
-            print(json.dumps({"passed": soaked.passed, **asdict(soaked)}, indent=1))
+            # A slope that is not known has no bounds, and JSON has no infinite numbers.
+            print(json.dumps(plain({"passed": soaked.passed, **asdict(soaked)}), indent=1))
         return 0 if soaked.passed else FAILED
     if names == [NETWORK]:
         weathered: list[WeatherResult] = []

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from fedemu.ops.cli import commands
 from fedemu.ops.pages.style import drawn
 from fedemu.ops.stress.growth import draw, show, verdict
+from fedemu.ops.stress.slopes import slope_of
 from fedemu.ops.stress.soak import QUANTITIES, SoakResult, judge, soak, write_samples
 
 CALM = dict.fromkeys(QUANTITIES, 10.0)
@@ -67,3 +70,13 @@ def test_people_see_each_quantity_with_its_slope_and_a_plot() -> None:
     assert figure is not None
     assert figure.axes[0].get_title(loc="left") == "memory of coordinator (MiB)"
     assert len(figure.axes) == len(QUANTITIES)
+
+
+def test_a_short_soak_is_strict_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    short = SoakResult((1.0,), ({},), {"processes": slope_of([1.0], [2.0])}, 3, {}, ())
+    monkeypatch.setattr("fedemu.ops.stress.growth.play_soak", lambda *_, **__: short)
+    with pytest.raises(SystemExit) as ended:
+        commands.app(["stress", "soak", "--format", "json"], prog_name="fedemu")
+    told = capsys.readouterr().out
+    assert (ended.value.code, "Infinity" in told) == (0, False)
+    assert json.loads(told)["slopes"]["processes"] == {"slope": 0.0, "low": None, "high": None, "middle": 2.0}
