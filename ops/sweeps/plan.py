@@ -26,6 +26,8 @@ from fedemu.protocol.errors import ConfigurationError
 
 SHIPPED = FOLDER / "sweeps"
 MOST_RUNS = 100_000
+OWN_FILES = ("compare", "sweep.csv", "suite.csv", "suite.md")
+"""What a sweep writes into its folder beside the runs."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(min_length=1)]
 
@@ -190,6 +192,9 @@ def chosen(runs: Sequence[Planned], only: str | None) -> list[Planned]:
     for run in runs:
         if run.folder in seen:
             raise ConfigurationError(f"two runs of the sweep would be written to {run.folder}; name every run once")
+        if (first := run.folder.parts[0]) in OWN_FILES:
+            what = f"part {first}" if run.part else f"experiment {first}"
+            raise ConfigurationError(f"a sweep writes {first} itself; give the {what} another name")
         seen.add(run.folder)
     found = [run for run in runs if wanted.search(str(run.folder))]
     if not found:

@@ -95,6 +95,16 @@ def test_a_run_that_is_named_twice_is_refused(tmp_path: Path) -> None:
         planned(sweep)
 
 
+def test_no_run_has_the_place_of_what_a_sweep_writes(tmp_path: Path) -> None:
+    sweep = load_sweep(written(tmp_path, TWO.replace('"other"', '"compare"')))
+    with pytest.raises(ConfigurationError, match="a sweep writes compare itself; give the part compare another name"):
+        planned(sweep)
+    (tmp_path / "compare.toml").touch()
+    told = CliRunner().invoke(app, ["sweep", str(tmp_path / "compare.toml"), "--out", str(tmp_path / "out"), "--list"])
+    assert (told.exit_code, told.stdout) == (2, "")
+    assert "give the experiment compare another name" in told.stderr
+
+
 def test_an_unknown_name_is_met_with_the_nearest_one() -> None:
     with pytest.raises(ConfigurationError, match='no sweep "evidenze"; did you mean evidence'):
         load_sweep("evidenze")
