@@ -34,7 +34,8 @@ def der(ingredients: Ingredients, alpha: NonNegativeFloat = 0.1, beta: NonNegati
     """DER++; with ``beta = 0`` it is DER, whose replayed samples have no cross-entropy.
 
     Raises ConfigurationError if devices have no replay buffers, if the data are texts, or if ``beta`` is not 1 but the
-    criterion is not cross-entropy.
+    criterion is not cross-entropy. With another ``beta`` than 1 methods with a loss of their own refuse the term: what
+    is not in their loss as a whole cannot be taken out of it, and the rest could fall without end.
     """
     if ingredients.kept == 0:
         raise ConfigurationError(
@@ -51,7 +52,8 @@ def der(ingredients: Ingredients, alpha: NonNegativeFloat = 0.1, beta: NonNegati
             "another loss; set beta = 1, or algorithm.loss = 'cross_entropy'"
         )
     notes = {LOGITS: (ingredients.classes,), REPLAYED: ()}
-    return LocalTerm("der", remembered_logits(alpha, beta), previous=False, notes=notes)
+    otherwise = "" if beta == 1 else "algorithm.terms.der.beta = 1"
+    return LocalTerm("der", remembered_logits(alpha, beta), previous=False, notes=notes, otherwise=otherwise)
 
 
 def remembered_logits(alpha: float, beta: float) -> Term:

@@ -47,7 +47,9 @@ class LocalTerm:
 
     Importances are kept under ``importance_key(name)``. ``previous`` says whether the term needs the global model at
     the end of the last task. With an ``importance`` the fleet is asked for it when a task ends. ``notes`` are the
-    shapes of what it has to know of each sample (``Noting``).
+    shapes of what it has to know of each sample (``Noting``). ``otherwise`` is given if the term takes away a part of
+    ``algorithm.loss``, so that it fits only methods whose devices minimise this loss as a whole. It is what to set for
+    other methods.
     """
 
     name: str
@@ -55,6 +57,7 @@ class LocalTerm:
     previous: bool = True
     importance: Importance | None = None
     notes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    otherwise: str = ""
 
 
 def with_local_terms(ingredients: Ingredients, terms: Mapping[str, LocalTerm]) -> Ingredients:

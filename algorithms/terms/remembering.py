@@ -31,6 +31,7 @@ from fedemu.algorithms.interface import (
 from fedemu.algorithms.terms.importance import COUNTS, AskImportance
 from fedemu.algorithms.terms.local_term import PREVIOUS, LocalTerm, importance_key
 from fedemu.algorithms.training.local_sgd import LocalSGD
+from fedemu.algorithms.training.objective import Objective
 from fedemu.algorithms.trees import map_leaves
 from fedemu.protocol.errors import ConfigurationError
 
@@ -134,7 +135,7 @@ def with_terms(inner: Algorithm[S], terms: Mapping[str, LocalTerm], model: Model
     """The method with local terms, which its ingredients must have held; ``model`` is the experiment's model.
 
     Without terms it is ``inner`` itself. Raises ConfigurationError, which names ``method``, if its programs have not
-    taken the terms, or if devices do not train.
+    taken the terms, if devices do not train, or if a term needs ``algorithm.loss`` as a whole and finds another loss.
     """
     if not terms:
         return inner
@@ -145,6 +146,12 @@ def with_terms(inner: Algorithm[S], terms: Mapping[str, LocalTerm], model: Model
         raise ConfigurationError(
             f"the method {method!r} does not train devices by a loss that takes local terms; remove "
             f"{', '.join(f'algorithm.terms.{name}' for name in terms)}, or choose another method"
+        )
+    whole = all(isinstance(program.loss, Objective) for program in training)
+    if needy := [name for name, term in terms.items() if term.otherwise and not whole]:
+        raise ConfigurationError(
+            f"the method {method!r} has a loss of its own, and algorithm.terms.{needy[0]} would take away a part of "
+            f"algorithm.loss that is not in it; set {terms[needy[0]].otherwise}, or choose another method"
         )
     return WithTerms(inner, terms, model)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ from fedemu.protocol.errors import ConfigurationError
 
 SHAPE, CLASSES, BUDGET = (1, 12, 12), 4, 5
 MODEL = growing(mlp(SHAPE, CLASSES, (6,)), ClassTasks.of(CLASSES, 2, [2, 0, 3, 1]), SHAPE)
+SQUARE_SHAPE = (1, 8, 8)
+SQUARE = growing(mlp(SQUARE_SHAPE, CLASSES, (6,)), ClassTasks.of(CLASSES, 2, [2, 0, 3, 1]), SQUARE_SHAPE)
+"""A model for images of a size for which there is a generator."""
 STREAM = [[np.arange(start + task, start + 24 - 8 * task, 2) for start in (0, 40, 80)] for task in (0, 1)]
 ZERO = torch.tensor(0)
 FACTS = Facts(ZERO, ZERO, torch.tensor(0.1), ZERO, ZERO, torch.tensor(True), torch.ones(CLASSES))
@@ -130,3 +134,17 @@ def test_what_the_term_cannot_work_with_is_refused() -> None:
     assert der(ingredients(other)).notes == {LOGITS: (CLASSES,), REPLAYED: ()}
     with pytest.raises(ConfigurationError, match=r"der\.beta = 0\.5 weighs the cross-entropy"):
         der(ingredients(other), beta=0.5)
+
+
+@pytest.mark.parametrize("name", ["fedlwf_2t", "glfc", "mfcl", "flashback", "target", "lander"])
+def test_a_method_with_a_loss_of_its_own_refuses_another_weight_of_replayed_samples(name: str) -> None:
+    def build(beta: float, name: str = name) -> Any:
+        given = ingredients(kept=BUDGET, public=True)
+        given = replace(given, model=SQUARE, input_shape=SQUARE_SHAPE)
+        terms = build_terms({"der": {"beta": beta}}, given)
+        return with_terms(build_algorithm(name, {}, with_local_terms(given, terms)), terms, SQUARE, name)
+
+    for fine in (build(1.0), build(0.0, "fedavg"), build(0.5, "fedntd")):
+        assert "train" in fine.programs
+    with pytest.raises(ConfigurationError, match=rf"'{name}' has a loss of its own, .*terms\.der .*beta = 1, or"):
+        build(0.0)
