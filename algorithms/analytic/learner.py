@@ -111,7 +111,7 @@ def classifier_head(ingredients: Ingredients, method: str) -> tuple[Head, int]:
         head = model.head
     else:
         try:
-            head = head_of(model, ingredients.classes, ingredients.input_shape)
+            head = head_of(model, ingredients.classes, ingredients.input_shape, ingredients.tokens)
         except ConfigurationError as error:
             raise ConfigurationError(f"the method {method!r} replaces the model's classifier: {error}") from error
     return head, model.init(0)[head.weight].shape[1]

@@ -146,16 +146,19 @@ class Growing:
         return {name: uniform(variables[name].shape, width, generator) for name in names}
 
 
-def growing(model: Model, tasks: ClassTasks, input_shape: tuple[int, ...]) -> Growing:
+def growing(model: Model, tasks: ClassTasks, input_shape: tuple[int, ...], tokens: bool = False) -> Growing:
     """The model with a classifier that grows. ``input_shape`` is the shape of one sample.
 
+    With ``tokens`` samples are whole numbers that name something.
     Raises ConfigurationError if the model's logits are not linear in its features.
     """
-    return Growing(model, tasks, head_of(model, len(tasks.order), input_shape))
+    return Growing(model, tasks, head_of(model, len(tasks.order), input_shape, tokens))
 
 
-def head_of(model: Model, classes: int, input_shape: tuple[int, ...]) -> Head:
+def head_of(model: Model, classes: int, input_shape: tuple[int, ...], tokens: bool = False) -> Head:
     """The classifier of any model. It is found by comparing the model's logits with those that each candidate gives.
+
+    With ``tokens`` samples are whole numbers. Those that are tried here are 0 and 1, which every vocabulary has.
 
     Raises ConfigurationError if the model cannot be applied to such samples, if it does not give one logit for each
     class, if none of its variables turn its features into its logits, or if these are of half precision.
@@ -170,7 +173,8 @@ def head_of(model: Model, classes: int, input_shape: tuple[int, ...]) -> Head:
 
     fixed = model.buffers
     variables = {name: leaf if name in fixed else stirred(leaf) for name, leaf in model.init(0).items()}
-    logits, features = _outputs(model, variables, torch.randn(3, *input_shape, generator=generator))
+    noise = torch.randn(3, *input_shape, generator=generator)
+    logits, features = _outputs(model, variables, (noise > 0).long() if tokens else noise)
     if logits.shape != (3, classes):
         raise ConfigurationError(
             f"the model gives logits {list(logits.shape)} for 3 samples, but the data have {classes} classes; "

@@ -33,9 +33,10 @@ class Ingredients:
     With ``rounds_per_task`` above 0 the learning rate begins anew with each task; a task has this number of rounds.
     ``devices`` is the size of the fleet, ``public`` says whether there is public data (``Context.public``),
     ``input_shape`` is the shape of one sample, ``labelled`` says whether samples have labels, and ``language`` whether
-    they are texts whose tokens are predicted. ``kept`` is the number of samples of earlier periods that a device's
-    replay buffer keeps; None if it is not known. With ``local_steps`` above 0 devices take this number of steps in a
-    round, whatever ``epochs`` says. With ``cumulative`` devices hold the samples of all periods so far.
+    they are texts whose tokens are predicted. With ``tokens`` samples are whole numbers that name something, with or
+    without labels. ``kept`` is the number of samples of earlier periods that a device's replay buffer keeps; None if it
+    is not known. With ``local_steps`` above 0 devices take this number of steps in a round, whatever ``epochs`` says.
+    With ``cumulative`` devices hold the samples of all periods so far.
     ``terms`` are local terms, which every program adds to its loss, and ``notes`` are the shapes of what programs ask
     to know of samples (``Noting``).
     """
@@ -55,6 +56,7 @@ class Ingredients:
     input_shape: tuple[int, ...] = ()
     labelled: bool = True
     language: bool = False
+    tokens: bool = False
     rounds_per_task: int = 0
     kept: int | None = None
     cumulative: bool = False
@@ -162,7 +164,8 @@ class Ingredients:
 
     def _outputs(self) -> Outputs:
         with torch.no_grad():
-            return self.model.apply(self.model.init(0), torch.zeros(2, *self.input_shape), False)[0]
+            blank = torch.zeros(2, *self.input_shape, dtype=torch.int64 if self.tokens else torch.float32)
+            return self.model.apply(self.model.init(0), blank, False)[0]
 
     def require_no_batch_statistics(self, method: str, why: str) -> None:
         """Raise ConfigurationError if the model has batch normalisation. ``why`` follows "because" in it."""

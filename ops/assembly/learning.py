@@ -70,6 +70,7 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
         input_shape=corpus.input_shape,
         labelled=corpus.labelled,
         language=corpus.language,
+        tokens=corpus.tokens,
         rounds_per_task=stream.rounds_each if local.lr_restart and stream.period_count > 1 else 0,
         kept=experiment.replay.kept,
         cumulative=stream.cumulative,
@@ -94,7 +95,7 @@ def open_model(experiment: Experiment, corpus: Corpus) -> Model:
     if tasks is None:
         return model
     with _within_memory(experiment):
-        return growing(model, tasks, corpus.input_shape)
+        return growing(model, tasks, corpus.input_shape, corpus.tokens)
 
 
 def _replaying(algorithm: Algorithm[Any], experiment: Experiment, ingredients: Ingredients) -> Algorithm[Any]:

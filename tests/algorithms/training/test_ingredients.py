@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedemu.algorithms.interface import Model
 from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.models.growing import Head, growing
 from fedemu.algorithms.models.resnet import resnet18
 from fedemu.algorithms.models.torch_module import from_module
+from fedemu.algorithms.registry import build_algorithm
+from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
+from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.protocol.errors import ConfigurationError
@@ -42,3 +47,36 @@ def test_the_learning_rate_begins_anew_with_each_task_if_the_rounds_of_tasks_are
     plain = replace(ingredients(mlp(SHAPE, 3), 2), lr_decay=0.5)
     assert plain.local_sgd().learning_rate(4, 1) == 0.0125
     assert replace(plain, rounds_per_task=3).local_sgd().learning_rate(4, 1) == 0.1
+
+
+class Words(nn.Module):
+    """Labels of texts: the mean of a table's rows, and a linear layer. Fractions are no tokens to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.top = nn.Embedding(9, 5), nn.Linear(5, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.top(self.table(tokens).mean(1))
+        return logits
+
+
+@pytest.mark.parametrize("name", ["moon", "ncm", "afl"])
+def test_methods_with_features_take_models_of_tokens(name: str) -> None:
+    given = Ingredients(from_module(Words), cross_entropy, 3, 1, 4, 0.1, input_shape=(6,), tokens=True)
+    assert "train" in build_algorithm(name, {}, given).programs
+    assert given.feature_width() == 5
+
+
+@pytest.mark.parametrize("strategy", ["herding", "fedcbdr"])
+def test_replay_by_features_takes_models_of_tokens(strategy: str) -> None:
+    given = Ingredients(from_module(Words), cross_entropy, 3, 1, 4, 0.1, input_shape=(6,), tokens=True)
+    replayed = with_replay(build_algorithm("fedavg", {}, given), ReplaySettings(strategy, 2, 3), given)
+    assert "select" in replayed.programs
+
+
+def test_the_classifier_of_a_model_of_tokens_grows() -> None:
+    model = growing(from_module(Words), ClassTasks.of(3, 2, [2, 0, 1]), (6,), tokens=True)
+    assert model.head == Head("top.weight", "top.bias")
+    tokens = torch.tensor([[0, 8, 3, 3, 0, 0]])
+    assert model.apply(model.init(0), tokens, False)[0].logits.argmax().item() in (2, 0)

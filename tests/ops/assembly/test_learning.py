@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from torch import Tensor, nn
 
 from fedemu.algorithms.methods.fedavg import FedAvg
+from fedemu.algorithms.models.growing import Growing
 from fedemu.algorithms.registry import BIDIRECTIONAL, CLASSIFIERS
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.ops.assembly.learning import open_algorithm
@@ -91,3 +94,26 @@ def test_a_model_that_reads_both_sides_is_not_asked_for_the_next_token(model: st
     corpus = replace(open_corpus(Experiment.parse({})), vocabulary=("[PAD]", "a"))
     with pytest.raises(ConfigurationError, match=r"reads the tokens .* choose model 'gru'"):
         open_algorithm(experiment, corpus)
+
+
+class Words(nn.Module):
+    """Tells the label of a text from its tokens, which are whole numbers."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.table, self.top = nn.Embedding(20, 4), nn.Linear(4, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.top(self.table(tokens.flatten(1)).mean(1))
+        return logits
+
+
+def test_a_model_of_tokens_goes_with_methods_and_streams_that_look_into_models() -> None:
+    corpus = open_corpus(Experiment())
+    whole = replace(corpus.train, x=corpus.train.x.astype(np.int16))
+    corpus = replace(corpus, train=whole, test=whole)
+    table = {"model": {"name": f"{__name__}:Words"}, "stream": {"kind": "classes", "tasks": 5}}
+    for name in ("moon", "ncm"):
+        model, _ = open_algorithm(Experiment.parse({**table, "algorithm": {"name": name}}), corpus)
+        assert isinstance(model, Growing)
+        open_algorithm(Experiment.parse({"model": table["model"], "algorithm": {"name": name}}), corpus)
