@@ -29,7 +29,9 @@ def synthetic(
     seen = variables[SEEN] > 0
     count = samples * int(seen.sum())
     noise = draws.standard_normal((count, training.generator.noise), "float32")
-    z = even(torch.from_numpy(noise), seen, classifier)
+    z = torch.from_numpy(noise)
+    if z.shape[1] >= len(seen):  # noise that does not tell the class may have fewer values than there are classes
+        z = even(z, seen, classifier)
     with torch.no_grad():
         x = _images(training.generator, generator, training.given(variables, z), at_once or count)
         if training.settings.targets == "noise":

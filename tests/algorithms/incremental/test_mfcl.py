@@ -247,6 +247,17 @@ def test_the_other_targets_are_the_classes_that_the_previous_model_predicts(flee
     assert torch.equal(said.argmax(1), played.asks[1].shared["synthetic"]["y"])
 
 
+@pytest.mark.parametrize("samples", [0, 3])
+def test_noise_that_tells_no_class_may_have_fewer_values_than_there_are_classes(
+    samples: int, fleet: Callable[..., Any]
+) -> None:
+    played = fleet(mfcl(INGREDIENTS, **{**SHORT, "noise": 3}, targets="model", samples=samples))
+    for cohort in ([0, 1, 2], [0, 2]):
+        played.play(cohort)
+    assert len(played.algorithm.pictures(played.state, 5, 1)["x"]) == 10
+    assert played.model[SEEN].tolist() == [1, 1, 1, 1]
+
+
 def test_fedavg_gen_is_federated_averaging_with_generated_samples(
     fleet: Callable[..., Any],
 ) -> None:
