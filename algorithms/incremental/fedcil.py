@@ -52,7 +52,7 @@ from fedemu.algorithms.interface import (
 from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.models.image_generator import ARCHITECTURES, AT_ONCE, Generator, NoiseSize, generator_for
 from fedemu.algorithms.models.low_precision import precision_of
-from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.ingredients import Ingredients, require_variance
 from fedemu.algorithms.training.local_sgd import SGD
 from fedemu.algorithms.trees import add, flatten, map_leaves, unflatten, without
 from fedemu.protocol import seeds
@@ -198,11 +198,14 @@ def fedcil(
 
     ``noise`` is the number of noise values that a generator takes beside the class; 0 takes as many as MFCL's generator
     of this image size. Each device's generator makes ``server_samples`` samples in a round. With
-    ``server_iterations = 0`` the average is left as it is. Raises ConfigurationError if the stream has no tasks, or if
-    there is no generator for images of this size.
+    ``server_iterations = 0`` the average is left as it is. Raises ConfigurationError if the stream has no tasks, if
+    there is no generator for images of this size, or if a batch of the server is a single sample although the model has
+    batch normalisation.
     """
     classifier = classifier_of(ingredients, "fedcil")
     ingredients.require_cross_entropy("fedcil")
+    if server_iterations:
+        require_variance(classifier, "algorithm.options.server_batch", server_batch)
     size = generator_for(ingredients.input_shape)
     latent = noise or ARCHITECTURES[size.size].noise
     precision = precision_of(classifier)

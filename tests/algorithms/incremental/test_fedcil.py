@@ -29,6 +29,7 @@ from fedemu.algorithms.incremental.fedcil_local import (
 from fedemu.algorithms.interface import Batch, Context, DeviceReply, Facts, Picturing, Revealing, Tree
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import SEEN, growing
+from fedemu.algorithms.models.resnet import resnet18
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
@@ -235,3 +236,11 @@ def test_without_samples_there_is_nothing_to_consolidate() -> None:
 def test_unsuitable_settings_are_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         fedcil(replace(INGREDIENTS, **changes))
+
+
+def test_a_consolidation_by_single_samples_is_refused_if_the_model_normalises_by_batches() -> None:
+    given = replace(INGREDIENTS, model=growing(resnet18(SHAPE, 4, "batch", width=2), TASKS, SHAPE))
+    with pytest.raises(ConfigurationError, match=r"can't work with algorithm\.options\.server_batch = 1, because"):
+        fedcil(given, server_batch=1)
+    assert {*fedcil(given, server_batch=2).programs} == {*fedcil(given, server_batch=1, server_iterations=0).programs}
+    assert "train" in fedcil(INGREDIENTS, server_batch=1).programs
