@@ -34,6 +34,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from fedemu.algorithms.interface import (
+    REPLAYED,
     Ask,
     Batch,
     Context,
@@ -115,6 +116,9 @@ class CurvatureSGD(LocalSGD):
     ) -> tuple[Curving, Tree]:
         """A step of the second stage: it adds one squared gradient."""
         buffers = only(carry.training.variables, self.model.buffers)
+        if self.fisher_batch_size == 1:
+            # A new sample alone has no other to be told from, and the loss of er_ace would be 0.
+            batch = batch._replace(notes={name: note for name, note in batch.notes.items() if name != REPLAYED})
 
         def value(trained: Tree) -> Tensor:
             return self.likelihood({**trained, **buffers}, batch, shared, own, facts).value

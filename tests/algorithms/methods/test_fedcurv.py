@@ -16,6 +16,7 @@ from fedemu.algorithms.methods.fedcurv import CurvatureSGD, FedCurv, curvature, 
 from fedemu.algorithms.models.feed_forward import cnn, mlp
 from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.registry import build_algorithm
+from fedemu.algorithms.training.asymmetric import AsymmetricCrossEntropy
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import Objective, cross_entropy
 from fedemu.device.compute.executors.checked import Checked
@@ -113,6 +114,20 @@ def test_the_diagonal_of_batches_squares_their_mean_gradients() -> None:
     outcome, _ = squared([batch([2.0, -1.0], [1, 0])])
     assert float(outcome.own["fisher/w"]) == 1.75**2
     assert float(outcome.own["fisher/b"]) == 0.5**2
+
+
+def test_the_diagonal_of_er_ace_is_that_of_cross_entropy_as_a_single_sample_has_no_batch(
+    little_fleet: Callable[..., Any],
+) -> None:
+    found = []
+    for criterion in (AsymmetricCrossEntropy(None), cross_entropy):
+        given = Ingredients(MLP, criterion, 4, epochs=0, batch_size=5, lr=0.02)
+        fleet = little_fleet(fedcurv(given), MLP.init(0), SHARES, executor=Checked(Serial(), Vmapped(2)))
+        fleet.play([0, 3])
+        found.append(fleet.state.fisher)
+    assert all(float(leaf.sum()) > 0 for leaf in found[0].values())
+    for name, leaf in found[0].items():
+        torch.testing.assert_close(leaf, found[1][name])
 
 
 def test_a_visit_without_samples_changes_nothing() -> None:
