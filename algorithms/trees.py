@@ -95,10 +95,15 @@ def scale(tree: Tree, factor: float | Tensor) -> dict[str, Tensor]:
     return map_leaves(lambda leaf: leaf * factor, tree)
 
 
+def widened(tree: Tree) -> dict[str, Tensor]:
+    """The leaves, those of half precision as float32: a sum of many numbers would lose most of them otherwise."""
+    return map_leaves(lambda leaf: leaf.float() if leaf.dtype in (torch.float16, torch.bfloat16) else leaf, tree)
+
+
 def squared_norm(tree: Tree) -> Tensor:
-    """The sum of squares over all leaves, zero-dimensional."""
+    """The sum of squares over all leaves, zero-dimensional. Those of half precision are added as float32."""
     total = torch.zeros(())
-    for leaf in tree.values():
+    for leaf in widened(tree).values():
         total = total.to(leaf.device) + leaf.square().sum()
     return total
 

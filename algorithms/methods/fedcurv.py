@@ -55,7 +55,7 @@ from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD, Training, first_batches
 from fedemu.algorithms.training.losses import curvature_penalty
 from fedemu.algorithms.training.objective import LossFunction, Objective, Pass, Term
-from fedemu.algorithms.trees import add, flatten, map_leaves, only, subtract, unflatten, without, zeros_like
+from fedemu.algorithms.trees import add, flatten, map_leaves, only, subtract, unflatten, widened, without, zeros_like
 
 Fisher = Literal["samples", "batches"]
 """Which gradients are squared: those of single samples, or the mean gradients of batches."""
@@ -124,7 +124,7 @@ class CurvatureSGD(LocalSGD):
             return self.likelihood({**trained, **buffers}, batch, shared, own, facts).value
 
         gradients = torch.func.grad(value)(without(carry.training.variables, self.model.buffers))
-        squares = map_leaves(lambda square, leaf: torch.addcmul(square, leaf, leaf), carry.squares, gradients)
+        squares = map_leaves(lambda square, leaf: torch.addcmul(square, leaf, leaf), carry.squares, widened(gradients))
         return carry._replace(squares=squares, batches=carry.batches + 1), {}
 
     def finish(self, carry: Any, shared: Forest, own: Tree, facts: Facts) -> Outcome:
@@ -144,14 +144,18 @@ def curvature(penalty: float) -> Term:
 
     def term(model: Model, at: Pass) -> Tensor:
         others = {key: subtract(at.shared[key], terms) for key, terms in unflatten(at.own).items()}
-        return penalty * curvature_penalty(without(at.variables, model.buffers), others["fisher"], others["weighted"])
+        trained = widened(without(at.variables, model.buffers))
+        return penalty * curvature_penalty(trained, others["fisher"], others["weighted"])
 
     return term
 
 
 @dataclass(frozen=True)
 class FedCurvState:
-    """All variables of the global model, and the fleet's sums of ``u`` and ``u·θ`` for the trained variables."""
+    """All variables of the global model, and the fleet's sums of ``u`` and ``u·θ`` for the trained variables.
+
+    The sums are float32 at least.
+    """
 
     variables: Tree
     fisher: Tree
@@ -166,7 +170,7 @@ class FedCurv:
         self._buffers = local.model.buffers
 
     def init(self, variables: Tree, context: Context) -> FedCurvState:
-        trained = without(variables, self._buffers)
+        trained = widened(without(variables, self._buffers))
         return FedCurvState(variables, zeros_like(trained), zeros_like(trained))
 
     def round(self, state: FedCurvState, context: Context) -> Script[FedCurvState]:

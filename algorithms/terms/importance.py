@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedemu.algorithms.interface import Batch, Facts, Forest, Memory, Model, Outcome, Tree
 from fedemu.algorithms.terms.local_term import Importance
-from fedemu.algorithms.trees import add, map_leaves, without, zeros_like
+from fedemu.algorithms.trees import add, map_leaves, widened, without, zeros_like
 
 COUNTS: Final = "samples"
 """The key of the numbers of samples, by the name of a term, in the payload."""
@@ -35,7 +35,7 @@ class AskImportance:
     declares_label_counts: bool = False
 
     def payload(self, shared: Forest) -> Forest:
-        trained = without(shared["model"], self.model.buffers)
+        trained = widened(without(shared["model"], self.model.buffers))
         return {**dict.fromkeys(self.measures, trained), COUNTS: dict.fromkeys(self.measures, torch.zeros(1))}
 
     def ask(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> tuple[Outcome, Tensor | None]:
@@ -53,15 +53,18 @@ class AskImportance:
 
 
 def summed(model: Model, importance: Importance, variables: Tree, batch: Batch, rows: Tensor, facts: Facts) -> Tree:
-    """The sum over the samples at ``rows`` of the strengths of their gradients, by trained variable."""
+    """The sum over the samples at ``rows`` of the strengths of their gradients, by trained variable.
+
+    It is float32 at least.
+    """
     trained = without(variables, model.buffers)
-    total: Tree = zeros_like(trained)
+    total: Tree = zeros_like(widened(trained))
     size = sum(leaf.numel() * leaf.element_size() for leaf in trained.values())
     rows = rows.to(batch.y.device)
     for block in torch.split(rows, max(1, MOST_BYTES // max(1, size))):
         if not len(block):
             continue
-        slopes = _slopes(model, importance, variables, batch, block, facts)
+        slopes = widened(_slopes(model, importance, variables, batch, block, facts))
         total = add(total, map_leaves(lambda leaf: importance.strength(leaf).sum(0), slopes))
     return total
 

@@ -128,6 +128,12 @@ def test_arithmetic_goes_leaf_by_leaf() -> None:
     assert float(squared_norm({"w": torch.tensor([3.0, 4.0]), "b": torch.tensor(1.0)})) == 26.0
 
 
+@pytest.mark.parametrize("value", [300.0, 2.0**-14])
+def test_squares_of_half_precision_are_added_in_single_precision(value: float) -> None:
+    tree = {"w": torch.full((3,), value, dtype=torch.float16)}
+    assert float(squared_norm(tree)) == 3 * value**2, "float16 knows neither so large nor so small squares"
+
+
 def test_a_difference_of_truth_values_says_where_they_differ() -> None:
     mask, other = torch.tensor([True, False]), torch.tensor([True, True])
     assert subtract({"m": mask}, {"m": other})["m"].tolist() == [False, True]

@@ -190,6 +190,37 @@ def test_the_sums_match_the_terms_that_devices_keep_whoever_takes_part_or_is_los
     assert float(fleet.state.fisher["fc1.weight"].min()) >= -1e-8
 
 
+class Half(nn.Module):
+    """A linear layer in half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(144, 4).to(torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layer(x.flatten(1).to(torch.bfloat16)).float()
+        return logits
+
+
+def test_terms_of_a_model_in_half_precision_are_sums_in_single_precision(little_fleet: Callable[..., Any]) -> None:
+    model, exact = from_module(Half), mlp(SHAPE, 4, ())
+    fleets = []
+    for one in (model, exact):
+        variables = one.init(0)
+        if one is exact:
+            variables = dict(zip(variables, map(Tensor.float, model.init(0).values()), strict=True))
+        method = fedcurv(ingredients(one, epochs=0), penalty=0.1)
+        fleet = little_fleet(method, variables, [np.arange(400), *SHARES], executor=Vmapped(2))
+        fleet.play([0, 1])
+        fleets.append(fleet)
+    half, single = (fleet.state for fleet in fleets)
+    assert {leaf.dtype for leaf in half.fisher.values()} == {torch.float32}
+    for leaf, other in zip(half.fisher.values(), single.fisher.values(), strict=True):
+        torch.testing.assert_close(leaf.sum(), other.sum(), rtol=0.01, atol=0)
+    fleets[0].play([1, 2])
+    assert {leaf.dtype for leaf in fleets[0].model.values()} == {torch.bfloat16}
+
+
 @pytest.mark.parametrize("fisher", ["samples", "batches"])
 @pytest.mark.parametrize("model", [MLP, cnn(SHAPE, 4)])
 def test_devices_agree_alone_and_in_company(little_fleet: Callable[..., Any], model: Any, fisher: Any) -> None:

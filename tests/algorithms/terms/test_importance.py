@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import fedemu.algorithms.terms.importance as importance_module
 from fedemu.algorithms.interface import Batch, Facts, Outputs, Tree
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import growing
+from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.registry import build_algorithm
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.terms.consolidation import ewc, mas, weighted_distance
@@ -22,6 +24,7 @@ from fedemu.algorithms.terms.local_term import PREVIOUS, Importance, LocalTerm, 
 from fedemu.algorithms.terms.remembering import with_terms
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import Pass, cross_entropy
+from fedemu.device.compute.executors.vmapped import Vmapped
 
 SHAPE, CLASSES = (1, 12, 12), 4
 LINEAR = mlp(SHAPE, CLASSES, ())
@@ -134,6 +137,38 @@ def test_importances_stay_as_they_are_if_nobody_answers(little_fleet: Callable[.
     fleet.play([0, 1], online=[[]])
     assert all(torch.equal(leaf, before[name]) for name, leaf in fleet.state.kept[importance_key("mas")].items())
     assert fleet.state.kept[PREVIOUS] is fleet.model
+
+
+class Half(nn.Module):
+    """A linear layer in half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(144, CLASSES).to(torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layer(x.flatten(1).to(torch.bfloat16)).float()
+        return logits
+
+
+def test_sums_over_many_samples_of_a_model_in_half_precision_are_no_smaller(
+    corpus: Any, little_fleet: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importance_module, "MOST_BYTES", 1)
+    model = from_module(Half)
+    terms = {"ewc": ewc(ingredients(model)), "mas": mas(ingredients(model))}
+    given = ingredients(model, terms=tuple(term.term for term in terms.values()))
+    algorithm = with_terms(build_algorithm("fedavg", {}, given), terms, model, "fedavg")
+    stream = [[np.arange(400), np.arange(5)], STREAM[1]]
+    fleet = little_fleet(algorithm, model.init(0), [], stream=stream, executor=Vmapped(2))
+    fleet.play([0, 1])
+    x, y = samples(corpus, np.concatenate(stream[0]))
+    for name, expected in (("ewc", fisher(fleet.model, x, y)), ("mas", synapses(fleet.model, x))):
+        for leaf, exact in zip(fleet.state.kept[importance_key(name)].values(), expected.values(), strict=True):
+            assert leaf.dtype == torch.float32
+            torch.testing.assert_close(leaf.sum().double(), exact.sum(), rtol=0.01, atol=0)
+    fleet.play([0, 1])
+    assert {leaf.dtype for leaf in fleet.model.values()} == {torch.bfloat16}
 
 
 def test_rows_of_classes_that_have_not_come_are_not_important(corpus: Any) -> None:
