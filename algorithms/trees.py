@@ -81,8 +81,8 @@ def zeros_like(tree: Tree) -> dict[str, Tensor]:
 
 
 def add(left: Tree, right: Tree) -> dict[str, Tensor]:
-    """``left + right``, leaf by leaf."""
-    return map_leaves(torch.add, left, right)
+    """``left + right``, leaf by leaf, which undoes ``subtract``. Of bool leaves ``right`` says which values change."""
+    return map_leaves(lambda a, b: a ^ b if a.dtype == torch.bool else a + b, left, right)
 
 
 def subtract(left: Tree, right: Tree) -> dict[str, Tensor]:

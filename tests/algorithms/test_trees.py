@@ -139,6 +139,12 @@ def test_a_difference_of_truth_values_says_where_they_differ() -> None:
     assert subtract({"m": mask}, {"m": other})["m"].tolist() == [False, True]
 
 
+def test_a_sum_undoes_a_difference_of_truth_values() -> None:
+    before = {"m": torch.tensor([True, True, False, False])}
+    after = {"m": torch.tensor([False, True, True, False])}
+    assert torch.equal(add(before, subtract(after, before))["m"], after["m"])
+
+
 def test_leaves_are_picked_by_name_in_the_trees_order() -> None:
     tree = {"a": torch.zeros(1), "b": torch.zeros(1), "c": torch.zeros(1)}
     assert list(only(tree, frozenset({"c", "a"}))) == ["a", "c"]

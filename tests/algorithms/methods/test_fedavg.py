@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from fedemu.algorithms.interface import Ask, Context, DeviceReply, Reply, weighted_mean
 from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState, fedprox
 from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import Objective, cross_entropy
@@ -68,3 +70,28 @@ def test_fedprox_holds_local_models_near_the_global_one(little_fleet: Callable[.
     assert 0 < length(held) < 0.9 * length(free)
     for name, leaf in moved(0.0, 1, 20).items():
         torch.testing.assert_close(moved(2.0, 1, 20)[name], leaf)
+
+
+class Switched(nn.Module):
+    """A linear layer with a switch, which training turns off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(144, 4)
+        self.new: Tensor
+        self.register_buffer("new", torch.tensor(True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.new = torch.zeros_like(self.new)
+        logits: Tensor = self.layer(x.flatten(1))
+        return logits
+
+
+def test_a_truth_value_that_all_devices_turn_off_is_off(little_fleet: Callable[..., Any]) -> None:
+    model = from_module(Switched)
+    method = FedAvg(Ingredients(model, cross_entropy, 4, 1, 10, 0.1, input_shape=(1, 12, 12)))
+    fleet = little_fleet(method, model.init(0), [np.arange(20), np.arange(20, 60)])
+    for _ in range(2):
+        fleet.play([0, 1])
+        assert not fleet.model["new"]
