@@ -90,7 +90,8 @@ class Diagnosis:
 class _Locals:
     """The results for the devices' models that have been examined so far, in the order of ``devices``.
 
-    A move is the difference of a model from the global model. Only the norms and the sum of the moves are kept.
+    A move is the difference of a model from the one that the device was sent. Only the norms and the sum of the moves
+    are kept.
     """
 
     devices: tuple[DeviceId, ...]
@@ -125,10 +126,19 @@ class RoundDiagnosis:
         found.preferences.append(preferences)
         if basis.validates:
             found.validations.append(basis.validate(model, found.devices))
-        trained = without(self._before, basis.buffers)
-        move = map_leaves(lambda before, after: after.double() - before.double(), trained, model)
+        move = map_leaves(lambda before, after: after.double() - before.double(), self._sent(shared), model)
         found.squared_norms.append(float(squared_norm(move)))
         found.moves = add(found.moves, move) if found.moves else move
+
+    def _sent(self, shared: Forest) -> Tree:
+        """The trained variables with which devices began.
+
+        They differ from those of the global model if a task begins, whose rows of the classifier have been drawn since,
+        and if a method tests another classifier than it trains.
+        """
+        sent = shared.get("model", {})
+        trained = without(self._before, self._basis.buffers)
+        return {name: sent.get(name, leaf) for name, leaf in trained.items()}
 
     def conclude(self, after: Tree) -> dict[str, Any] | None:
         """The round's line of ``diagnosis.jsonl``. ``after`` is the new global model. None if no model was examined."""
