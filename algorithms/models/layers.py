@@ -129,6 +129,8 @@ class BatchNorm:
             factor = weight * torch.rsqrt(variance + self.epsilon)
             shift = bias - mean * factor
             return x * factor[:, None, None] + shift[:, None, None], {}
+        # Under bfloat16 a convolution gives values of lower precision than the running statistics have.
+        x = x.to(mean.dtype)
         normalised = functional.batch_norm(x, None, None, weight, bias, True, 0.0, self.epsilon)
         batch_variance, batch_mean = torch.var_mean(x.detach(), (0, 2, 3), correction=1)
         return normalised, {

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
 from fedemu.algorithms.interface import Tree
+from fedemu.algorithms.methods.fedavg import FedAvg
 from fedemu.algorithms.models.feed_forward import lenet, mlp
 from fedemu.algorithms.models.growing import Growing, growing
 from fedemu.algorithms.models.layer_statistics import observed
 from fedemu.algorithms.models.low_precision import LowPrecision, with_precision
+from fedemu.algorithms.models.resnet import resnet18
 from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.streams.tasks import ClassTasks
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.objective import cross_entropy
+from fedemu.device.compute.executors.serial import Serial
+from fedemu.device.compute.executors.vmapped import Vmapped
 
 SHAPE = (1, 8, 8)
 X = torch.randn(5, *SHAPE, generator=torch.Generator().manual_seed(1))
@@ -54,6 +64,24 @@ def test_gradients_and_variables_stay_float32_and_devices_can_be_stacked() -> No
     for name, leaf in one.items():
         assert leaf.dtype == torch.float32
         assert torch.allclose(two[name][1], leaf, rtol=2**-6, atol=1e-3)
+
+
+@pytest.mark.parametrize("executor", [Serial(), Vmapped(2)])
+def test_batch_normalisation_keeps_running_statistics_in_float32(
+    executor: Any, little_fleet: Callable[..., Any]
+) -> None:
+    exact = resnet18((1, 12, 12), 4, norm="batch", width=4)
+    fleets = []
+    for model in (with_precision(exact, "bfloat16"), exact):
+        method = FedAvg(Ingredients(model, cross_entropy, 4, 1, 8, 0.01, input_shape=(1, 12, 12)))
+        fleet = little_fleet(method, exact.init(0), [np.arange(16), np.arange(20, 60)], executor=executor)
+        fleet.play([0, 1])
+        fleets.append(fleet.model)
+    low, high = fleets
+    for name in sorted(exact.buffers):
+        assert low[name].dtype == torch.float32
+        torch.testing.assert_close(low[name], high[name], rtol=0.1, atol=0.05)
+    assert not torch.equal(low["stem.norm.running_mean"], high["stem.norm.running_mean"])
 
 
 def test_a_growing_model_stays_one_with_an_exact_classifier() -> None:
