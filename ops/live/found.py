@@ -23,11 +23,12 @@ class Supervisor(NamedTuple):
 def supervisors_of(coordinator: int, directory: Path) -> list[Supervisor]:
     """The supervisors that work for the process ``coordinator``, of this user.
 
-    That of ``fedemu run`` has the same parent as the coordinator. Those of ``fedemu device`` have a connection to it.
+    That of ``fedemu run`` has the same parent as the coordinator; with edges there are several, whose parent is a child
+    of that one. Those of ``fedemu device`` have a connection to it.
     """
     try:
         serving = psutil.Process(coordinator)
-        parent, heard = serving.ppid(), _far_ends(serving)
+        parents, heard = {serving.ppid(), *_trees(serving.ppid())}, _far_ends(serving)
     except psutil.Error:
         return []
     found = []
@@ -35,11 +36,19 @@ def supervisors_of(coordinator: int, directory: Path) -> list[Supervisor]:
         with suppress(psutil.Error, OSError):
             if process.pid == coordinator:
                 continue
-            if process.ppid() == parent and process.name() == "fedemu-devices":
+            if process.ppid() in parents and process.name() == "fedemu-devices":
                 found.append(Supervisor(process, directory / "devices" / LIVE))
             elif heard and _is_device_command(process) and heard & _near_ends(process):
                 found += [Supervisor(process, folder / LIVE) for folder in _state_folders(process)]
     return found
+
+
+def _trees(command: int) -> Iterator[int]:
+    """The processes that have started the edges and machines of a ``fedemu run``."""
+    for child in psutil.Process(command).children():
+        with suppress(psutil.Error):
+            if child.name() == "fedemu-tree":
+                yield child.pid
 
 
 def _own_processes() -> Iterator[psutil.Process]:

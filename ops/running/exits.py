@@ -24,7 +24,9 @@ TOLD = "_FEDEMU_TOLD"
 The process that has started this one reads it.
 """
 
-_OF_PATHS = frozenset({errno.ENAMETOOLONG, errno.EACCES, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ELOOP})
+_OF_PATHS = frozenset(
+    {errno.ENAMETOOLONG, errno.EACCES, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ELOOP, errno.EEXIST}
+)
 """What is wrong with a path that the user has named, and not with fedemu."""
 
 

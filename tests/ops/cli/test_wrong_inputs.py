@@ -32,6 +32,9 @@ FILES: dict[str, bytes] = {
     "group/b/config.toml": b"rounds = 1\n",
     "damaged/config.toml": b"rounds = 1\n",
     "damaged/metrics.jsonl": b'{"round": "x"}\n',
+    "taken/config.toml": b"rounds = 1\n",
+    "taken/metrics.jsonl": b'{"round": 1, "accuracy": 0.5}\n',
+    "taken/plots": b"where a folder is needed",
 }
 PYDANTIC = re.compile(r"Input should|unable to parse|valid (integer|number|string)|validation|Field required|pydantic")
 
@@ -111,8 +114,9 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["device", "--n", "-1"], "--n -1 must be at least 1"),
     (["compare", "group", "--target", "nan"], "--target nan must be from 1e-06 to 1"),
     (["report", "group"], "group holds 2 runs; compare them with fedemu compare group"),
-    (["report", "group/.."], "holds 3 runs"),
+    (["report", "group/.."], "holds 4 runs"),
     (["report", "damaged"], "round is 'x', and must be a whole number"),
+    (["report", "taken"], "taken/plots can't be used: File exists; name another"),
     (["sweep", "sweep.toml", "--out", "x"], "sweep.toml: the part x names no experiments and no presets; name some"),
     (["sweep", "seeds.toml", "--out", "x"], 'seeds.toml: parts[0].seeds[0] = "a" must be a whole number'),
     (

@@ -1,0 +1,66 @@
+"""The supervisors of a run, found among processes that are called as those of a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fedemu.ops.live.found import supervisors_of
+
+COMMAND = """
+import os, signal, sys
+from fedemu.protocol.host.kernel import name_process
+
+def start(name, inside=lambda: None):
+    if pid := os.fork():
+        return pid
+    name_process(name)
+    inside()
+    signal.pause()
+
+def machines():
+    for _ in range(int(sys.argv[1])):
+        start("fedemu-devices")
+    print("all", flush=True)
+
+print(start("fedemu-coordinator"), flush=True)
+start("fedemu-tree", machines) if sys.argv[2] == "edges" else machines()
+signal.pause()
+"""
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[..., int]]:
+    """Starts the processes of a run with so many machines. Returns the process id of its coordinator."""
+    groups: list[subprocess.Popen[str]] = []
+
+    def start(machines: int, behind: str) -> int:
+        words = [sys.executable, "-c", COMMAND, str(machines), behind]
+        groups.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True))
+        assert groups[-1].stdout is not None
+        said = {groups[-1].stdout.readline().strip() for _ in range(2)}
+        assert "all" in said
+        return int(next(iter(said - {"all"})))
+
+    yield start
+    for group in groups:
+        os.killpg(group.pid, signal.SIGKILL)
+        group.wait()
+        group.stdout.close()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("machines", "behind"), [(1, "nothing"), (3, "edges")])
+def test_the_machines_of_a_run_are_its_own_also_behind_edges(
+    run: Callable[..., int], tmp_path: Path, machines: int, behind: str
+) -> None:
+    run(2, "edges")  # another run, whose machines are not ours
+    found = supervisors_of(run(machines, behind), tmp_path)
+    assert [(each.process.name(), each.folder) for each in found] == [
+        ("fedemu-devices", tmp_path / "devices" / "live")
+    ] * machines
