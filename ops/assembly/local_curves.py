@@ -24,6 +24,7 @@ from fedemu.device.compute.executors.executor import Job, JobResult, Source
 from fedemu.device.compute.rule import kind_of
 from fedemu.device.compute.trainer import open_executor
 from fedemu.ops.assembly.parts import Parts
+from fedemu.ops.assembly.trial import try_out
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
@@ -55,8 +56,9 @@ def local_curves(
         [np.bincount(parts.corpus.train.y[_held(parts, d, round)], minlength=parts.corpus.classes) for d in chosen]
     )
     models = [[parts.algorithm.variables(loaded.state)] * len(chosen)]
+    executor = try_out(parts).executor
     for count in range(1, (epochs or experiment.local.epochs) + 1):
-        models.append(_trained(parts, count, loaded.state, round, chosen))
+        models.append(_trained(parts, count, loaded.state, round, chosen, executor))
     accuracy: Floats = np.array([[evaluator.evaluate(model).class_accuracy for model in after] for after in models])
     return {
         "round": round,
@@ -67,8 +69,8 @@ def local_curves(
     }
 
 
-def _trained(parts: Parts, epochs: int, state: Any, round: int, devices: Sequence[int]) -> list[Tree]:
-    """The devices' models after so many epochs of the round."""
+def _trained(parts: Parts, epochs: int, state: Any, round: int, devices: Sequence[int], named: str) -> list[Tree]:
+    """The devices' models after so many epochs of the round, by the executor of this name."""
     experiment = parts.experiment
     local = experiment.local.model_copy(update={"epochs": epochs, "steps": 0})
     shorter = Parts(experiment.model_copy(update={"local": local}))
@@ -90,7 +92,7 @@ def _trained(parts: Parts, epochs: int, state: Any, round: int, devices: Sequenc
             f"a reply to the method {experiment.algorithm.name!r} does not tell the device's model"
         )
     jobs = [Job(device, round, task, _held(parts, device, round)) for device in devices]
-    executor = open_executor(experiment.local.executor, kind_of(cast(LocalProgram, program), parts.model.kind), "cpu")
+    executor = open_executor(named, kind_of(cast(LocalProgram, program), parts.model.kind), "cpu")
     source = Source(parts.corpus, experiment.seed, torch.device("cpu"))
     models = []
     for result in executor.run(cast(LocalProgram, program), request.shared, jobs, source):

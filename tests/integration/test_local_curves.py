@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch import Tensor, nn
 
 from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.record.summary import Summary
@@ -38,6 +39,24 @@ def test_the_last_epoch_is_that_of_the_round_that_comes_next(in_one_process: Pla
     assert found["in_local"][3] == pytest.approx(line["locals"]["in_local"])
     assert found["out_local"][3] == pytest.approx(line["locals"]["out_local"])
     assert found["in_local"][1] != found["in_local"][3]
+
+
+class Branching(nn.Module):
+    """A model that only torch's ordinary means can compute, because its values decide what happens next."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.top = nn.Linear(64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.top(x.flatten(1))
+        return logits if logits.sum().item() > 0 else logits * 1
+
+
+def test_a_model_of_ones_own_is_computed_as_in_the_run(in_one_process: Play, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    in_one_process(directory, f"model.name={__file__}:Branching", "rounds=1", "local.epochs=2")
+    assert len(local_curves(directory, read_frozen(directory), 2)["in_local"]) == 3
 
 
 def test_a_run_without_a_checkpoint_has_no_curves(in_one_process: Play, tmp_path: Path) -> None:
