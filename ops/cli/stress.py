@@ -87,6 +87,14 @@ def stress(
 
     The exit code is 0 if all scenarios passed, and 1 if one failed.
     """
+    for option, given, word in (
+        ("--cases", cases is not None, CAMPAIGN),
+        ("--case", case is not None, CAMPAIGN),
+        ("--attack", bool(attack), STRANGERS),
+        ("--edge", edge, STRANGERS),
+    ):
+        if given and names != [word]:
+            raise ConfigurationError(f"{option} is for fedemu stress {word}; leave it out, or say {word}")
     if names == [CAMPAIGN]:
         played: list[CaseResult] = []
         with _folder(out, keep=lambda: not all(result.passed for result in played)) as folder:
