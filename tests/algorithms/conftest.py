@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.interface import (
@@ -17,6 +19,7 @@ from fedemu.algorithms.interface import (
     Context,
     DeviceReply,
     Labelled,
+    Model,
     PublicData,
     Reducer,
     Reply,
@@ -24,6 +27,7 @@ from fedemu.algorithms.interface import (
     ServerJob,
     Tree,
 )
+from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source
 from fedemu.device.compute.executors.query import catch_up, run_query
@@ -215,6 +219,24 @@ def public(corpus: Corpus) -> PublicData:
     """The last 100 samples of ``corpus.train``: 40 to train on and 60 for validation."""
     train, validation = (corpus.batch(corpus.train, np.arange(*ends)) for ends in ((300, 340), (340, 400)))
     return PublicData(Labelled(*train), Labelled(*validation))
+
+
+class HalfLinear(nn.Module):
+    """A linear layer in half precision, with exact logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(math.prod(SHAPE), CLASSES).to(torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layer(x.flatten(1).to(torch.bfloat16)).float()
+        return logits
+
+
+@pytest.fixture
+def half_linear() -> Model:
+    """A linear model whose variables are bfloat16."""
+    return from_module(HalfLinear)
 
 
 @pytest.fixture

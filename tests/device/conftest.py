@@ -23,6 +23,7 @@ from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.device.machine.arrival import ExperimentCode
 from fedemu.device.machine.supervisor import SupervisorPlan
 from fedemu.device.pipe import TrainerSetup
+from fedemu.device.process.birth import Birthplace
 from fedemu.ops.bench.fleet.scripted import ScriptedCoordinator, Terms
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.codec import Buffer, Envelope
@@ -79,6 +80,44 @@ def stream_of(devices: int) -> bytes:
 def toy_stream() -> Callable[[int], bytes]:
     """``toy_stream(devices)``: the blob of a stream for this number of devices."""
     return stream_of
+
+
+@pytest.fixture
+def toy_birthplace(tmp_path: Path) -> Callable[[int], Birthplace]:
+    """``toy_birthplace(devices)``: what this number of devices begin with, whose behaviour is that of the toys."""
+
+    def make(devices: int) -> Birthplace:
+        (tmp_path / "experiment").write_bytes(b"{}")
+        (tmp_path / "stream").write_bytes(stream_of(devices))
+        return Birthplace.open(
+            lease="lease",
+            heartbeat_seconds=60.0,
+            patience=5,
+            behaviours=TOY_CODE.behaviours,
+            experiment=tmp_path / "experiment",
+            stream=tmp_path / "stream",
+            folder=tmp_path / "devices",
+        )
+
+    return make
+
+
+@pytest.fixture
+def toy_work() -> Work:
+    """The Work of the first ask, which needs no blob."""
+    return Work(
+        ask="1.0.0",
+        program="train",
+        task=0,
+        start=0.0,
+        shared=(),
+        state=None,
+        download_bytes=1,
+        upload_bytes=1,
+        passes=1.0,
+        deadline=1e6,
+        durable_round=0,
+    )
 
 
 class Coordinator(ScriptedCoordinator):

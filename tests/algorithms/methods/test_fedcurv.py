@@ -190,20 +190,10 @@ def test_the_sums_match_the_terms_that_devices_keep_whoever_takes_part_or_is_los
     assert float(fleet.state.fisher["fc1.weight"].min()) >= -1e-8
 
 
-class Half(nn.Module):
-    """A linear layer in half precision."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(144, 4).to(torch.bfloat16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.layer(x.flatten(1).to(torch.bfloat16)).float()
-        return logits
-
-
-def test_terms_of_a_model_in_half_precision_are_sums_in_single_precision(little_fleet: Callable[..., Any]) -> None:
-    model, exact = from_module(Half), mlp(SHAPE, 4, ())
+def test_terms_of_a_model_in_half_precision_are_sums_in_single_precision(
+    half_linear: Model, little_fleet: Callable[..., Any]
+) -> None:
+    model, exact = half_linear, mlp(SHAPE, 4, ())
     fleets = []
     for one in (model, exact):
         variables = one.init(0)

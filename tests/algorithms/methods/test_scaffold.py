@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedemu.algorithms.interface import (
     Batch,
@@ -219,21 +219,11 @@ def test_stacked_and_serial_results_agree(rule: Rule, momentum: float, little_fl
         fleet.play(cohort)
 
 
-class Half(nn.Module):
-    """A linear layer in half precision."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(144, 4).to(torch.bfloat16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.layer(x.flatten(1).to(torch.bfloat16)).float()
-        return logits
-
-
 @pytest.mark.parametrize("rule", RULES)
-def test_stacked_leaves_of_half_precision_stay_so(rule: Rule, little_fleet: Callable[..., Any]) -> None:
-    model = from_module(Half)
+def test_stacked_leaves_of_half_precision_stay_so(
+    rule: Rule, half_linear: Model, little_fleet: Callable[..., Any]
+) -> None:
+    model = half_linear
     fleet = little_fleet(scaffold(ingredients(model), rule), model.init(1), SHARES, executor=Vmapped(3))
     fleet.play([0, 1, 2, 3])
     assert {leaf.dtype for tree in (fleet.model, *fleet.own.values()) for leaf in tree.values()} == {torch.bfloat16}

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import fedemu.algorithms.terms.importance as importance_module
-from fedemu.algorithms.interface import Batch, Facts, Outputs, Tree
+from fedemu.algorithms.interface import Batch, Facts, Model, Outputs, Tree
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import growing
-from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.registry import build_algorithm
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.terms.consolidation import ewc, mas, weighted_distance
@@ -139,23 +138,11 @@ def test_importances_stay_as_they_are_if_nobody_answers(little_fleet: Callable[.
     assert fleet.state.kept[PREVIOUS] is fleet.model
 
 
-class Half(nn.Module):
-    """A linear layer in half precision."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(144, CLASSES).to(torch.bfloat16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.layer(x.flatten(1).to(torch.bfloat16)).float()
-        return logits
-
-
 def test_sums_over_many_samples_of_a_model_in_half_precision_are_no_smaller(
-    corpus: Any, little_fleet: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    corpus: Any, half_linear: Model, little_fleet: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importance_module, "MOST_BYTES", 1)
-    model = from_module(Half)
+    model = half_linear
     terms = {"ewc": ewc(ingredients(model)), "mas": mas(ingredients(model))}
     given = ingredients(model, terms=tuple(term.term for term in terms.values()))
     algorithm = with_terms(build_algorithm("fedavg", {}, given), terms, model, "fedavg")

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from msgspec.structs import replace
+
 from fedemu.device.machine.shared import share_link
 from fedemu.protocol.codec import encode
 from fedemu.protocol.messages import Hello, TensorSpec, Work
@@ -20,20 +22,7 @@ from fedemu.protocol.transport.zmtp import GREETING, Incoming, framed, ready
 
 MESSAGES = 300
 PART = bytes(100_000)
-WORK = Work(
-    ask="1.0.0",
-    program="train",
-    task=0,
-    start=0.0,
-    shared=(),
-    state=None,
-    download_bytes=1,
-    upload_bytes=1,
-    passes=1.0,
-    deadline=1.0,
-    durable_round=0,
-    tensors=(TensorSpec(name="x", dtype="uint8", shape=(len(PART),)),),
-)
+SPEC = TensorSpec(name="x", dtype="uint8", shape=(len(PART),))
 
 
 def a_link(folder: Path) -> tuple[str, socket.socket]:
@@ -43,7 +32,7 @@ def a_link(folder: Path) -> tuple[str, socket.socket]:
     return os.path.relpath(folder / "s"), sock
 
 
-async def test_a_process_that_reads_late_gets_all_that_came_for_its_devices(tmp_path: Path) -> None:
+async def test_a_process_that_reads_late_gets_all_that_came_for_its_devices(tmp_path: Path, toy_work: Work) -> None:
     loop = asyncio.get_running_loop()
     network, trunk = DirectNetwork(loop), Trunk(MemoryNetwork(), loop)
     here: Any = SimpleNamespace(trunk=trunk, granted=SimpleNamespace(heartbeat_seconds=60.0, patience=5))
@@ -58,7 +47,7 @@ async def test_a_process_that_reads_late_gets_all_that_came_for_its_devices(tmp_
         await loop.sock_sendall(sock, GREETING + ready(b"DEALER") + b"".join(hello))
         await asyncio.sleep(0.2)
         for _ in range(MESSAGES):
-            trunk.received(0, encode(WORK, [PART]))
+            trunk.received(0, encode(replace(toy_work, tensors=(SPEC,)), [PART]))
         incoming, got = Incoming(10, 10**6), 0
         while got < MESSAGES:
             data = await asyncio.wait_for(loop.sock_recv(sock, 50_000), 5.0)

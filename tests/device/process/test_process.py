@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from fedemu.device.bus import TO_SUPERVISOR, Attach, Quit
@@ -23,17 +22,17 @@ from fedemu.protocol.sharing.hub import Hub
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.interface import BOUNDLESS, let_all_pass
 
-TOYS = Path(__file__).parents[1] / "toys.py"
 DEVICES = 4000
 
 
 class Machine:
     """What a process with ``DEVICES`` devices talks to. All of them may proceed at the same moment."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, work: Work) -> None:
         loop = asyncio.get_running_loop()
         place = os.path.relpath(folder)
         self.network = DirectNetwork(loop)
+        self.work = work
         self.heard: Counter[str] = Counter()
         self.process = b""
         self.scheduled: list[bytes] = []
@@ -60,46 +59,18 @@ class Machine:
         match envelope.message:
             case Hello(device=device):
                 self.hub.send(peer, replace(WELCOME, device=device))
-                self.hub.send(peer, WORK)
+                self.hub.send(peer, self.work)
             case Scheduled():
                 self.scheduled.append(peer)
 
 
 WELCOME = Welcome(device=0, clock="virtual", horizon=1.0, heartbeat_seconds=60.0, patience=5, durable_round=0)
-WORK = Work(
-    ask="1.0.0",
-    program="train",
-    task=0,
-    start=0.0,
-    shared=(),
-    state=None,
-    download_bytes=1,
-    upload_bytes=1,
-    passes=1.0,
-    deadline=1e6,
-    durable_round=0,
-)
-
-
-@pytest.fixture
-def birthplace(tmp_path: Path, toy_stream: Callable[[int], bytes]) -> Birthplace:
-    (tmp_path / "experiment").write_bytes(b"{}")
-    (tmp_path / "stream").write_bytes(toy_stream(DEVICES))
-    return Birthplace.open(
-        lease="lease",
-        heartbeat_seconds=60.0,
-        patience=5,
-        behaviours=f"{TOYS}:open_behaviours",
-        experiment=tmp_path / "experiment",
-        stream=tmp_path / "stream",
-        folder=tmp_path / "devices",
-    )
 
 
 async def test_no_job_is_lost_if_thousands_of_devices_of_a_process_begin_at_once(
-    birthplace: Birthplace, tmp_path: Path, until: Callable[..., Any]
+    toy_birthplace: Callable[[int], Birthplace], toy_work: Work, tmp_path: Path, until: Callable[..., Any]
 ) -> None:
-    machine = Machine(tmp_path)
+    machine = Machine(tmp_path, toy_work)
     setup = Setup(
         coordinator=machine.hub.address,
         shared=True,
@@ -115,7 +86,7 @@ async def test_no_job_is_lost_if_thousands_of_devices_of_a_process_begin_at_once
         logs=None,
     )
     lives = [(device, 0) for device in range(DEVICES)]
-    running = asyncio.create_task(asyncio.to_thread(process.run, setup, birthplace, 0, lives))
+    running = asyncio.create_task(asyncio.to_thread(process.run, setup, toy_birthplace(DEVICES), 0, lives))
     try:
         await until(lambda: len(machine.scheduled) == DEVICES, "the schedules of all")
         for peer in machine.scheduled:

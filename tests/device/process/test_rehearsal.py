@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -13,22 +12,10 @@ from fedemu.device.process import rehearsal
 from fedemu.device.process.birth import Birthplace
 from fedemu.device.process.rehearsal import ASKS, play, rehearse
 
-TOYS = Path(__file__).parents[1] / "toys.py"
-
 
 @pytest.fixture
-def birthplace(tmp_path: Path, toy_stream: Callable[[int], bytes]) -> Birthplace:
-    (tmp_path / "experiment").write_bytes(b"{}")
-    (tmp_path / "stream").write_bytes(toy_stream(3))
-    return Birthplace.open(
-        lease="lease",
-        heartbeat_seconds=2.0,
-        patience=5,
-        behaviours=f"{TOYS}:open_behaviours",
-        experiment=tmp_path / "experiment",
-        stream=tmp_path / "stream",
-        folder=tmp_path / "devices",
-    )
+def birthplace(toy_birthplace: Callable[[int], Birthplace]) -> Birthplace:
+    return toy_birthplace(3)
 
 
 def test_a_device_answers_every_ask_of_its_rehearsal_and_leaves_nothing(birthplace: Birthplace) -> None:
