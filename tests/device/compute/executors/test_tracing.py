@@ -38,12 +38,24 @@ def test_a_trace_computes_for_other_values_what_the_function_computes() -> None:
             assert same_bits(ours, theirs)
 
 
-def test_a_large_product_is_computed_by_onednn_and_a_small_one_by_torch() -> None:
+@pytest.mark.parametrize(("maker", "by_onednn"), [("AuthenticAMD", [512]), ("", [512]), ("GenuineIntel", [])])
+def test_a_large_product_is_computed_by_onednn_unless_the_processor_is_of_intel(
+    maker: str, by_onednn: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widths: list[int] = []
+
+    def watched(left: Tensor, right: Tensor) -> Tensor:
+        widths.append(left.shape[1])
+        return product(left, right)
+
+    room = "fedemu.device.compute.executors.flat_function"
+    monkeypatch.setattr(f"{room}.maker", lambda: maker)
+    monkeypatch.setattr(f"{room}.product", watched)
     torch.manual_seed(0)
-    small, large = (torch.randn(20, 64), torch.randn(64, 10)), (torch.randn(64, 512), torch.randn(512, 128))
-    for inputs, expected in ((small, torch.mm), (large, product)):
+    for inputs in ((torch.randn(20, 64), torch.randn(64, 10)), (torch.randn(64, 512), torch.randn(512, 128))):
         (found,) = trace(lambda x, w: [x @ w], inputs)(*inputs)
-        assert same_bits(found, expected(*inputs))
+        assert torch.allclose(found, torch.mm(*inputs), rtol=1e-4, atol=1e-4)
+    assert widths == by_onednn
 
 
 def test_inputs_that_were_one_tensor_may_be_two_at_the_next_call() -> None:
