@@ -51,10 +51,19 @@ class Approval:
         """What changes when the files change."""
         try:
             with os.scandir(self._folder.approved_folder) as entries:
-                stats = [(entry.name, entry.stat()) for entry in entries]
+                stats = [(entry.name, _stat(entry)) for entry in entries]
         except FileNotFoundError:
             return ()
         except OSError as error:
             logger.warning("can't read %s (%s); no machine is approved", self._folder.approved_folder, error.strerror)
             return None
-        return sorted((name, found.st_mtime_ns, found.st_size, found.st_ino) for name, found in stats)
+        return sorted(stats)
+
+
+def _stat(entry: os.DirEntry[str]) -> tuple[int, ...]:
+    """What changes when the file behind an entry changes. Empty if it is gone, or a link to nothing."""
+    try:
+        found = entry.stat()
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -52,3 +52,14 @@ def test_a_file_that_is_changed_in_its_place_counts(tmp_path: Path, clock: list[
     (folder.approved_folder / "lab.key").write_text(f'curve\n  public-key = "{SECOND}"\n\n')
     clock[0] += AGAIN_SECONDS
     assert [approved(FIRST), approved(SECOND)] == [False, True]
+
+
+def test_a_link_to_nothing_hides_no_change(tmp_path: Path, clock: list[float]) -> None:
+    folder = KeyFolder(tmp_path)
+    folder.approve("lab", FIRST)
+    (folder.approved_folder / "gone.key").symlink_to(tmp_path / "nothing")
+    approved = Approval(folder, own="")
+    assert approved(FIRST)
+    folder.revoke("lab")
+    clock[0] += AGAIN_SECONDS
+    assert not approved(FIRST)
