@@ -120,13 +120,13 @@ def _of_arrays(said: str, made: Mapping[str, Any], source: DataSource) -> Decode
             f"{said} has the label {top}, so it would have {top + 1} classes; "
             f"number the {len(np.unique(y))} that it has from 0, or give words"
         )
-    names = names or tuple(map(str, made.get("class_names", range(top + 1))))
+    names = names or tuple(made.get("class_names", map(str, range(top + 1))))
     if top >= len(names):
         raise DataError(f"{said} has the label {top}, but {len(names)} class names")
     train = _part(x, y, columns)
     if tested is None:
         return divided(source, names, train)
-    told = {name: np.asarray(values) for name, values in made.get("test_columns", {}).items() if name in source.columns}
+    told = {name: values for name, values in made.get("test_columns", {}).items() if name in source.columns}
     if wrong := [name for name, values in told.items() if len(values) != len(tested[1])]:
         raise DataError(f"{said} has no test column {wrong[0]!r} of {len(tested[1])} values")
     return divided(source, names, train, _part(*tested, told))
@@ -146,7 +146,7 @@ def _numbered(made: Mapping[str, Any]) -> tuple[tuple[str, ...], Mapping[str, An
 
 
 def _columns(said: str, source: DataSource, made: Mapping[str, Any], samples: int) -> dict[str, NDArray[Any]]:
-    columns = {name: np.asarray(values) for name, values in made.items() if name in source.columns}
+    columns = {name: values for name, values in made.items() if name in source.columns}
     for column in source.columns:
         if len(columns.get(column, ())) != samples:
             known = f"; it has {', '.join(map(str, made))}" if made else ""

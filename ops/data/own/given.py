@@ -90,9 +90,9 @@ def _write(held: Any, folder: Path) -> None:
     plain: dict[str, Any] = {}
     for name, value in held.items():
         if isinstance(value, Mapping):
-            arrays |= {f"{name}/{column}": np.asarray(values) for column, values in value.items()}
+            arrays |= {f"{name}/{column}": values for column, values in value.items()}
         elif name == "class_names":
-            plain[name] = list(map(str, value))
+            plain[name] = value
         else:
             arrays[name] = value
     files = {name: f"{place}.npy" for place, name in enumerate(sorted(arrays))}

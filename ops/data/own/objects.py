@@ -6,7 +6,8 @@ Neither torch nor pandas nor datasets is imported before an object of theirs com
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -117,25 +118,52 @@ def _mapping(said: str, made: Mapping[Any, Any], test: Any) -> dict[str, Any]:
     extra = set(made) - set(KEYS)
     if extra or ("test_x" in made) != ("test_y" in made):
         raise DataError(f"{said} returned {', '.join(sorted(map(str, made)))}; docs/data.md tells the keys")
-    found = {key: array_of(value) if key in KEYS[:4] else value for key, value in made.items()}
+    found: dict[str, Any] = {key: _array(said, key, value) for key, value in made.items() if key in KEYS[:4]}
     if test is not None:
         found["test_x"], found["test_y"] = _labelled(f"the test split of {said}", test)
+        if isinstance(test, Mapping) and "columns" in test:
+            made = {**made, "test_columns": test["columns"]}
+    for key in ("columns", "test_columns"):
+        if key in made:
+            found[key] = _columns(said, key, made[key])
+    if "class_names" in made:
+        names = made["class_names"]
+        if isinstance(names, str | bytes) or not isinstance(names, Sequence | np.ndarray):
+            raise DataError(f"{said} has class_names that are no list, but {type(names).__name__}")
+        found["class_names"] = list(map(str, names))
     return found
+
+
+def _columns(said: str, key: str, made: Any) -> dict[str, NDArray[Any]]:
+    if not isinstance(made, Mapping):
+        raise DataError(f"{said} has {key} that are no mapping of names to values, but {type(made).__name__}")
+    return {str(name): _array(said, f"the column {name!r}", column) for name, column in made.items()}
 
 
 def _labelled(said: str, part: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """The samples and labels of one part: a pair of arrays, a mapping, or items by number."""
     if isinstance(part, Mapping) and {"x", "y"} <= set(part):
-        return array_of(part["x"]), array_of(part["y"])
+        return _array(said, "x", part["x"]), _array(said, "y", part["y"])
     if isinstance(part, tuple | list) and len(part) == 2:
-        try:
-            return array_of(part[0]), array_of(part[1])
-        except ValueError as error:
-            raise DataError(f"{said} has samples of different shapes: {error}") from error
+        return _array(said, "x", part[0]), _array(said, "y", part[1])
     if _is_items(part):
         return _items(said, part)
     many = f" of {len(part)}" if isinstance(part, tuple | list) else ""
     raise DataError(f"{said} holds no data set but {type(part).__name__}{many}; give {FORMS}")
+
+
+def _array(said: str, what: str, value: Any) -> NDArray[Any]:
+    """Numbers or texts as an array. They may be objects, as a column of pandas gives them."""
+    try:
+        array = array_of(value)
+    except ValueError as error:
+        raise DataError(f"{said} has parts of different shapes in {what}: {error}") from error
+    if array.dtype != object:
+        return array
+    kind = next((kind for kind in (str, Number) if array.size and isinstance(array.flat[0], kind)), ())
+    if odd := [cell for cell in array.flat if not isinstance(cell, kind)]:
+        raise DataError(f"{said} has {odd[0]!r:.60} in {what}; it must be all numbers, or all texts")
+    return np.array(array.tolist())
 
 
 def _items(said: str, data: Any) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -81,7 +81,10 @@ def test_a_function_without_a_test_split_gets_a_stratified_one(own_data):
         ("return dict(x=[[np.nan]], y=[0])", "not finite"),
         ("return dict(x=[[1]], y=[-1])", "negative label"),
         ("return dict(x=[[1]], y=[0])", "has no column 'who' of 1 values"),
-        ("return dict(x=[[1]], y=[2], class_names='ab', columns={'who': [1]})", "has the label 2, but 2 class names"),
+        (
+            "return dict(x=[[1]], y=[2], class_names=['a', 'b'], columns={'who': [1]})",
+            "has the label 2, but 2 class names",
+        ),
         ("raise RuntimeError('no disk')", "failed with RuntimeError: no disk"),
     ],
 )

@@ -90,6 +90,16 @@ def test_a_function_and_a_class_are_called_and_other_objects_are_not() -> None:
     assert isinstance(called(Items), Items)
 
 
+def test_texts_of_pandas_are_texts_and_every_split_has_its_columns() -> None:
+    words = pandas.Series(["low", "high", "low"], dtype=object)
+    who = {"who": words.to_numpy()}
+    held = held_in("data", {"train": {"x": X, "y": words, "columns": who}, "test": {"x": X, "y": Y, "columns": who}})
+    assert held_in("data", (X, np.array([2, 1, True], object)))["y"].tolist() == [2, 1, 1]
+    assert {held["y"].dtype.kind, held["columns"]["who"].dtype.kind, held["test_columns"]["who"].dtype.kind} == {"U"}
+    assert held["test_columns"]["who"].tolist() == ["low", "high", "low"]
+    assert [*held] == ["x", "y", "test_x", "test_y", "columns", "test_columns"]
+
+
 def test_frames_and_tables_stay_tables() -> None:
     frame = pandas.DataFrame({"a": [1.0, 2.0], "label": ["x", "y"]}, index=[5, 6])
     table = datasets.Dataset.from_dict({"a": [1.0, 2.0], "label": ["x", "y"]})
@@ -107,7 +117,14 @@ def test_frames_and_tables_stay_tables() -> None:
         ((X, Y, X, Y), "data holds no data set but tuple of 4; give"),
         ({"x": X}, "data is a mapping without x and y, but with x"),
         ({"train": (X, Y), "valid": (X, Y)}, "data has the splits train, valid; leave out 'valid'"),
-        (([[1], [1, 2]], [0, 1]), "data has samples of different shapes"),
+        (([[1], [1, 2]], [0, 1]), "data has parts of different shapes in x"),
+        ({"x": X, "y": [[0], [1, 0], [1]]}, "data has parts of different shapes in y"),
+        ((X, None), "data has None in y; it must be all numbers, or all texts"),
+        ({"x": X, "y": Y, "columns": {"who": ["a", None, "b"]}}, "data has None in the column 'who'; it must be all"),
+        ({"x": X, "y": Y, "columns": Y}, "data has columns that are no mapping of names to values, but list"),
+        ({"x": X, "y": Y, "class_names": "ab"}, "data has class_names that are no list, but str"),
+        ({"x": X, "y": Y, "class_names": None}, "data has class_names that are no list, but NoneType"),
+        (((X, Y), (X, [0, 1, None])), "the test split of data has None in y"),
         (Items((X[0], 0), (X[0][:1], 1)), "item 1 of data has a sample [1], and item 0 has [2]; all must have one"),
         (Items((X[0], [0, 1])), "item 0 of data has a label [2]; it must be one value"),
         (Items({"x": X[0], "y": 0}), "item 0 of data is a dict of 2; it must be a pair (x, y)"),
