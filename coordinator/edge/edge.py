@@ -43,8 +43,9 @@ _NOT_ITS_LEASE = wire.Refused(
 class EdgePlan:
     """What an edge is told. ``up`` and ``down`` are addresses, ``folder`` is for blobs and large results.
 
-    It waits ``connect_seconds`` for its first coordinator, and ``lost_seconds`` for one that is gone. ``opened`` is
-    called with the address at which it listens, ``told`` with sentences for people.
+    It waits ``connect_seconds`` for its first coordinator, and ``lost_seconds`` for one that is gone. The time for
+    which the edge itself stood still does not count. ``opened`` is called with the address at which it listens,
+    ``told`` with sentences for people.
     """
 
     up: str
@@ -85,7 +86,7 @@ class Edge:
         self._behind = Behind(plan.told)
         self._away = False
         """Whether people were told that the coordinator is gone."""
-        self._began = self._heard = self._connected = self._loop.time()
+        self._began = self._heard = self._connected = self._ticked = self._loop.time()
         self._asked = self._beat = -math.inf
         self._barred = ""
         self._closed: Counter[str] = Counter()
@@ -267,6 +268,10 @@ class Edge:
     # The connection further up.
 
     def _tick(self, now: float) -> None:
+        if (stalled := now - self._ticked - TICK_SECONDS) > AGAIN_SECONDS:
+            self._began += stalled
+            self._heard = min(self._heard + stalled, now)
+        self._ticked = now
         self._relay.look()
         self._library.tick()
         self._behind.look(now, len(self._summing.stations))

@@ -17,6 +17,8 @@ AGAIN = 2.0
 """Seconds between two tries to enrol on one connection."""
 FULL_AGAIN = 10.0
 """Seconds between two tries while all devices of the run are taken."""
+LATE = 2.0
+"""A tick that comes more seconds than this after it was due shows that this machine itself stood still."""
 
 EnrolAction = Connect | Enroll | Heartbeat
 
@@ -26,7 +28,8 @@ class Enrolment:
 
     ``compute`` says how it computes. ``leases`` are tokens that an earlier life on this machine may still hold; they
     are tried first, in their order, and the next is taken when the one before it is refused. The coordinator must grant
-    a lease within ``connect_seconds``. If it is silent for ``lost_seconds``, this machine gives up.
+    a lease within ``connect_seconds``. If it is silent for ``lost_seconds``, this machine gives up. The time for which
+    this machine itself stood still does not count.
     """
 
     def __init__(
@@ -138,6 +141,9 @@ class Enrolment:
 
         Raises UnreachableError when the wait for the coordinator is over, or RefusedError if the lease stays taken.
         """
+        if (late := now - max(self.due, self._heard)) > LATE:
+            self._began += late
+            self._heard, self._sought = min(self._heard + late, now), min(self._sought + late, now)
         if self.granted is None and not self.idle:
             if now >= self._began + self._connect_seconds:
                 raise self._never_enrolled()

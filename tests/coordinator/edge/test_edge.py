@@ -204,6 +204,16 @@ async def test_a_device_may_send_as_many_bytes_as_its_asks_need(
     assert len(root.heard_of(wire.Result)) == 5
 
 
+async def test_the_time_for_which_an_edge_itself_stood_still_does_not_count(
+    root: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + 1000.0)
+    await root.hears(wire.Heartbeat)
+    assert not root.edge.done()
+
+
 def test_people_are_told_who_is_behind_an_edge_when_the_numbers_have_come_to_rest() -> None:
     told: list[str] = []
     behind = Behind(told.append)

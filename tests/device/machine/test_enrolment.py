@@ -22,6 +22,12 @@ def an_enrolment(*leases: str) -> Enrolment:
     return Enrolment("tcp://here:1", 3, "host", leases=leases, connect_seconds=60.0, lost_seconds=120.0)
 
 
+def let_pass(machine: Enrolment, end: float) -> None:
+    """Let the machine do what is due before ``end``."""
+    while (now := machine.due) < end:
+        machine.tick(now)
+
+
 def refused(reason: str) -> Refused:
     return Refused(reason=reason, detail="Because.")
 
@@ -49,6 +55,7 @@ def test_a_second_grant_is_no_news() -> None:
 def test_an_address_where_nobody_answers_ends_with_a_sentence_that_names_it() -> None:
     machine = an_enrolment()
     machine.start(0.0)
+    let_pass(machine, 60.0)
     with pytest.raises(UnreachableError, match=r"tcp://here:1 within 60 s.*--connect"):
         machine.tick(60.0)
 
@@ -91,6 +98,7 @@ def test_a_lease_that_stays_taken_ends_with_the_coordinators_reason() -> None:
     machine = an_enrolment("old")
     machine.start(0.0)
     machine.refuse(refused("lease_taken"), 0.5)
+    let_pass(machine, 60.0)
     with pytest.raises(RefusedError, match="Because") as error:
         machine.tick(60.0)
     assert error.value.reason == "lease_taken"
@@ -140,6 +148,22 @@ def test_a_silent_coordinator_is_sought_on_fresh_connections_until_it_is_given_u
         machine.tick(120.0)
 
 
+def test_the_time_for_which_the_machine_itself_stood_still_does_not_count() -> None:
+    machine = an_enrolment()
+    machine.start(0.0)
+    assert machine.tick(1000.0) == [ENROLL], "998 s after it was due"
+    machine.accept(a_grant(), 1001.0)
+    machine.heard(1001.0)
+    assert machine.tick(5001.0) == [Heartbeat()], "3998 s after it was due"
+    assert machine.seconds_left(5001.0) == 118.0
+    machine.heard(5002.0)
+    machine.refuse(refused("unknown_peer"), 5002.0)
+    assert machine.tick(6004.0) == [Connect(), Enroll(count=3, lease="L", host="host")]
+    let_pass(machine, 6124.0)
+    with pytest.raises(UnreachableError, match="has been away for 120 s"):
+        machine.tick(6124.0)
+
+
 def test_a_coordinator_that_answers_but_never_takes_the_machine_back_is_given_up_too() -> None:
     machine = an_enrolment()
     machine.start(0.0)
@@ -179,6 +203,7 @@ def test_a_machine_that_is_not_let_in_tries_on_new_connections_and_says_why_in_t
     assert machine.tick(4.0) == [ENROLL], "the new connection may come about"
     machine.bar("its key is not approved", final=False)
     assert machine.tick(6.0) == [ENROLL]
+    let_pass(machine, 60.0)
     with pytest.raises(RefusedError, match=r"^No way in within 60 s: its key is not approved\.$"):
         machine.tick(60.0)
 
@@ -198,5 +223,6 @@ def test_a_machine_that_was_let_in_at_last_forgets_why_it_was_not() -> None:
     machine.start(0.0)
     machine.bar("its key is not approved", final=False)
     machine.heard(3.0)
+    let_pass(machine, 60.0)
     with pytest.raises(UnreachableError, match="No coordinator answered"):
         machine.tick(60.0)
