@@ -133,11 +133,11 @@ class Coordinator:
             with _stop_signals(self._plan.signals) as stopped:
                 try:
                     if self._rounds.standing.round < self._plan.settings.rounds:
-                        self._run.go_on()
                         self._resume()
                         self._plan.opened(router.address)
                         self._plan.shown(FleetView(self._service))
                         await self._unless(stopped, self._gather())
+                        self._run.go_on()
                         await self._unless(stopped, self._rounds.play())
                 except Exception as error:
                     return await self._end(error)

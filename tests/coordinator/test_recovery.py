@@ -71,14 +71,20 @@ class Deserted(Observers):
 
 
 class Resumed(Observers):
-    """An observer that notes the rounds and the real time after which a run goes on."""
+    """An observer that notes the rounds and the real time after which a run goes on, and whether its end is there."""
 
-    def __init__(self) -> None:
+    def __init__(self, end: Path) -> None:
         super().__init__()
         self.told: list[tuple[int, float]] = []
+        self.ended: list[bool] = []
+        self._end = end
 
     def resumed(self, rows: Sequence[Row], spent: float) -> None:
         self.told.append((len(rows), pytest.approx(spent, abs=1.0)))
+        self.ended.append(self._end.exists())
+
+    def round_started(self, *arguments: Any) -> None:
+        self.ended.append(self._end.exists())
 
 
 def churn(index: int, work: wire.Work) -> Any:
@@ -244,10 +250,11 @@ async def test_a_finished_run_can_go_on_with_more_rounds(
     [grant] = LeaseJournal(make_plan().directory / "checkpoint" / "leases.jsonl").entries()
     network = MemoryNetwork()
     make_fleet(12, script=churn, network=network, lease=grant["grant"])
-    watcher = Resumed()
+    watcher = Resumed(make_plan().directory / "summary.json")
     summary, left = await play(make_plan(network=network, observers=(watcher,), **BIG))
     assert summary.model_digest == digest
     assert watcher.told == [(5, left.rows[4].wall_time)]
+    assert watcher.ended == [True, False, False, False], "a kill before the fleet is there leaves what was there"
     assert [event["round"] for event in left.named("resume")] == [6]
     assert summary.totals["accepted"] == sum(row.accepted or 0 for row in left.rows)
     assert summary.wall_time > (left.rows[4].wall_time or 0.0)
