@@ -5,6 +5,7 @@ The names are a contract. The scrape configuration, the alert rules and the dash
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -53,6 +54,8 @@ class CoordinatorMetrics:
         self._class_accuracy = gauge("fedemu_class_accuracy", "Test accuracy by class.", "label")
         self._round_forgetting = gauge("fedemu_round_forgetting", "Mean accuracy that classes lost in the last round.")
         self._virtual_time = gauge("fedemu_virtual_time_seconds", "The experiment's clock.")
+        for metric in (self._accuracy, self._loss, self._round_forgetting):
+            metric.set(math.nan)  # a gauge without labels begins with 0, which would be a measured value
         self._reached = 0.0
         self._rejected = counter("fedemu_rejected_messages", "Messages that could not be used.", "reason")
         self._retries = counter("fedemu_round_retries", "Rounds tried again for want of a quorum.")
@@ -64,8 +67,8 @@ class CoordinatorMetrics:
 
     def resumed(self, rows: Sequence[Row], spent: float) -> None:
         """Counters count from the start of this process, as Prometheus expects. Only gauges know of earlier rounds."""
-        self._round.set(rows[-1].round)
-        self._reach(rows[-1].virtual_time or 0.0)
+        for row in rows:
+            self._follow(row)
 
     def waiting(self, absence: Absence | None) -> None:
         """Nothing is kept here. ``fleet`` tells how many devices have a connection."""
@@ -78,11 +81,8 @@ class CoordinatorMetrics:
 
     def round_finished(self, row: Row) -> None:
         self._state.finished(row.round)
-        self._round.set(row.round)
-        self._period.set(row.task or 0)
         self._duration.observe(row.round_seconds or 0.0)
         self._job_seconds.inc(row.server_seconds or 0.0)
-        self._reach(row.virtual_time or 0.0)
         for direction, kind, size in (
             ("down", "emulated", row.bytes_down),
             ("down", "wire", row.wire_bytes_down),
@@ -90,6 +90,13 @@ class CoordinatorMetrics:
             ("up", "wire", row.wire_bytes_up),
         ):
             self._bytes.labels(direction, kind).inc(size or 0)
+        self._follow(row)
+
+    def _follow(self, row: Row) -> None:
+        """Set the gauges by a finished round. What it did not measure stays as it was measured last."""
+        self._round.set(row.round)
+        self._period.set(row.task or 0)
+        self._reach(row.virtual_time or 0.0)
         for metric, value in (
             (self._accuracy, row.accuracy),
             (self._loss, row.loss),

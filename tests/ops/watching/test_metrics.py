@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,21 @@ def test_a_finished_round_is_counted_once_and_gauges_follow_it() -> None:
     assert value("fedemu_bytes_total", {"direction": "down", "kind": "emulated"}) == 200
     assert value("fedemu_bytes_total", {"direction": "up", "kind": "wire"}) == 14
     assert value("fedemu_round_duration_seconds_count") == 2
+
+
+def test_a_resumed_run_tells_what_its_earlier_rounds_measured_last() -> None:
+    registry = CollectorRegistry()
+    metrics = CoordinatorMetrics(registry, 100)
+    value = registry.get_sample_value
+    measured = ("fedemu_accuracy", "fedemu_loss", "fedemu_round_forgetting")
+    assert all(math.isnan(value(name) or 0.0) for name in measured)
+    seen = Row(round=7, task=1, accuracy=0.9, loss=0.3, round_forgetting=0.01, class_accuracy=(0.8, 1.0))
+    metrics.resumed([seen, Row(round=8, task=2, virtual_time=4.0)], 9.0)
+    assert [value(name) for name in measured] == [0.9, 0.3, 0.01]
+    assert value("fedemu_class_accuracy", {"label": "0"}) == 0.8
+    assert [value(name) for name in ("fedemu_round", "fedemu_period", "fedemu_virtual_time_seconds")] == [8, 2, 4.0]
+    assert value("fedemu_round_duration_seconds_count") == 0
+    assert value("fedemu_bytes_total", {"direction": "down", "kind": "emulated"}) is None
 
 
 def test_outcomes_are_there_before_anything_happened() -> None:
