@@ -18,8 +18,6 @@ from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.files import write_whole
 
 TABLE, NUMBERS = "suite.md", "suite.csv"
-FORGETTING = ("average_forgetting", "round_forgetting")
-"""The measures of forgetting: that of earlier periods, or without periods that from round to round."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +117,13 @@ def _name(run: Planned) -> str:
 
 def _line(stream: str, name: str, runs: Sequence[Run], planned: int) -> Line:
     figures = figures_of(runs, None)
-    forgetting = next((figures[key] for key in FORGETTING if figures[key].mean is not None), figures[FORGETTING[0]])
+    has_periods = figures["average_accuracy"].mean is not None
     down, up = figures["bytes_down"].values, figures["bytes_up"].values
     return Line(
         stream,
         name,
         figures["final_accuracy"],
-        forgetting,
+        figures["average_forgetting" if has_periods else "round_forgetting"],
         Statistic(tuple((a or 0) + (b or 0) for a, b in zip(down, up, strict=True))),
         Statistic(tuple(float(sum(row.accepted or 0 for row in run.rows)) for run in runs)),
         len(runs),

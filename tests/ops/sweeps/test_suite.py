@@ -83,6 +83,19 @@ def test_the_table_ranks_the_methods_of_each_stream_with_their_spread(tmp_path: 
     assert numbers[1].startswith("one,wsm,1,0.8,,0.1,")
 
 
+def test_a_method_that_diverged_in_the_first_period_has_no_forgetting_of_earlier_ones(
+    tmp_path: Path, mine: str
+) -> None:
+    runs = planned_suite(open_suite(mine, "small", []), None)
+    for part, period_accuracy in (("one/digits-small+fedavg", None), ("two/digits-drift+fedavg", [0.5, 0.1])):
+        place = tmp_path / part / "seed-0"
+        written(place, 0.3, 0.25, "diverged")
+        row = json.loads((place / "metrics.jsonl").read_text()) | {"period_accuracy": period_accuracy}
+        (place / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    standing = lines(tmp_path, runs)
+    assert [standing["one"][0].forgetting.mean, standing["two"][0].forgetting.mean] == [0.25, None]
+
+
 def test_points_of_a_grid_and_presets_with_the_same_method_have_lines_of_their_own(tmp_path: Path) -> None:
     parts = [
         Part(name="rates", presets=["digits"], methods=["wsm"], grid={"local.lr": [0.1, 1.0]}),
