@@ -27,7 +27,7 @@ BATCH = 4
 """Trials that are proposed before the results of any of them are known."""
 _FAILED = "failed"
 """The mark of a trial of which a run has failed."""
-LESS_IS_BETTER = re.compile(r"forgetting|loss|perplexity|bytes|time|rounds_to")
+LESS_IS_BETTER = re.compile(r"forgetting|loss|perplexity|objective|bytes|time")
 SHORT = {"accuracy": "final_accuracy"}
 _RANGE = re.compile(r"(?P<low>[^.:,]+(?:\.\d[^.:,]*)?)\.\.(?P<high>[^:,]+?)(?P<log>:log)?")
 

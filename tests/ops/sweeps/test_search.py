@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fedemu.ops.compare.paired import BETTER
 from fedemu.ops.sweeps.search import BATCH, STUDY, Study, figure_of, parse_space
 from fedemu.protocol.errors import ConfigurationError
 
@@ -71,6 +72,14 @@ def test_a_trial_without_a_result_has_failed_and_comes_last(tmp_path: Path) -> N
     study.tell(first[0], [0.5, None])
     study.tell(second[0], [0.5, 0.7])
     assert [(number, value) for number, _, value in study.over()] == [(1, 0.6), (0, None)]
+
+
+@pytest.mark.parametrize("figure", ["kept_objective", *(key for key, better in BETTER.items() if better == "lower")])
+def test_of_what_is_better_if_it_is_lower_the_least_is_best(tmp_path: Path, figure: str) -> None:
+    study = Study(tmp_path, parse_space(SPACES), figure, seed=3)
+    for (number, _), value in zip(study.batch(2), (0.5, 0.2), strict=True):
+        study.tell(number, [value])
+    assert [value for _, _, value in study.over()] == [0.2, 0.5]
 
 
 def test_the_search_of_a_folder_stays_the_same(tmp_path: Path) -> None:
