@@ -1,19 +1,23 @@
 """``fedemu sweep --on ray``: each run of a sweep on a slot of a Ray cluster, everything in one process there.
 
-The process of this file stands for the run here. It hands the run directory to a node, and takes it back.
+The process of this file stands for the run here. It hands the run directory to a node, and takes it back, also
+if the sweep is interrupted.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Final
 
 from fedemu.ops.engines.on_ray import connect
 from fedemu.ops.experiment.sources import CONFIG_FILE, load_experiment, write_frozen
@@ -27,6 +31,8 @@ _THERE = "run"
 """The name of the run directory at the node, in a temporary folder."""
 _EXPERIMENT = "experiment"
 """The name of the folder with the experiment of a new run, beside it."""
+_LOOK_SECONDS: Final = 0.2
+"""The pause between two looks at a run. Ray's cancellation is heard after it, and does not end a longer wait."""
 
 
 def slots(on: str) -> int:
@@ -57,7 +63,7 @@ def main(words: Sequence[str]) -> int:
         slot = ray.remote(_play).options(num_cpus=1, max_retries=3)
         try:
             handed = list(words[1:]), _pack(directory), _experiment(words[1:]), str(directory), os.getcwd()
-            code, said, packed = ray.get(slot.remote(*handed))
+            code, said, packed = _result(slot.remote(*handed))
         except ray.exceptions.RayError as error:
             raise FedemuError(f"the run was lost on the cluster ({' '.join(str(error).split())[:200]})") from error
         if packed:
@@ -67,6 +73,23 @@ def main(words: Sequence[str]) -> int:
         return int(code)
 
     return exit_code_of(action)
+
+
+def _result(task: Any) -> tuple[int, str, bytes]:
+    """What ``_play`` returns. On SIGTERM, by which a sweep stops its runs, the run there stops with a checkpoint."""
+    import ray
+
+    # Ray has set a handler of its own, which ends this process at once.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        found: tuple[int, str, bytes] = ray.get(task)
+    except KeyboardInterrupt:
+        ray.cancel(task)
+        try:
+            found = ray.get(task)
+        except ray.exceptions.TaskCancelledError:
+            raise KeyboardInterrupt from None  # it had not begun
+    return found
 
 
 def _experiment(words: Sequence[str]) -> bytes:
@@ -94,15 +117,27 @@ def _play(words: list[str], packed: bytes, experiment: bytes, named: str, begun:
         if experiment:
             options[0] = str(Path(folder) / _EXPERIMENT / CONFIG_FILE)
         options = [str(there) if word == _THERE else word for word in options]
-        ended = subprocess.run(
-            child_command("fedemu-run", "fedemu.ops.cli.__main__", command, *options),
-            cwd=begun if Path(begun).is_dir() else folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-        return ended.returncode, ended.stderr.replace(str(there), named), _pack(there)
+        said = Path(folder) / "said"
+        with said.open("wb") as lines:
+            process = subprocess.Popen(
+                child_command("fedemu-run", "fedemu.ops.cli.__main__", command, *options),
+                cwd=begun if Path(begun).is_dir() else folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=lines,
+            )
+            code = _ended(process)
+        return code, said.read_text(encoding="utf-8", errors="replace").replace(str(there), named), _pack(there)
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a run, and return its exit code. If Ray cancels the task, the run is stopped with a checkpoint."""
+    try:
+        while process.poll() is None:
+            time.sleep(_LOOK_SECONDS)
+    except KeyboardInterrupt:
+        process.terminate()
+    return process.wait()
 
 
 def _pack(directory: Path) -> bytes:

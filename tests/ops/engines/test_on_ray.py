@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +30,7 @@ from fedemu.ops.engines.sending import folder_of
 from fedemu.ops.experiment.printed import printed
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.keys.store import KeyFolder
+from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.folder import claim
 from fedemu.ops.running.together import run_together
 from fedemu.ops.stress.fleet import finished_rounds
@@ -329,3 +332,33 @@ def test_the_runs_of_a_sweep_on_ray_come_back_with_their_digests(cluster: Any, t
     digest = json.loads((alone / "summary.json").read_text())["model_digest"]
     assert json.loads(there.read_text())["model_digest"] == digest
     assert len((tmp_path / "sweep" / "sweep.csv").read_text().splitlines()) == 3
+
+
+@pytest.mark.timeout(900)
+def test_a_sweep_on_ray_that_is_interrupted_brings_its_runs_back_and_goes_on(cluster: Any, tmp_path: Path) -> None:
+    name = f"interrupted-{os.getpid()}"
+    words = ["sweep", "digits-small", "--seeds", "1", "--rounds", "60", "--out", "sweep", "--on", "ray"]
+    words += ["--set", f"name={name}", "--set", "runtime.transport=memory"]
+    command = [sys.executable, "-m", "fedemu", *words]
+    environment = os.environ | {"RAY_ADDRESS": cluster.address}
+
+    def rounds_there() -> int:
+        places = [place.parent for place in Path(tempfile.gettempdir()).glob("fedemu-*/run/metrics.jsonl")]
+        return sum(finished_rounds(place) for place in places if name in (place / "config.toml").read_text())
+
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE) as sweep:
+        end = time.monotonic() + LONGEST_SECONDS
+        while not rounds_there() and time.monotonic() < end and sweep.poll() is None:
+            time.sleep(0.02)
+        sweep.send_signal(signal.SIGINT)
+        assert sweep.wait(LONGEST_SECONDS) == INTERRUPTED
+    [summary] = (tmp_path / "sweep").glob("**/seed-1/summary.json")
+    stopped = json.loads(summary.read_text())
+    assert stopped["outcome"] == "interrupted"
+    assert 0 < stopped["rounds"] < 60
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=LONGEST_SECONDS)
+    experiment, runtime = load_experiment("digits-small", ["rounds=60", "runtime.transport=memory"], {})
+    alone = claim(experiment, tmp_path / "alone")
+    assert run_together(alone, experiment, runtime, new=True, print_summary=False) == 0
+    digest = json.loads((alone / "summary.json").read_text())["model_digest"]
+    assert json.loads(summary.read_text())["model_digest"] == digest
