@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Never, TypeVar
@@ -183,7 +184,7 @@ class CoordinatorLink:
         now = self._loop.time()
         try:
             self._perform(self._enrolment.tick(now))
-            if self._fetches is not None and (due := self._fetches.due) is not None and now >= due:
+            if self._fetches is not None and now >= self._fetch_due:
                 self._step(self._fetches.tick(now))
         except FedemuError as error:
             self._fail(error)
@@ -231,12 +232,16 @@ class CoordinatorLink:
     def _fail(self, error: FedemuError) -> None:
         fail(self.ended, error)
 
+    @property
+    def _fetch_due(self) -> float:
+        """When chunks have to be asked for again. A coordinator that is sought is asked for all once it is back."""
+        due = None if self._fetches is None or self._enrolment.seeking else self._fetches.due
+        return math.inf if due is None else due
+
     def _arm(self) -> None:
         if self.ended.done():
             return
-        due = self._enrolment.due
-        if self._fetches is not None and (fetch_due := self._fetches.due) is not None:
-            due = min(due, fetch_due)
+        due = min(self._enrolment.due, self._fetch_due)
         if self._timer is not None:
             if self._timer.when() <= due:
                 return

@@ -14,6 +14,7 @@ import pytest
 from fedemu.device.machine.arrival import ExperimentCode, MachinePlan, arrive
 from fedemu.device.machine.lease import LeaseSearch
 from fedemu.device.machine.link import RunOver
+from fedemu.protocol.blobs.fetch import MOST_WAITS
 from fedemu.protocol.errors import FedemuError, RefusedError
 from fedemu.protocol.messages import Bye, Enroll
 from fedemu.protocol.transport.memory import MemoryNetwork
@@ -50,6 +51,21 @@ async def test_the_lease_is_held_until_the_end_and_found_by_the_next_life(
         again = await arrive(plan(server), server.network, "here", stack)
         assert again.folder.record.life == 2
     assert [enroll.lease for enroll in server.heard_of(Enroll)] == [None, "lease-1"]
+
+
+async def test_a_blob_is_not_given_up_while_the_coordinator_is_away(
+    memory_coordinator: Any, plan: Any, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    monkeypatch.setattr("fedemu.protocol.blobs.fetch.PATIENCE", 0.02)
+    server = memory_coordinator()
+    server.terms.heartbeat_seconds = 0.01
+    async with AsyncExitStack() as stack:
+        here = await arrive(plan(server), server.network, "here", stack)
+        server.router.close()
+        fetching = asyncio.create_task(here.link.fetch(server.blob("model", b"weights")))
+        await asyncio.sleep(2 * MOST_WAITS * 0.02)
+        server.open("coordinator")
+        assert (await asyncio.wait_for(fetching, 5)).read_bytes() == b"weights"
 
 
 async def test_what_came_last_is_undone_first(
