@@ -9,7 +9,9 @@ from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import Duplicate, Late, Verdict
 
 RECENT_ASKS = 64
-"""The number of asks whose outcomes are remembered."""
+"""The number of asks whose outcomes are remembered, at most."""
+RECENT_OUTCOMES = 1_000_000
+"""Earlier asks are forgotten if the asks that are remembered have more outcomes than this together."""
 BURST = 8
 """The number of refusals of one peer that are answered at once. Each further second allows one more."""
 REFUSED_PEERS = 4096
@@ -23,10 +25,11 @@ class Verdicts:
         self._asks: OrderedDict[str, Mapping[DeviceId, Verdict]] = OrderedDict()
 
     def remember(self, ask: AskId, verdicts: Mapping[DeviceId, Verdict]) -> None:
-        """Keep the outcomes of a closed ask, and forget the oldest if there are too many."""
+        """Keep the outcomes of a closed ask, and forget the oldest asks if there are too many, or too many outcomes."""
         self._asks[str(ask)] = verdicts
-        while len(self._asks) > RECENT_ASKS:
-            self._asks.popitem(last=False)
+        outcomes = sum(map(len, self._asks.values()))
+        while len(self._asks) > RECENT_ASKS or (outcomes > RECENT_OUTCOMES and len(self._asks) > 1):
+            outcomes -= len(self._asks.popitem(last=False)[1])
 
     def answer(self, ask: str, device: DeviceId) -> Duplicate | Late:
         """The answer to a result of this device for an ask that is not open."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from fedemu.coordinator.service import answers
 from fedemu.coordinator.service.answers import BURST, RECENT_ASKS, REFUSED_PEERS, Refusals, Verdicts
 from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import Duplicate, Late
@@ -21,6 +24,15 @@ def test_only_recent_asks_are_remembered() -> None:
         verdicts.remember(AskId(round, 0, 0), {DeviceId(0): "rejected"})
     assert verdicts.answer("0.0.0", DeviceId(0)) == Late(ask="0.0.0")
     assert verdicts.answer("1.0.0", DeviceId(0)) == Duplicate(ask="1.0.0", verdict="rejected")
+
+
+def test_of_large_asks_fewer_are_remembered_but_always_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "RECENT_OUTCOMES", 5)
+    verdicts, device = Verdicts(), DeviceId(0)
+    for round, devices in enumerate([2, 2, 3, 9]):
+        verdicts.remember(AskId(round, 0, 0), {DeviceId(each): "accepted" for each in range(devices)})
+        kept = [ask for ask in range(4) if isinstance(verdicts.answer(f"{ask}.0.0", device), Duplicate)]
+        assert kept == [[0], [0, 1], [1, 2], [3]][round]
 
 
 def test_a_peer_that_is_refused_all_the_time_is_answered_once_a_second() -> None:
