@@ -228,7 +228,7 @@ def _run_group(group: SeedGroup, progress: bool) -> SeedResults:
     """Play the runs of several seeds that are not done, and read the results of all."""
     name = group.members[0].experiment.name
     shown = open_shown(name, progress)
-    ended = play(group.folder, group.runtime, shown)
+    ended = play(group.folder, group.runtime, shown, [member.experiment.seed for member in group.members])
     if ended.code == USAGE:
         abandon(group)
         take_back_growth()

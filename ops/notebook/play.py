@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -39,22 +39,24 @@ class Ended:
     cause: Told | None = None
 
 
-def play(folder: Path, runtime: Runtime, shown: Shown) -> Ended:
-    """Play the run that ``folder`` holds, or its group of seeds.
+def play(folder: Path, runtime: Runtime, shown: Shown, seeds: Sequence[int] = ()) -> Ended:
+    """Play the run that ``folder`` holds, or these ``seeds`` of its group.
 
     An interrupt (KeyboardInterrupt) stops the run with a checkpoint, and then its code is that of Interrupted. A second
     one kills it; its last finished round is kept.
     """
     with tempfile.TemporaryDirectory(prefix="fedemu-") as beside:
         told = Path(beside) / "told.json"
-        code, words = _play(folder, runtime, shown, told)
+        code, words = _play(folder, runtime, shown, seeds, told)
         cause = Told(*json.loads(told.read_text(encoding="utf-8"))) if told.exists() else None
         return Ended(code, words, cause)
 
 
-def _play(folder: Path, runtime: Runtime, shown: Shown, told: Path) -> tuple[int, str]:
+def _play(folder: Path, runtime: Runtime, shown: Shown, seeds: Sequence[int], told: Path) -> tuple[int, str]:
     """Play the run as ``play`` does. An error of somebody's own code goes to the file ``told``."""
     command = [sys.executable, "-m", "fedemu.ops.cli", "run", "--resume", str(folder)]
+    if seeds:
+        command += ["--seeds", ",".join(map(str, seeds))]
     for key, value in runtime.model_dump(exclude_unset=True).items():
         command += ["--set", f"runtime.{key}={toml(value)}"]
     process = subprocess.Popen(

@@ -2,17 +2,21 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedemu
+from fedemu.coordinator.record.row import read_rows
 from fedemu.ops.cli import commands
 from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.notebook import calls, settings
 from fedemu.ops.notebook.play import Ended
 from fedemu.ops.notebook.shown import Shown
+from fedemu.ops.running.folder import claim
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 
@@ -44,7 +48,11 @@ def test_several_seeds_are_one_group_that_goes_on_and_is_compared_as_by_the_comm
     quiet: dict[str, Any] = {"transport": "memory", "progress": False, "runtime__report": False}
     group = fedemu.run(TINY, out="seeds", seeds=[2], rounds=1, **quiet)
     assert group.page.exists()
+    begun = load_experiment(Path("seeds/seed-2/config.toml"), ["seed=7"], {})[0]
+    other = claim(begun, Path("seeds/seed-7"))
     group = fedemu.run(resume="seeds", seeds=2, **quiet)
+    assert not read_rows(other), "a seed that was not asked for is not run"
+    shutil.rmtree(other)
     assert [result.summary["seed"] for result in group] == [1, 2]
     assert len(group) == 2
     assert list(group.rows()["seed"]) == [1, 2]
