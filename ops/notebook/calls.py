@@ -230,9 +230,11 @@ def _run_group(group: SeedGroup, progress: bool) -> SeedResults:
     shown = open_shown(name, progress)
     ended = play(group.folder, group.runtime, shown, [member.experiment.seed for member in group.members])
     if ended.code == USAGE:
-        abandon(group)
         take_back_growth()
-        raise _failure(shown, ended, group.folder)
+        first = group.members[0]
+        if first.new and give_back(first.directory):  # no run has begun
+            abandon(group)
+            raise _failure(shown, ended, group.folder)
     if ended.code:
         raise _failure(shown, ended, group.folder, "stopped; the seeds that are done are kept")
     results = SeedResults.read(group.folder, [member.directory for member in group.members])

@@ -146,6 +146,22 @@ def test_an_error_in_somebodys_own_code_is_the_cause(tmp_path: Path) -> None:
     assert not Path("here").exists()
 
 
+def test_seeds_are_kept_if_a_later_one_of_them_cannot_be_played(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from pathlib import Path\n"
+        "from fedemu.algorithms.models.feed_forward import mlp\n"
+        "def build(input_shape, classes):\n"
+        f"    if Path({str(tmp_path)!r}, 'seeds/seed-1/summary.json').exists():\n"
+        "        raise ValueError('no more')\n"
+        "    return mlp(input_shape, classes)\n"
+    )
+    with pytest.raises(ConfigurationError, match=r'no more(.|\n)*go on with fedemu.run\(resume="seeds"\)'):
+        fedemu.run(TINY, rounds=1, out="seeds", seeds=3, model__name=f"{own}:build", transport="memory", progress=False)
+    assert fedemu.open_run("seeds/seed-1").summary["outcome"] == "completed"
+    assert [Path("seeds", f"seed-{seed}", "config.toml").is_file() for seed in (2, 3)] == [True, True]
+
+
 def test_an_object_that_holds_data_becomes_their_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDEMU_CACHE", str(tmp_path))
     pair = ([[0.0], [1.0]], [0, 1])
