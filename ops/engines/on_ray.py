@@ -205,7 +205,8 @@ class RayFleet:
             try:
                 self._note(place, ray.get(reference))
                 self._heard[place] = now
-            except ray.exceptions.RayActorError as error:
+            except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
+                # A place that cannot say how it stands is made anew, too.
                 self._lose(place, _cause(str(error)))
         for place in [*self._asked]:
             if self._at[place] not in living and now > self._heard[place] + LOST_SECONDS:

@@ -92,13 +92,18 @@ class Lonely(RayFleet):
         monkeypatch.setattr(self._ray, "wait", lambda references, **_: (references, []))
         monkeypatch.setattr(on_ray, "LOOK_SECONDS", 0.0)
 
-    def hear(self, answer: Report | str) -> None:
-        """Put the place on its node, and look: it reports, or its actor is dead with these words."""
+    def hear(self, answer: Report | str | OSError) -> None:
+        """Put the place on its node, and look: it reports, its actor is dead with these words, or its report failed."""
 
         def get(reference: str) -> Report:
-            if isinstance(answer, Report):
-                return answer
-            raise self._ray.exceptions.RayActorError(error_msg=answer)
+            match answer:
+                case Report():
+                    return answer
+                case str():
+                    raise self._ray.exceptions.RayActorError(error_msg=answer)
+                case error:
+                    words = f"{type(error).__name__}: {error}"
+                    raise self._ray.exceptions.RayTaskError("report", words, error).as_instanceof_cause()
 
         self._at[0], self._asked[0] = "a", "report"
         self._actors = {0: SimpleNamespace(report=SimpleNamespace(remote=lambda: "report"))}
@@ -130,6 +135,17 @@ def test_a_place_that_is_lost_now_and_then_goes_on(
         "place 0 is lost with its node, or its process (The actor is dead because its node has died.)"
         in capsys.readouterr().err
     )
+
+
+def test_a_place_whose_report_fails_is_made_anew_and_ends_the_run_with_the_reason_if_it_goes_on_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = Lonely(monkeypatch)
+    for _ in range(MOST_RESTARTS):
+        fleet.hear(OSError(5, "Input/output error"))
+    assert capsys.readouterr().err.count("place 0 is lost with its node, or its process (OSError: [Errno 5] ") == 5
+    with pytest.raises(FedemuError, match=r"place 0 was lost 6 times before it was heard of \(OSError: \[Errno 5\]"):
+        fleet.hear(OSError(5, "Input/output error"))
 
 
 @pytest.fixture(scope="module")
