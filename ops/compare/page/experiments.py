@@ -190,6 +190,8 @@ def class_accuracy(comparison: Comparison) -> Figure | None:
         axes.set_title(wrapped(label, 30), fontsize=9)
         axes.xaxis.set_major_locator(round_ticks(6, integer=True))
         axes.tick_params(labelbottom=True)
+    # Every picture has set the common axis to its own rounds.
+    cells[0, 0].set_xlim(min(rounds[0] for _, rounds, _ in maps) - 0.5, max(rounds[-1] for _, rounds, _ in maps) + 0.5)
     figure.supxlabel("round", fontsize=9.5)
     figure.supylabel("class", fontsize=9.5)
     accuracy_bar(figure, image, cells, aspect=20 * down)

@@ -13,7 +13,7 @@ import pytest
 from fedemu.algorithms.names import LOSSES, METHODS
 from fedemu.ops.compare.compare import Comparison, compare
 from fedemu.ops.compare.looks import COLOURS, places
-from fedemu.ops.compare.page.experiments import accuracy, accuracy_late, forgetting_and_accuracy
+from fedemu.ops.compare.page.experiments import accuracy, accuracy_late, class_accuracy, forgetting_and_accuracy
 from fedemu.ops.compare.page.head import head, swatches
 from fedemu.ops.compare.page.page import all_figures
 from fedemu.ops.experiment import Experiment
@@ -76,6 +76,15 @@ def test_a_run_of_one_seed_has_no_deviation(tmp_path: Path) -> None:
     assert figure is not None
     assert [len(axes.collections) for axes in figure.axes] == [0, 0]
     assert accuracy_late(compare([tmp_path / "one"])) is None
+
+
+def test_maps_of_classes_show_the_rounds_of_all_experiments_whatever_their_order(tmp_path: Path) -> None:
+    long = write_run(tmp_path / "long", [0.1, 0.4, 0.7, 0.8, 0.9])
+    short = write_run(tmp_path / "short", [0.2, 0.5], algorithm={"name": "scaffold"})
+    for paths in ([long, short], [short, long]):
+        figure = class_accuracy(compare(paths))
+        assert figure is not None
+        assert [axes.get_xlim() for axes in figure.axes[:2]] == [(0.5, 5.5), (0.5, 5.5)]
 
 
 def test_a_method_has_one_colour_in_every_picture_and_in_the_head(close: Comparison) -> None:
