@@ -30,13 +30,14 @@ class MLflow:
         self._client: Any = None
         self._run = ""
         self._told = 0
+        self._resumed = False
 
     def begin(self, run: Tracked) -> Memory:
         uri = run.out if "://" in run.out else Path(run.out).resolve().as_uri()
         self._client = self._tracking.MlflowClient(tracking_uri=uri)
         self._run = str(run.memory.get("run") or "")
         if self._run:
-            self._client.update_run(self._run, status="RUNNING")
+            self._resumed = True
             history = self._client.get_metric_history(self._run, "finished_round")
             self._told = max((metric.step for metric in history), default=0)
             return {"run": self._run}
@@ -54,6 +55,9 @@ class MLflow:
     def row(self, row: Row, numbers: Mapping[str, float]) -> None:
         if row.round <= self._told:
             return  # the process before this one was killed after it had told the round
+        if self._resumed:  # without a new row it stays as it ended
+            self._client.update_run(self._run, status="RUNNING")
+            self._resumed = False
         now = int(1000 * time.time())
         named = {**numbers, "finished_round": float(row.round)}
         metrics = [self._entities.Metric(name, value, now, row.round) for name, value in named.items()]

@@ -232,6 +232,12 @@ def test_mlflow_reads_a_run_that_was_killed_and_went_on_without_doubles(run: Pat
     history = client.get_metric_history(found.info.run_id, "accuracy")
     assert [(metric.step, metric.value) for metric in history] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
     assert found.info.status == "FINISHED"
+    assert export(run, "mlflow", store, "papers") == store
+    assert client.get_run(found.info.run_id).info.status == "FINISHED", "there was nothing new to tell"
+    add_rows(run, 5, 5)
+    goes_on = Export(run, "mlflow", store, "papers")
+    goes_on.more()
+    assert client.get_run(found.info.run_id).info.status == "RUNNING"
     assert found.info.run_name == "run-7"
     assert found.data.params["local.lr"] == "0.25"
     assert found.data.tags["model_digest"] == "d" * 64
