@@ -73,16 +73,21 @@ class Rows:
         return row
 
     def thinned(self) -> list[dict[str, Any]]:
-        """The rows for a viewer who comes new: at most ``MOST_POINTS``, and fewer lists of classes if they are long."""
+        """The rows for a viewer who comes new: ``MOST_POINTS`` and the last one at most, and fewer lists of classes.
+
+        Of rounds that follow each other the last evaluated one is kept, if there is one.
+        """
         step = max(1, math.ceil(len(self._rows) / MOST_POINTS))
-        kept = self._rows[::-1][::step][::-1]
-        wide = max((len(row["class_accuracy"] or ()) for row in kept), default=0)
-        lists = max(1, math.ceil(len(kept) * wide / MOST_CELLS))
-        if lists == 1:
-            return kept
-        place = len(kept) - 1
+        kept = [_standing_for(self._rows[start : start + step]) for start in range(0, len(self._rows), step)]
+        if kept and kept[-1] is not self._rows[-1]:
+            kept.append(self._rows[-1])
+        lists = [number for number, row in enumerate(kept) if row["class_accuracy"]]
+        wide = max((len(kept[number]["class_accuracy"]) for number in lists), default=0)
+        shown = {*lists[:: -max(1, math.ceil(len(lists) * wide / MOST_CELLS))]}
         return [
-            row if (place - number) % lists == 0 else {**row, "class_accuracy": None, "period_accuracy": None}
+            {**row, "class_accuracy": None, "period_accuracy": None}
+            if row["class_accuracy"] and number not in shown
+            else row
             for number, row in enumerate(kept)
         ]
 
@@ -95,6 +100,11 @@ class Rows:
         best, self._best = self._best, [max(pair) for pair in zip(known, self._best or known, strict=False)]
         lost = [old - new for old, new in zip(best, known, strict=False) if new >= 0 and old >= 0]
         return sum(lost) / len(lost) if lost else None
+
+
+def _standing_for(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The row that is shown in place of these."""
+    return next((row for row in reversed(rows) if row["accuracy"] is not None), rows[-1])
 
 
 def _number(value: Any) -> float | None:

@@ -1,0 +1,43 @@
+"""The rows that a viewer of the live page gets."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedemu.ops.live import rows as rows_module
+from fedemu.ops.live.rows import Rows
+
+
+def played(rounds: int, evaluated_every: int) -> Rows:
+    found = Rows()
+    for round in range(1, rounds + 1):
+        line = {"round": round, "accepted": 5}
+        if round % evaluated_every == 0:
+            line |= {"accuracy": round / 1000, "class_accuracy": [0.5, 0.25]}
+        found.add(line)
+    return found
+
+
+@pytest.mark.parametrize("rounds", range(21, 41))
+def test_rows_that_are_thinned_out_keep_those_that_were_evaluated_and_the_last(
+    monkeypatch: pytest.MonkeyPatch, rounds: int
+) -> None:
+    monkeypatch.setattr(rows_module, "MOST_POINTS", 20)
+    found = played(rounds, 4).thinned()
+    assert len(found) <= 21
+    assert found[-1]["round"] == rounds
+    assert [row["round"] for row in found if row["accuracy"] is not None] == [*range(4, rounds + 1, 4)]
+    assert [row["round"] for row in found] == sorted({row["round"] for row in found})
+
+
+def test_lists_of_classes_are_thinned_out_among_the_rows_that_have_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "MOST_CELLS", 5)
+    found = played(13, 3).thinned()
+    assert [row["round"] for row in found] == [*range(1, 14)]
+    assert [row["round"] for row in found if row["class_accuracy"]] == [6, 12]
+    assert [row["accuracy"] for row in found if row["round"] == 9] == [0.009]
+
+
+def test_few_rows_are_shown_as_they_are() -> None:
+    assert Rows().thinned() == []
+    assert [row["class_accuracy"] for row in played(3, 1).thinned()] == [[0.5, 0.25]] * 3
