@@ -47,7 +47,7 @@ from fedemu.algorithms.interface import (
 from fedemu.algorithms.methods.fednova import AVERAGES, Weights, effective_steps
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD, Training
-from fedemu.algorithms.trees import add, map_leaves, subtract, without, zeros_like
+from fedemu.algorithms.trees import add, map_leaves, subtract, widened, without, zeros_like
 from fedemu.protocol.errors import ConfigurationError
 
 Rule = Literal["gradient", "weights"]
@@ -75,10 +75,10 @@ class ControlledSGD(LocalSGD):
         after, metrics = super().step(carry, batch, shared, own, facts, noise)
         if self.rule == "gradient":
             return after, metrics
-        moved = {
-            name: torch.addcmul(after.variables[name], leaf, facts.lr.to(leaf.dtype), value=-1)
-            for name, leaf in subtract(shared["control"], own).items()
-        }
+        moved = {}
+        for name, correction in subtract(shared["control"], own).items():
+            leaf = after.variables[name]
+            moved[name] = torch.addcmul(leaf, correction.to(leaf.dtype), facts.lr.to(leaf.dtype), value=-1)
         return Training({**after.variables, **moved}, after.momentum), metrics
 
     def finish(self, carry: Training, shared: Forest, own: Tree, facts: Facts) -> Outcome:
@@ -89,18 +89,18 @@ class ControlledSGD(LocalSGD):
         def change(control: Tensor, move: Tensor) -> Tensor:
             return torch.where(steps > 0, -move / distance - control, torch.zeros_like(control))
 
-        changes = map_leaves(change, shared["control"], delta)
+        changes = map_leaves(change, shared["control"], widened(delta))
         return Outcome({"delta": delta, "control": changes}, add(own, changes))
 
 
 def controlled(gradients: Tree, shared: Forest, own: Tree, facts: Facts) -> Tree:
     """The direction of the rule ``gradient``: ``g - c_i + c``."""
-    return map_leaves(lambda g, mine, fleets: g - mine + fleets, gradients, own, shared["control"])
+    return map_leaves(lambda g, mine, fleets: (g - mine + fleets).to(g.dtype), gradients, own, shared["control"])
 
 
 @dataclass(frozen=True)
 class ScaffoldState:
-    """All variables of the global model, and ``c`` for the trained ones."""
+    """All variables of the global model, and ``c`` for the trained ones, which is float32 at least."""
 
     variables: Tree
     control: Tree
@@ -116,7 +116,7 @@ class Scaffold:
         self._average = average
 
     def init(self, variables: Tree, context: Context) -> ScaffoldState:
-        return ScaffoldState(variables, zeros_like(without(variables, self._buffers)))
+        return ScaffoldState(variables, zeros_like(widened(without(variables, self._buffers))))
 
     def round(self, state: ScaffoldState, context: Context) -> Script[ScaffoldState]:
         reply: Reply = yield Ask(

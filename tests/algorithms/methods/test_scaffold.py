@@ -220,14 +220,18 @@ def test_stacked_and_serial_results_agree(rule: Rule, momentum: float, little_fl
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_stacked_leaves_of_half_precision_stay_so(
+def test_control_variates_of_a_model_in_half_precision_are_in_single_precision_and_keep_their_mean(
     rule: Rule, half_linear: Model, little_fleet: Callable[..., Any]
 ) -> None:
     model = half_linear
     fleet = little_fleet(scaffold(ingredients(model), rule), model.init(1), SHARES, executor=Vmapped(3))
-    fleet.play([0, 1, 2, 3])
-    assert {leaf.dtype for tree in (fleet.model, *fleet.own.values()) for leaf in tree.values()} == {torch.bfloat16}
+    for _ in range(10):
+        fleet.play([0, 1, 2, 3])
+        fleet.play([1, 3, 4])
+    assert {leaf.dtype for leaf in fleet.model.values()} == {torch.bfloat16}
+    assert {leaf.dtype for own in fleet.own.values() for leaf in own.values()} == {torch.float32}
     assert not torch.equal(fleet.model["layer.weight"], model.init(1)["layer.weight"])
+    assert largest_difference(fleet.state.control, mean_control(fleet)) < 1e-6
 
 
 @pytest.mark.parametrize("rule", RULES)
