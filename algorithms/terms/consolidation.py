@@ -13,7 +13,8 @@ the end of the last task. The importance F_k of a variable is a mean over sample
 
 Neither paper is about federated learning. Here each device sums over its own samples of the task that ends, and the
 coordinator divides the fleet's sum by the fleet's number of samples. So F is what one machine with the samples of all
-answering devices would find.
+answering devices would find. On a cumulative stream the samples of a device are those of all tasks so far. Their mean
+is F, and nothing is added up over tasks: earlier tasks would count once more with each task.
 
 Rows of the classifier for classes that have not come yet get no gradient, so their importance is 0.
 """
@@ -41,7 +42,7 @@ def ewc(
 
     The likelihood is that of ``algorithm.loss``.
     """
-    importance = Importance(ingredients.criterion, torch.square, samples, decay)
+    importance = Importance(ingredients.criterion, torch.square, samples, _decay(ingredients, decay))
     return LocalTerm("ewc", held("ewc", coefficient), importance=importance)
 
 
@@ -49,8 +50,13 @@ def mas(
     ingredients: Ingredients, coefficient: NonNegativeFloat = 0.1, decay: Decay = 1.0, samples: PositiveInt = 500
 ) -> LocalTerm:
     """MAS. ``coefficient`` is twice the paper's λ. Each device takes at most ``samples`` samples."""
-    importance = Importance(squared_length, torch.abs, samples, decay)
+    importance = Importance(squared_length, torch.abs, samples, _decay(ingredients, decay))
     return LocalTerm("mas", held("mas", coefficient), importance=importance)
+
+
+def _decay(ingredients: Ingredients, decay: float) -> float:
+    """What F is multiplied by before a task is added: 0 if the samples of this task are those of all tasks so far."""
+    return 0.0 if ingredients.cumulative else decay
 
 
 def squared_length(logits: Tensor, batch: Batch, facts: Facts) -> Tensor:

@@ -111,6 +111,19 @@ def test_the_fleets_importance_is_the_mean_over_all_samples_of_the_task_and_adds
         assert algorithm.remarks(fleet.state) == {"importance": {"period": task, "devices": 2}}  # type: ignore[attr-defined]
 
 
+def test_on_a_cumulative_stream_each_sample_counts_once(corpus: Any, little_fleet: Callable[..., Any]) -> None:
+    so_far = [STREAM[0], [np.concatenate(parts) for parts in zip(*STREAM, strict=True)]]
+    terms = {name: make(ingredients(cumulative=True)) for name, make in (("ewc", ewc), ("mas", mas))}
+    given = ingredients(terms=tuple(term.term for term in terms.values()), cumulative=True)
+    algorithm = with_terms(build_algorithm("fedavg", {}, given), terms, LINEAR, "fedavg")
+    fleet = little_fleet(algorithm, LINEAR.init(0), [], stream=[*so_far, so_far[1]])
+    for samples_of_devices in so_far:
+        fleet.play([0, 1])
+        x, y = samples(corpus, np.concatenate(samples_of_devices))
+        assert_same(fleet.state.kept[importance_key("ewc")], fisher(fleet.model, x, y))
+        assert_same(fleet.state.kept[importance_key("mas")], synapses(fleet.model, x))
+
+
 def test_a_device_with_many_samples_takes_some_of_them_and_counts_for_all(
     corpus: Any, little_fleet: Callable[..., Any]
 ) -> None:
