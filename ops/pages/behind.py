@@ -65,7 +65,8 @@ def plain_name(label: str) -> str:
 
 
 def _of_panel(axes: Any, panel: str) -> Iterator[Datum]:
-    names = plain_name(axes.get_xlabel()), plain_name(axes.get_ylabel())
+    shared = (other.get_ylabel() for other in axes.get_shared_y_axes().get_siblings(axes))
+    names = plain_name(axes.get_xlabel()), plain_name(axes.get_ylabel() or next(filter(None, shared), ""))
     rows = _names_of_ticks(axes.yaxis)
     shown: set[Any] = set()
     low: float | None
@@ -96,7 +97,8 @@ def _of_panel(axes: Any, panel: str) -> Iterator[Datum]:
         band = bands.get(series, {}) if series else {}
         for x, y in zip(xs, ys, strict=True):
             low, high = band.get(x, (None, None))
-            yield Datum(panel, series or rows.get(y) or names[1], x, y, low, high, *names)
+            row = rows.get(y, "")
+            yield Datum(panel, series or row or names[1], x, float(row) if _is_number(row) else y, low, high, *names)
     for patch in axes.patches:
         if isinstance(patch, StepPatch):
             values, edges, base = patch.get_data()
@@ -130,7 +132,9 @@ def _of_image(axes: Any, image: Any, panel: str, names: tuple[str, str], rows: d
 def _data_of(line: Any) -> tuple[list[float], list[float]]:
     """The points of a line that are known."""
     pairs = [
-        (float(x), float(y)) for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True) if not np.isnan(float(y))
+        (float(x), float(y))
+        for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)
+        if not np.isnan([float(x), float(y)]).any()
     ]
     return [x for x, _ in pairs], [y for _, y in pairs]
 

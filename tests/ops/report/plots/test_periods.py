@@ -13,6 +13,7 @@ import pytest
 
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import Run
+from fedemu.ops.pages.behind import data_behind
 from fedemu.ops.pages.style import rendered
 from fedemu.ops.report import figures
 from fedemu.ops.report.periods import period_cards, period_table
@@ -91,6 +92,8 @@ def test_the_curves_beside_the_matrix_are_over_the_periods_seen_by_each_model() 
     assert math.isnan(found.after_each("average_forgetting")[0])
     figure = period_matrix(found)
     assert lines_of(figure, "average accuracy") == [([0.75, 0.75, 0.5], [0.0, 1.0, 2.0])]
+    behind = [(one.x, one.y, one.y_name) for one in data_behind(figure) if one.series == "average forgetting"]
+    assert behind == [(0.25, 2, "model after period"), (0.5, 3, "model after period")]
 
 
 def test_forward_transfer_is_told_where_the_untrained_model_was_tested() -> None:
