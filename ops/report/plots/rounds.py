@@ -47,7 +47,16 @@ def accuracy_and_loss(rows: Rows) -> Figure | None:
     fit_shares(axes, accuracy, "test accuracy")
     axes.yaxis.label.set_color(BLUE)
     best = int(np.argmax(accuracy))
-    axes.plot(rounds[best], accuracy[best], "o", color=BLUE, markeredgecolor=PAPER, markersize=8, zorder=3)
+    axes.plot(
+        rounds[best],
+        accuracy[best],
+        "o",
+        color=BLUE,
+        markeredgecolor=PAPER,
+        markersize=8,
+        zorder=3,
+        label="_best accuracy",
+    )
     axes.set_title(f"Accuracy and loss (best {percent(accuracy[best])}, round {rounds[best]})")
     rounds, loss = series(rows, "loss")
     if rounds:

@@ -8,6 +8,7 @@ from pathlib import Path
 import matplotlib
 import pytest
 
+from fedemu.ops.pages.behind import data_behind
 from fedemu.ops.pages.style import STYLE
 from fedemu.ops.report.figures import figure, figure_names
 from fedemu.protocol.errors import ConfigurationError
@@ -26,6 +27,11 @@ def test_a_figure_is_drawn_by_its_name_and_leaves_no_style_behind(run: Path) -> 
     assert drawn.axes[0].get_title(loc="left").startswith("Accuracy and loss (best 20.0 %, round 2)")
     assert drawn.axes[0].yaxis.label.get_fontsize() == STYLE["font.size"]
     assert matplotlib.rcParams["font.size"] == before
+
+
+def test_the_data_behind_name_the_dot_of_the_best_accuracy(run: Path) -> None:
+    told = [(one.series, one.x, one.y) for one in data_behind(figure(run, "accuracy"))]
+    assert told[:3] == [("accuracy", 1, 0.1), ("accuracy", 2, 0.2), ("best accuracy", 2, 0.2)]
 
 
 def test_the_names_are_those_for_which_the_run_has_data(run: Path) -> None:
