@@ -102,14 +102,16 @@ def run_trainer(setup: TrainerSetup, open_runner: Callable[[TrainerSetup], Runne
 
 async def _serve(setup: TrainerSetup, open_runner: Callable[[TrainerSetup], Runner]) -> int:
     loop = asyncio.get_running_loop()
-    network = DirectNetwork(loop)
-    shell = TrainerShell(network, setup)
 
     def give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         log.error("the trainer ends: %s", context["message"], exc_info=context.get("exception"))
         if not shell.over.done():
             shell.over.set_result(1)
 
+    # Jobs and answers may be lost with it. The next trainer attaches anew, and gets the jobs again.
+    lost = {"message": "its connection to the supervisor broke"}
+    network = DirectNetwork(loop, lost=lambda: give_up(loop, lost))
+    shell = TrainerShell(network, setup)
     loop.set_exception_handler(give_up)
     try:
         shell.open(setup, open_runner)

@@ -1,7 +1,7 @@
 """A device process: one device or several, on one event loop, without torch.
 
 The zygote forks it, and it ends with the zygote. Its exit code is 0 if it is to be started again, ``RETIRED`` if its
-devices are not wanted any more, and ``FAILED`` after a bug.
+devices are not wanted any more, and ``FAILED`` after a bug, or if its connection to the supervisor broke.
 """
 
 from __future__ import annotations
@@ -164,9 +164,14 @@ def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple
         log.error("device process %d ends", number, exc_info=error)
         end(FAILED)
 
+    def end_without_bus() -> None:
+        # Jobs and answers may be lost. The next process attaches anew, and its devices are asked again.
+        log.error("device process %d ends: its connection to the supervisor broke", number)
+        end(FAILED)
+
     loop = PollLoop(fail)
     direct = DirectNetwork(loop)
-    within = DirectNetwork(loop, most_waiting=MOST_ON_BUS)
+    within = DirectNetwork(loop, most_waiting=MOST_ON_BUS, lost=end_without_bus)
     network: Dialer = direct
     if setup.keys is not None:
         keys = ClientKeys(setup.coordinator, *setup.keys)

@@ -48,11 +48,19 @@ class Closing(Protocol):
 class DirectNetwork:
     """Sides on plain sockets, on one event loop. ``close`` waits at most ``linger_seconds`` for the last messages.
 
-    At most ``most_waiting`` messages of a Dealer wait until they can be sent.
+    At most ``most_waiting`` messages of a Dealer wait until they can be sent. ``lost`` is called when a connection of a
+    Dealer breaks that had come about. What was under way on it may not have arrived.
     """
 
-    def __init__(self, loop: SocketLoop, linger_seconds: float = 1.0, most_waiting: int = _MOST_WAITING) -> None:
+    def __init__(
+        self,
+        loop: SocketLoop,
+        linger_seconds: float = 1.0,
+        most_waiting: int = _MOST_WAITING,
+        lost: Callable[[], None] = lambda: None,
+    ) -> None:
         self._loop = loop
+        self._lost = lost
         self._linger = linger_seconds
         self._most_waiting = most_waiting
         self._open: set[Closing] = set()
@@ -66,9 +74,17 @@ class DirectNetwork:
         rejected: Callable[[ProtocolError], None],
     ) -> DirectDealer:
         check_address(address, listening=False)
-        over = self._open.discard
         dealer = DirectDealer(
-            self._loop, address, decoder, received, rejected, self._linger, self._most_waiting, self._buffer, over
+            self._loop,
+            address,
+            decoder,
+            received,
+            rejected,
+            self._linger,
+            self._most_waiting,
+            self._buffer,
+            self._lost,
+            self._open.discard,
         )
         self._open.add(dealer)
         return dealer
@@ -119,6 +135,7 @@ class DirectDealer:
         linger_seconds: float,
         most_waiting: int,
         buffer: memoryview,
+        lost: Callable[[], None],
         closed: Callable[[DirectDealer], None],
     ) -> None:
         self.bytes_received = 0
@@ -131,6 +148,7 @@ class DirectDealer:
         self._linger = linger_seconds
         self._most_waiting = most_waiting
         self._buffer = buffer
+        self._lost = lost
         self._closed = closed
         self._waiting: deque[list[Buffer]] = deque()
         self._leaving = False
@@ -219,6 +237,8 @@ class DirectDealer:
 
     def _lose(self) -> None:
         """The connection is gone. Connect anew later, or end if the Dealer is closed and has nothing left to say."""
+        if not self._leaving and self._line is not None and self._line.ready:
+            self._lost()
         self._drop()
         if self._leaving and not self._waiting:
             self.abandon()

@@ -14,7 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from fedemu.device.bus import Attach
 from fedemu.device.host.limits import FILES_PER_DEVICE
+from fedemu.device.machine.broker import Broker
 from fedemu.device.machine.lease import LIFE_BITS
 from fedemu.device.machine.observer import Silent
 from fedemu.device.machine.processes import Zygote
@@ -22,6 +24,7 @@ from fedemu.device.machine.supervisor import SupervisorPlan, supervise
 from fedemu.protocol.errors import ConfigurationError, DataError, RefusedError, UnreachableError
 from fedemu.protocol.host.open_files import open_files
 from fedemu.protocol.messages import Bye, Died, Enroll, Failed, Need
+from fedemu.protocol.transport.direct_router import DirectRouter
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -221,6 +224,30 @@ async def test_a_trainer_that_is_killed_or_stands_still_loses_nothing(
         assert not trainer.is_running()
         server.stop()
         await ended(task)
+
+
+async def test_a_process_whose_connection_to_the_bus_breaks_is_replaced(
+    coordinator: Any, plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus: dict[int, tuple[DirectRouter, bytes]] = {}
+    attach = Broker._attach
+
+    def noted(self: Broker, peer: bytes, message: Attach) -> None:
+        attach(self, peer, message)
+        assert isinstance(self._router, DirectRouter)
+        bus[message.number + 100 * (message.role == "trainer")] = self._router, peer
+
+    monkeypatch.setattr(Broker, "_attach", noted)
+    server = coordinator(devices=2)
+    async with supervising(plan(server.address, 2)) as task:
+        await server.everyone()
+        await server.hold(1, range(2))
+        for router, peer in list(bus.values()):
+            router.cut(peer)
+        assert len(await server.hold(2, range(2))) == 2
+        server.stop()
+        await ended(task)
+    assert [len(lives) for lives in server.incarnations.values()] == [2, 2]
 
 
 async def test_a_job_that_kills_trainers_fails_and_the_others_do_not(coordinator: Any, plan: Any) -> None:
