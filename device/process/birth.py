@@ -70,13 +70,17 @@ class Birthplace:
         if seconds > 0:
             path = self._away(device)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(repr(time.time() + seconds))
+            path.write_text(f"{time.time() + seconds!r} {seconds!r}")
 
     def away(self, device: int) -> float:
-        """The real seconds for which the device still has to stay away."""
+        """The real seconds for which the device still has to stay away.
+
+        They are never more than it was sent away for, also if the system's clock was set back meanwhile.
+        """
         path = self._away(device)
         try:
-            left = float(path.read_text()) - time.time()
+            until, seconds = map(float, path.read_text().split())
+            left = min(until - time.time(), seconds)
         except FileNotFoundError:
             return 0.0
         except ValueError:

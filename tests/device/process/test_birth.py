@@ -32,6 +32,8 @@ def test_an_absence_survives_all_lives_until_it_is_over(place: Birthplace, monke
     assert place.away(1) == 20.0
     now = 1015.0
     assert place.away(1) == 15.0
+    now = 0.0
+    assert place.away(1) == 30.0, "the clock was set back"
 
 
 def test_an_absence_that_is_over_is_none(place: Birthplace, monkeypatch: pytest.MonkeyPatch) -> None:
