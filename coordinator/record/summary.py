@@ -105,7 +105,6 @@ def summarize(
 ) -> Summary:
     """The summary of a run with these rows; its times are those of the last row unless they are given."""
     accuracies = [row.accuracy for row in rows if row.accuracy is not None]
-    per_class = [row.class_accuracy for row in rows if row.class_accuracy]
     last = rows[-1] if rows else Row(round=0)
     return Summary(
         name=name,
@@ -114,7 +113,7 @@ def summarize(
         final_accuracy=accuracies[-1] if accuracies else None,
         best_accuracy=max(accuracies, default=None),
         last_accuracy=accuracy_of_last(rows),
-        forgetting=forgetting(np.array(per_class, dtype=np.float64)) if len(per_class) > 1 else None,
+        forgetting=forgetting_of(rows),
         perturbed=perturbed,
         totals={key: sum(int(row.number(key) or 0) for row in rows) for key in TOTALS},
         virtual_time=last.virtual_time or 0.0 if virtual_time is None else virtual_time,
@@ -160,6 +159,12 @@ def summarize_periods(rows: Sequence[Row]) -> dict[str, Any] | None:
         found["all_period_perplexity"] = [row.perplexity for row in last]
         found["relative_forgetting"] = continual.relative_forgetting(perplexity)
     return found
+
+
+def forgetting_of(rows: Sequence[Row]) -> float | None:
+    """The forgetting measure F over the evaluated rounds. None for fewer than two, and without classes to compare."""
+    value = forgetting(_array([row for row in rows if row.class_accuracy], "class_accuracy"))
+    return None if np.isnan(value) else value
 
 
 def accuracy_of_last(rows: Sequence[Row], rounds: int = LAST_ROUNDS) -> float | None:

@@ -9,11 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from fedemu.algorithms.measures.forgetting import forgetting
 from fedemu.coordinator.record.run import Run
-from fedemu.coordinator.record.summary import LAST_ROUNDS, accuracy_of_last
+from fedemu.coordinator.record.summary import LAST_ROUNDS, accuracy_of_last, forgetting_of
 from fedemu.ops.results.periods import period_results, perplexity_of
 
 SHARES = (0.5, 0.75, 0.95)
@@ -148,12 +145,11 @@ def _accuracies(run: Run) -> list[float]:
 
 def _figures_of_run(run: Run, target: float | None, last: int) -> dict[str, float | None]:
     reached = _accuracies(run)
-    classes = np.array([row.class_accuracy for row in run.rows if row.class_accuracy], dtype=np.float64)
     return {
         "final_accuracy": reached[-1] if reached else None,
         "best_accuracy": best_accuracy(run),
         "last_accuracy": accuracy_of_last(run.rows, last),
-        "forgetting": _known(forgetting(classes)) if len(classes) > 1 else None,
+        "forgetting": forgetting_of(run.rows),
         **{key: _mean(row.number(key) for row in run.rows) for key in _BY_ROUND},
         **_by_period(run),
         KEPT_OBJECTIVE: _median(row.kept_objective for row in run.rows),

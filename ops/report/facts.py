@@ -8,6 +8,7 @@ from typing import Any
 
 from fedemu.coordinator.record.row import Row, updates_per_second
 from fedemu.coordinator.record.run import Line
+from fedemu.coordinator.record.summary import forgetting_of
 from fedemu.ops.figures import per_second, percent, readable_bytes, span, time_unit
 from fedemu.ops.pages.parts import Table, numbers_by_name
 from fedemu.ops.report.periods import period_cards
@@ -18,8 +19,9 @@ _FACTS = ("wall_time", "virtual_time", "versions", "machine")
 """The fields of the summary that the page shows as facts below its plots."""
 
 
-def cards(rows: Sequence[Row], summary: Mapping[str, Any], results: PeriodResults | None) -> list[tuple[str, str]]:
+def cards(rows: Sequence[Row], results: PeriodResults | None) -> list[tuple[str, str]]:
     """Labels and figures of the whole run, with those of the periods first if the run has any."""
+    forgot = forgetting_of(rows)
     accuracies = [row.accuracy for row in rows if row.accuracy is not None]
     virtual = (rows[-1].virtual_time or 0.0) if rows else 0.0
     divisor, unit = time_unit(virtual)
@@ -29,7 +31,7 @@ def cards(rows: Sequence[Row], summary: Mapping[str, Any], results: PeriodResult
         *(period_cards(results) if results else []),
         ("final accuracy", percent(accuracies[-1]) if accuracies else "–"),
         ("best accuracy", percent(max(accuracies)) if accuracies else "–"),
-        *([] if results else [("forgetting", _share(summary.get("forgetting")))]),
+        *([] if results else [("forgetting", "–" if forgot is None else percent(forgot))]),
         ("rounds", f"{len(rows)}"),
         ("device updates accepted", f"{accepted:,}"),
         ("updates per second", "–" if speed is None else per_second(speed)),
@@ -70,7 +72,3 @@ def _fact(key: str, value: Any) -> str:
         case int() | float() if key.endswith("_time"):
             return span(value)
     return str(value)
-
-
-def _share(value: Any) -> str:
-    return percent(value) if isinstance(value, int | float) else "–"

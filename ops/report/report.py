@@ -57,7 +57,7 @@ def _context(run: Run, results: PeriodResults | None) -> dict[str, object]:
         "directory": name,
         "head": head(run),
         "swatches": swatches(run, results is not None),
-        "cards": cards(run.rows, summary, results),
+        "cards": cards(run.rows, results),
         "periods": period_table(results) if results else None,
         "outcomes": outcomes_table(run.rows),
         "events": events_table(run.events),

@@ -32,6 +32,7 @@ def rows(count: int) -> list[dict[str, object]]:
         | {
             "round": n,
             "accuracy": n / 10,
+            "class_accuracy": [0.5 / n, None],
             "round_forgetting": 0.1 if n > 1 else None,
             "consistency": 0.9,
             "virtual_time": 60.0 * n,
@@ -52,6 +53,7 @@ def test_the_page_of_an_unfinished_run_holds_its_plots_and_numbers(run_directory
     page = write_report(run_directory).read_text()
     assert "unfinished" in page
     assert "<b>30.0 %</b>" in page
+    assert "<b>33.3 %</b>" in page, "the only known class fell from 50 % to a third of that"
     assert '>dropped</button></td><td class="number">3</td><td class="number">25.0\N{NO-BREAK SPACE}%</td>' in page
     assert '<td class="words">dropout</td><td class="number">1</td>' in page
     assert page.count("<svg") == len(rounds.PLOTS)
