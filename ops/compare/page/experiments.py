@@ -102,7 +102,7 @@ def forgetting_and_accuracy(comparison: Comparison) -> Figure | None:
 
     With several seeds a dot is their mean, the bar is one deviation, and a small circle is one seed.
     """
-    figure = bare_figure(WIDTH, float(np.clip(1.3 + 0.42 * len(comparison.entries), 2.2, 9.0)))
+    figure = bare_figure(WIDTH, float(np.clip(1.3 + 0.42 * len(comparison.entries), 2.2, 20.0)))
     drawn = False
     for axes, key, title in zip(
         figure.subplots(1, 2, sharey=True),

@@ -71,6 +71,20 @@ def test_the_dots_of_final_accuracy_are_on_an_axis_of_their_own(close: Compariso
     assert written == ["90.3 %", "91.3 %", "92.3 %"]
 
 
+def test_the_numbers_of_forty_experiments_stand_between_their_dots(tmp_path: Path) -> None:
+    for place in range(40):
+        write_run(tmp_path / f"rate-{place}", [0.5, 0.6], local={"lr": 0.01 * (place + 1)})
+    figure = forgetting_and_accuracy(compare([tmp_path]))
+    assert figure is not None
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    first, second = (line for line in axes.lines[:2])
+    upper, lower = (axes.transData.transform(line.get_xydata()[0])[1] for line in (first, second))
+    number = axes.texts[1].get_window_extent()
+    radius = first.get_markersize() / 2 * figure.dpi / 72
+    assert lower + radius < number.y0 < number.y1 < upper - radius
+
+
 def test_a_run_of_one_seed_has_no_deviation(tmp_path: Path) -> None:
     figure = forgetting_and_accuracy(compare([write_run(tmp_path / "one", [0.5, 0.75])]))
     assert figure is not None
