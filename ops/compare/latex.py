@@ -41,12 +41,14 @@ def latex(comparison: Comparison, wanted: Sequence[str] = ()) -> str:
     """
     columns = _chosen(comparison, wanted)
     tests = {key: paired_tests(comparison.entries, key) for key in columns.values()}
-    cells = {key: _cells(comparison.entries, key, tests[key]) for key in columns.values()}
+    any_test = any(test.adjusted is not None for of_column in tests.values() for test in of_column)
+    cells = {key: _cells(comparison.entries, key, tests[key], any_test) for key in columns.values()}
+    untested = any("ddagger" in cell for of_column in cells.values() for cell in of_column)
     lines = [
         *(f"% {line}" for line in _head(comparison, len(columns))),
         r"\begin{table}",
         r"  \centering",
-        rf"  \caption{{{_caption(comparison, tests)}}}",
+        rf"  \caption{{{_caption(comparison, tests, untested)}}}",
         r"  \label{tab:comparison}",
         rf"  \begin{{tabular}}{{l{'r' * (1 + len(columns))}}}",
         r"    \toprule",
@@ -96,26 +98,34 @@ def _heading(title: str, key: str) -> str:
     return f"{escaped(title).capitalize()}{unit} {arrow}"
 
 
-def _cells(entries: Sequence[Entry], key: str, tests: Sequence[Paired]) -> list[str]:
-    """The cell of each entry. Means that are written alike are best together."""
+def _cells(entries: Sequence[Entry], key: str, tests: Sequence[Paired], any_test: bool) -> list[str]:
+    """The cell of each entry. Means that are written alike are best together.
+
+    ``any_test`` says whether the table has tests, which its caption then explains.
+    """
     best = best_of(entries, key)
     means = [_mean(entry.figures[key], key) for entry in entries]
-    alike = {test.label for test in tests if test.adjusted is not None and test.adjusted >= LEVEL}
+    tested = {test.label: test.adjusted for test in tests if test.adjusted is not None}
+
+    def mark(entry: Entry) -> str:
+        if entry.label in tested:
+            return r"^{\dagger}" if tested[entry.label] >= LEVEL else ""
+        return r"^{\ddagger}" if any_test else ""
+
     return [
-        _cell(entry.figures[key], key, best is not None and mean == means[best], entry.label in alike)
+        _cell(entry.figures[key], key, best is not None and mean == means[best], mark(entry))
         for entry, mean in zip(entries, means, strict=True)
     ]
 
 
-def _cell(figure: Statistic, key: str, best: bool, alike: bool) -> str:
+def _cell(figure: Statistic, key: str, best: bool, mark: str) -> str:
     mean = _mean(figure, key)
     if not mean:
         return "--"
     spread = rf" \pm {_number(figure.deviation, key)}" if figure.deviation is not None else ""
     some = rf"\ ({len(figure.known)})" if len(figure.known) < len(figure.values) else ""
-    dagger = r"^{\dagger}" if alike and not best else ""
     shown = rf"\mathbf{{{mean}}}" if best else mean
-    return f"${shown}{spread}{dagger}{some}$"
+    return f"${shown}{spread}{'' if best else mark}{some}$"
 
 
 def _mean(figure: Statistic, key: str) -> str:
@@ -139,7 +149,7 @@ def _head(comparison: Comparison, columns: int) -> list[str]:
     return [line for line in lines if line]
 
 
-def _caption(comparison: Comparison, tests: Mapping[str, Sequence[Paired]]) -> str:
+def _caption(comparison: Comparison, tests: Mapping[str, Sequence[Paired]], untested: bool) -> str:
     several = any(len(entry.runs) > 1 for entry in comparison.entries)
     told = ["Mean $\\pm$ sample standard deviation over the seeds." if several else "One run each."]
     told.append("The best mean of each column is bold.")
@@ -149,6 +159,8 @@ def _caption(comparison: Comparison, tests: Mapping[str, Sequence[Paired]]) -> s
             rf"$\dagger$: not significantly different from it ($p \geq {LEVEL:g}$, paired t-test over "
             f"{' or '.join(map(str, sorted(pairs)))} shared seeds, Holm's correction over the rows of a column)."
         )
+        if untested:
+            told.append(r"$\ddagger$: not tested against it.")
     return " ".join(told)
 
 

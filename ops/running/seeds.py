@@ -148,7 +148,7 @@ def run_group(group: SeedGroup, *, print_summaries: bool) -> int:
             code = run_together(
                 member.directory, member.experiment, group.runtime, new=first, print_summary=False, heading=what
             )
-            if code == USAGE and first:
+            if code == USAGE and first and give_back(member.directory):
                 abandon(group)
                 return code
             if code:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedemu.coordinator.record.run import read_run
+from fedemu.coordinator.record.run import Run, read_run
 from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.ops.figures import counted
 from fedemu.ops.running.codes import INTERRUPTED
@@ -57,8 +57,8 @@ def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int
                     else:
                         failed += lost
                         unsettled += found
-            _tell_best(part, study)
             every = [run for number, choices, _ in study.over() for run in _runs(part, number, choices)]
+            _tell_best(part, study, [folder / run.folder for run in every])
             code = finish(folder, [*every, *unsettled], failed)
             return code or (given_up[0].code if given_up else 0)
     except KeyboardInterrupt:
@@ -85,19 +85,35 @@ def _short(value: object) -> object:
 
 def _value(directory: Path, figure: str) -> float | None:
     # Importing numpy takes time, for which no run should have to wait.
-    from fedemu.ops.compare.entry import figures_of, outcome_of
+    from fedemu.ops.compare.entry import figures_of
+
+    run = _completed(directory)
+    return None if run is None else figures_of([run], None)[figure].mean
+
+
+def _completed(directory: Path) -> Run | None:
+    """The run in a directory; None if it did not complete."""
+    from fedemu.ops.compare.entry import outcome_of
 
     try:
         run = read_run(directory)
     except FedemuError:
         return None
-    return figures_of([run], None)[figure].mean if outcome_of(run) == "completed" else None
+    return run if outcome_of(run) == "completed" else None
 
 
-def _tell_best(part: Part, study: Study) -> None:
+def _tell_best(part: Part, study: Study, directories: Sequence[Path]) -> None:
+    """Tell the best trial. ``directories`` are those of the runs of all trials that are over."""
     over = study.over()
-    if not over or over[0][2] is None:
-        say(f"none of {counted(len(over), 'trial')} has a result" if over else "no trial has a result yet")
+    if not over:
+        say("no trial has a result yet")
+        return
+    if over[0][2] is None:
+        from fedemu.coordinator.record.summary import LAST_ROUNDS
+
+        why = f": runs completed without a {study.figure}" if any(map(_completed, directories)) else ""
+        fewer = f", which needs {LAST_ROUNDS} rounds" if why and study.figure == "last_accuracy" else ""
+        say(f"none of {counted(len(over), 'trial')} has a result{why}{fewer}")
         return
     number, choices, value = over[0]
     words = ["fedemu", "run", part.experiments[0]]

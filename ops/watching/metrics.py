@@ -69,6 +69,7 @@ class CoordinatorMetrics:
         """Counters count from the start of this process, as Prometheus expects. Only gauges know of earlier rounds."""
         for row in rows:
             self._follow(row)
+        self._state.resumed(rows[-1].round)
 
     def waiting(self, absence: Absence | None) -> None:
         """Nothing is kept here. ``fleet`` tells how many devices have a connection."""

@@ -41,7 +41,8 @@ class RunState(Collector):
 
     Every collection counts as a scrape, at the time of ``clock`` (seconds, monotonic). A run is ``starting`` until its
     rounds have gone on for ``GAPS`` gaps between scrapes. It is ``ending`` if it may be over within ``GAPS`` gaps, and
-    in the second half of its last round. So if a run ends between two scrapes, it was not ``running`` at the last one.
+    in the second half of its last round, or in all of it if it is the first one since the start. So if a run ends
+    between two scrapes, it was not ``running`` at the last one.
     """
 
     def __init__(self, rounds: int, clock: Callable[[], float]) -> None:
@@ -58,6 +59,10 @@ class RunState(Collector):
         if self._began is None:
             self._began = self._clock()
             self._finished.append(self._began)
+
+    def resumed(self, round: int) -> None:
+        """The run goes on after round ``round``, counted from 1."""
+        self._left = self._rounds - round
 
     def finished(self, round: int) -> None:
         """Round ``round``, counted from 1, is over."""
@@ -78,8 +83,8 @@ class RunState(Collector):
         if self._began is None or not gaps or now - self._began < GAPS * max(gaps):
             return "starting"
         if len(self._finished) < 2:
-            # The first round goes on. The others will take at least as long.
-            return "running"
+            # The first round since the start goes on. If others follow, they will take at least as long.
+            return "running" if self._left > 1 else "ending"
         pace = fmean(after - before for before, after in pairwise(self._finished))
         # However long the present round takes, the rounds after it are still to come.
         left = max(pace * self._left - (now - self._finished[-1]), pace * (self._left - 1))

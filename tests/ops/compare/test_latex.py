@@ -65,6 +65,13 @@ def test_the_best_mean_is_bold_and_one_that_is_not_clearly_worse_has_a_dagger() 
     assert "% fedemu compare runs/a_b --latex" in table
 
 
+def test_what_was_not_tested_has_a_mark_of_its_own() -> None:
+    table = latex(comparison(entry("good", GOOD), entry("poor", POOR), entry("short", (0.6, None, None, None))))
+    assert [line[2] for line in rows(table)[2:]] == [r"$82.2 \pm 2.6$", r"$60.0^{\ddagger}\ (1)$"]
+    assert r"$\ddagger$: not tested against it.}" in table
+    assert "dagger" not in latex(comparison(entry("good", GOOD[:1]), entry("poor", POOR[:1]))), "there are no tests"
+
+
 def test_lower_is_better_for_forgetting_and_equal_means_are_both_bold() -> None:
     one = entry("one", (0.5,), forgetting=(0.25,), consistency=(0.9,))
     two = entry("two", (0.5,), forgetting=(0.125,))

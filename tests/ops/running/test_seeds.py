@@ -24,6 +24,8 @@ class FakeRuns:
         self.codes: dict[int, int] = {}
         self.ran: list[tuple[int, bool]] = []
         self.outcome = "completed"
+        self.begun = False
+        """Whether a run that ends with code 2 has played a round before."""
 
     def __call__(
         self, directory: Path, experiment: Experiment, runtime: Runtime, *, new: bool, print_summary: bool, heading: str
@@ -33,7 +35,9 @@ class FakeRuns:
         code = self.codes.get(experiment.seed, 0)
         if code != 2:
             say(heading)
-        if code == 2 and new:
+        if code == 2 and self.begun:
+            (directory / "metrics.jsonl").write_text(json.dumps({"round": 1}) + "\n")
+        elif code == 2 and new:
             give_back(directory)
         elif code == 0:
             row = {"round": experiment.rounds, "accuracy": 0.5 + experiment.seed / 4}
@@ -178,10 +182,14 @@ def test_a_group_that_could_not_begin_leaves_nothing_and_says_no_more_than_why(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_group_that_has_begun_keeps_what_is_left_to_do(runs: FakeRuns) -> None:
-    runs.codes = {1: 2}
+@pytest.mark.parametrize(("seed", "begun"), [(1, False), (0, True)])
+def test_a_group_that_has_begun_keeps_what_is_left_to_do(
+    runs: FakeRuns, seed: int, begun: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs.codes, runs.begun = {seed: 2}, begun
     assert call("digits-small", "--seeds", "0-2", "--out", "group") == 2
     assert sorted(path.name for path in Path("group").iterdir()) == ["seed-0", "seed-1", "seed-2"]
+    assert "fedemu run --resume group" in capsys.readouterr().err
 
 
 def test_ctrl_c_between_two_runs_says_how_to_go_on(

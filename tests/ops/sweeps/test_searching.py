@@ -93,4 +93,16 @@ def test_a_trial_that_diverges_has_no_result_and_the_search_goes_on(
     code, study = search(tmp_path, BATCH + 1)
     assert code == 0
     assert [value for _, _, value in study.over()] == [None] * (BATCH + 1)
-    assert "none of 5 trials has a result" in capsys.readouterr().err
+    assert "none of 5 trials has a result\n" in capsys.readouterr().err
+
+
+def test_a_figure_that_no_run_has_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = Fleet(monkeypatch)
+    fleet.value = None
+    monkeypatch.setattr(searching, "_completed", lambda directory: directory)
+    study = Study(tmp_path, parse_space(["local.lr=0.1..1"]), "last_accuracy", seed=1)
+    assert run_search(tmp_path, PART, study, 1, 1, "again") == 0
+    told = "none of 1 trial has a result: runs completed without a last_accuracy, which needs 100 rounds\n"
+    assert told in capsys.readouterr().err

@@ -56,6 +56,19 @@ def test_a_first_round_that_takes_long_is_a_run_that_goes_on() -> None:
     assert _scrape(state) == "running"
 
 
+@pytest.mark.parametrize(("rounds", "finished"), [(1, 0), (7, 6)])
+def test_the_only_round_that_is_played_may_be_over_at_any_time(rounds: int, finished: int) -> None:
+    clock = Clock()
+    state = RunState(rounds, clock)
+    if finished:
+        state.resumed(finished)
+    state.began()
+    told = []
+    for clock.now in (0.0, 15.0, 30.0, 45.0):
+        told.append(_scrape(state))
+    assert told == ["starting", "starting", "ending", "ending"]
+
+
 def test_a_round_that_takes_longer_than_all_the_rest_does_not_end_the_run() -> None:
     clock = Clock()
     state = RunState(50, clock)
