@@ -16,7 +16,8 @@ class NotingLogits:
     """The selection ``inner``, whose kept samples get the note LOGITS ``[kept, classes]``.
 
     A sample that was in the buffer keeps its note. A new one gets the logits of ``shared["model"]`` in evaluation mode,
-    NaN for classes that this model has not seen. ``passes`` are those of ``inner``: the forward pass is not counted.
+    NaN for classes that this model has not seen. If no sample is kept, there is no note. ``passes`` are those of
+    ``inner``: the forward pass is not counted.
     """
 
     inner: Query
@@ -35,8 +36,8 @@ class NotingLogits:
 
     def ask(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> tuple[Outcome, Tensor | None]:
         outcome, keep = self.inner.ask(memory, shared, own, facts)
-        if keep is None:
-            return outcome, None
+        if keep is None or not len(keep):
+            return outcome, keep
         noted = torch.as_tensor(self.lens.logits(memory, shared))
         before = memory.notes.get(LOGITS)
         if before is not None:

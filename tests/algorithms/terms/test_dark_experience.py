@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.interface import LOGITS, REPLAYED, Batch, Facts
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import growing
+from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.registry import build_algorithm, build_terms
 from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
 from fedemu.algorithms.streams.tasks import ClassTasks
@@ -61,14 +64,14 @@ def test_a_batch_costs_the_mean_over_its_rows_of_what_each_kind_of_sample_costs(
     assert float(loss.value) == pytest.approx(float(old + surprise[1] + beta * surprise[2]) / 3, rel=1e-5)
 
 
-def fleet_of(name: str, make: Callable[..., Any], options: dict[str, Any], **fields: Any) -> Any:
-    given = ingredients(kept=BUDGET)
+def fleet_of(name: str, make: Callable[..., Any], options: dict[str, Any], model: Any = MODEL, **fields: Any) -> Any:
+    given = replace(ingredients(kept=BUDGET), model=model)
     terms = build_terms({"der": {}, "lwf": {}}, given)
     given = with_local_terms(given, terms)
-    algorithm = with_terms(build_algorithm(name, options, given), terms, MODEL, name)
+    algorithm = with_terms(build_algorithm(name, options, given), terms, model, name)
     settings = ReplaySettings("naive_uniform", budget=BUDGET, periods=2, logits=LOGITS in given.notes)
     replayed = with_replay(algorithm, settings, given)
-    return make(replayed, MODEL.init(0), [], stream=STREAM, budget=BUDGET, rounds_per_period=2, **fields)
+    return make(replayed, model.init(0), [], stream=STREAM, budget=BUDGET, rounds_per_period=2, **fields)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedreg", "fedlwf_2t"])
@@ -120,6 +123,31 @@ def test_a_sample_that_stays_in_the_buffer_keeps_its_note(little_fleet: Callable
     new = [note for device in (0, 1, 2) for index, note in noted[3][device].items() if index not in noted[1][device]]
     assert all(bool(note.isfinite().all()) for note in new)
     assert len(new) > 1
+
+
+class Viewing(nn.Module):
+    """A linear model that cannot be applied to no samples, because ``view`` does not know then what -1 stands for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(math.prod(SHAPE), CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.linear(x.view(len(x), -1))
+        return logits
+
+
+def test_a_device_without_samples_selects_at_once_and_late_whatever_the_model(little_fleet: Callable[..., Any]) -> None:
+    nothing = np.arange(0)
+    fleet = fleet_of("fedavg", little_fleet, {}, model=from_module(Viewing))
+    fleet.stream = [[*STREAM[0][:1], nothing, nothing], [*STREAM[1][:1], STREAM[1][1], STREAM[1][2]], STREAM[0]]
+    fleet.play([0, 1, 2])
+    fleet.play([0, 1, 2], online=[[0, 1]])
+    assert (fleet.buffers[1].period, len(fleet.buffers[1]), fleet.buffers[1].notes) == (1, 0, {})
+    fleet.play([0, 1, 2])
+    assert (fleet.buffers[2].period, len(fleet.buffers[2])) == (1, 0)
+    fleet.play([0, 1, 2])
+    assert all(fleet.buffers[device].notes[LOGITS].isfinite().all() for device in (0, 1, 2))
 
 
 def test_what_the_term_cannot_work_with_is_refused() -> None:
