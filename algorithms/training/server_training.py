@@ -185,6 +185,8 @@ class ServerTraining:
 
 def predict(model: Model, variables: Tree, x: Tensor) -> Tensor:
     """The logits ``[n, classes]`` of samples ``x [n, ...]`` in evaluation mode, without gradients."""
+    if not len(x):  # Many models cannot be applied to no samples.
+        return predict(model, variables, x.new_zeros(1, *x.shape[1:]))[:0]
     variables = map_leaves(_channels_last, variables)
     with torch.no_grad():
         outputs = [model.apply(variables, _channels_last(part), False)[0] for part in torch.split(x, _ROWS)]

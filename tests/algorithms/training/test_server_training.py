@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedemu.algorithms.interface import Context, Labelled, Model, Outputs, PublicData, ServerJob, Tree
 from fedemu.algorithms.methods.finetuning import labelled
 from fedemu.algorithms.models.feed_forward import cnn
+from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.models.torch_module import from_module
+from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.adam import Adam
 from fedemu.algorithms.training.local_sgd import SGD
 from fedemu.algorithms.training.server_training import ServerTraining, Trained, clipped, positions, predict
@@ -204,6 +207,35 @@ def test_a_job_that_goes_on_from_its_carry_gives_the_same_bits(build: Any, optim
         carry, _ = job().step(from_arrays(kept), index)
     assert carry.keys() == expected.keys()
     assert all(torch.equal(carry[name], leaf) for name, leaf in expected.items())
+
+
+class Viewing(nn.Module):
+    """A linear model that cannot be applied to no samples, because ``view`` does not know then what -1 stands for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(144, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.linear(x.view(len(x), -1))
+        return logits
+
+
+@pytest.mark.parametrize("empty", ["train", "validation"])
+def test_a_part_without_samples_of_the_classes_seen_leaves_the_model_as_it_is(empty: str, public: PublicData) -> None:
+    part: Labelled = getattr(public, empty)
+    later = part.y >= 2
+    split = replace(public, **{empty: Labelled(part.x[later], part.y[later])})
+    model = growing(from_module(Viewing), ClassTasks.of(4, 2, [0, 1, 2, 3]), (1, 12, 12))
+    training = ServerTraining.by_passes(model, lambda z, y, lessons, rows: z.square().sum(), 0.1, 0.0, 16, 3, 2)
+    variables = model.init(0)
+
+    def prepare(data: Labelled) -> Tree:
+        return {"logits": predict(model, variables, data.x)}
+
+    carry, _ = run(training.job("some", variables, prepare, context(split)))
+    assert carry["lessons/logits"].shape == (0 if empty == "train" else 20, 4)
+    assert all(torch.equal(carry[f"best/{name}"], leaf) for name, leaf in variables.items())
 
 
 def test_training_makes_a_model_better_on_the_validation_part(public: PublicData) -> None:
