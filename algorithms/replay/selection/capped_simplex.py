@@ -159,7 +159,8 @@ class _Problem:
             values, vectors = np.linalg.eigh(_centred(_centred(self.matrix[np.ix_(free, free)]).T))
             curved = values > self.flat
             steepest = vectors.T @ _centred(gradient[free])
-            way = -vectors[:, curved] @ (steepest[curved] / values[curved])
+            # A flat direction makes the way long, so that rounding alone would change the sum of x.
+            way = _centred(-vectors[:, curved] @ (steepest[curved] / values[curved]))
             room = np.where(way > 0.0, 1.0 - x[free], x[free])
             shares = np.divide(room, np.abs(way), out=np.full_like(way, np.inf), where=way != 0.0)
             nearest = int(shares.argmin())

@@ -97,6 +97,7 @@ def test_no_samples_have_an_empty_solution(budget: float) -> None:
 )
 @example(samples=15, seed=1560, part=0.25, pull=0.0)  # nearly singular: transfers alone take 37,000 steps
 @example(samples=15, seed=6861, part=0.25, pull=0.0)  # and more than 100,000
+@example(samples=11, seed=396, part=0.5, pull=1.0)  # flat directions, along which rounding can change the sum
 def test_a_convex_problem_is_solved_as_well_as_by_cvxpy(samples: int, seed: int, part: float, pull: float) -> None:
     rows = gradients(samples, seed)
     gram, budget = rows @ rows.T, part * samples
@@ -114,6 +115,18 @@ def test_a_convex_problem_is_solved_as_well_as_by_cvxpy(samples: int, seed: int,
     slope = gram @ x - linear
     rising, falling = slope[x < 1.0 - 1e-12], slope[x > 1e-12]
     assert falling.max() - rising.min() <= 1.001e-6 * scale
+
+
+@pytest.mark.parametrize(("samples", "seed"), [(11, 396), (15, 202), (20, 224)])
+def test_a_solution_along_flat_directions_keeps_the_budget_so_that_the_next_problem_begins_there(
+    samples: int, seed: int
+) -> None:
+    rows = gradients(samples, seed)
+    gram, budget = rows @ rows.T, samples // 3
+    linear = rows @ np.random.default_rng(seed).normal(size=6)
+    x = solve_capped_simplex(gram, budget, linear)
+    assert_feasible(x, budget)
+    assert_feasible(solve_capped_simplex(gram, budget, 0.5 * linear, start=x), budget)
 
 
 @settings(max_examples=15, deadline=None)
