@@ -233,6 +233,24 @@ class HalfLinear(nn.Module):
         return logits
 
 
+class Viewing(nn.Module):
+    """A linear model that cannot be applied to no samples, because ``view`` does not know then what -1 stands for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(math.prod(SHAPE), CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.linear(x.view(len(x), -1))
+        return logits
+
+
+@pytest.fixture
+def viewing() -> Model:
+    """A model of the corpus of quarters that cannot be applied to no samples."""
+    return from_module(Viewing)
+
+
 @pytest.fixture
 def half_linear() -> Model:
     """A linear model whose variables are bfloat16."""

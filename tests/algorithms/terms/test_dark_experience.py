@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 from fedemu.algorithms.data.corpus import Corpus
-from fedemu.algorithms.interface import LOGITS, REPLAYED, Batch, Facts
+from fedemu.algorithms.interface import LOGITS, REPLAYED, Batch, Facts, Model
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import growing
-from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.registry import build_algorithm, build_terms
 from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
 from fedemu.algorithms.streams.tasks import ClassTasks
@@ -125,21 +122,11 @@ def test_a_sample_that_stays_in_the_buffer_keeps_its_note(little_fleet: Callable
     assert len(new) > 1
 
 
-class Viewing(nn.Module):
-    """A linear model that cannot be applied to no samples, because ``view`` does not know then what -1 stands for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(math.prod(SHAPE), CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.linear(x.view(len(x), -1))
-        return logits
-
-
-def test_a_device_without_samples_selects_at_once_and_late_whatever_the_model(little_fleet: Callable[..., Any]) -> None:
+def test_a_device_without_samples_selects_at_once_and_late_whatever_the_model(
+    little_fleet: Callable[..., Any], viewing: Model
+) -> None:
     nothing = np.arange(0)
-    fleet = fleet_of("fedavg", little_fleet, {}, model=from_module(Viewing))
+    fleet = fleet_of("fedavg", little_fleet, {}, model=viewing)
     fleet.stream = [[*STREAM[0][:1], nothing, nothing], [*STREAM[1][:1], STREAM[1][1], STREAM[1][2]], STREAM[0]]
     fleet.play([0, 1, 2])
     fleet.play([0, 1, 2], online=[[0, 1]])

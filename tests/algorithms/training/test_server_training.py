@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedemu.algorithms.interface import Context, Labelled, Model, Outputs, PublicData, ServerJob, Tree
 from fedemu.algorithms.methods.finetuning import labelled
@@ -209,24 +209,14 @@ def test_a_job_that_goes_on_from_its_carry_gives_the_same_bits(build: Any, optim
     assert all(torch.equal(carry[name], leaf) for name, leaf in expected.items())
 
 
-class Viewing(nn.Module):
-    """A linear model that cannot be applied to no samples, because ``view`` does not know then what -1 stands for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(144, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.linear(x.view(len(x), -1))
-        return logits
-
-
 @pytest.mark.parametrize("empty", ["train", "validation"])
-def test_a_part_without_samples_of_the_classes_seen_leaves_the_model_as_it_is(empty: str, public: PublicData) -> None:
+def test_a_part_without_samples_of_the_classes_seen_leaves_the_model_as_it_is(
+    empty: str, public: PublicData, viewing: Model
+) -> None:
     part: Labelled = getattr(public, empty)
     later = part.y >= 2
     split = replace(public, **{empty: Labelled(part.x[later], part.y[later])})
-    model = growing(from_module(Viewing), ClassTasks.of(4, 2, [0, 1, 2, 3]), (1, 12, 12))
+    model = growing(viewing, ClassTasks.of(4, 2, [0, 1, 2, 3]), (1, 12, 12))
     training = ServerTraining.by_passes(model, lambda z, y, lessons, rows: z.square().sum(), 0.1, 0.0, 16, 3, 2)
     variables = model.init(0)
 
