@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedemu.algorithms.interface import LocalProgram, Plan
+from fedemu.algorithms.interface import LocalProgram, Outputs, Plan, Tree
 from fedemu.algorithms.models.draws import KEY_SHAPE, Draws
 from fedemu.algorithms.models.random_functions import Keyed
 from fedemu.coordinator.evaluation.evaluate import read
@@ -36,6 +36,7 @@ from fedemu.ops.data.apart import decode_apart
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import ConfigurationError, TrainingError
 from fedemu.protocol.host.own_code import Told, account, retold, told
+from fedemu.protocol.tensors import DTYPES
 
 SAMPLES = 2
 STACK_SIZE = 2
@@ -100,6 +101,12 @@ def _evaluate(parts: Parts, samples: NDArray[np.int64]) -> None:
             f"all labels of the data set {parts.experiment.data.dataset!r} are {corpus.class_names[0]!r}; "
             "there is nothing to learn from one class"
         )
+    for variable, leaf in parts.variables.items():
+        if (kind := str(leaf.dtype).removeprefix("torch.")) not in DTYPES:
+            raise ConfigurationError(
+                f"model {name!r} has the variable {variable!r} of {kind}, which cannot travel to devices; "
+                f"use one of {', '.join(DTYPES)}"
+            )
     [(x, _)] = read(model, corpus, corpus.train, samples)
     try:
         with torch.inference_mode():
@@ -170,26 +177,33 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
 def _draws_outside(parts: Parts, samples: NDArray[np.int64]) -> bool:
     """Whether a model of the user's own draws by the generators of Python or numpy in training.
 
-    Raises ConfigurationError if it answers the same question differently when it is asked again.
+    Raises ConfigurationError if it answers the same question differently when it is asked again, or if training
+    changes a buffer of a type that has no negative numbers.
     """
     corpus, model, name = parts.corpus, parts.model, parts.experiment.model.name
     if ":" not in name:
         return False
     [(x, _)] = read(model, corpus, corpus.train, samples)
 
-    def applied() -> Tensor:
+    def applied() -> tuple[Outputs, Tree]:
         random.seed(0)
         np.random.seed(0)
         torch.manual_seed(0)
         with torch.no_grad(), Keyed(Draws(torch.zeros(KEY_SHAPE, dtype=torch.int32))):
-            return model.apply(parts.variables, x, True)[0].logits
+            return model.apply(parts.variables, x, True)
 
     try:
         once, after = applied(), (random.getstate(), str(np.random.get_state()))
         again = applied()
     except Exception:  # the training step will tell it better
         return False
-    if not torch.equal(once.nan_to_num(), again.nan_to_num()):
+    for buffer, leaf in once[1].items():
+        if leaf.dtype == torch.uint8 and not torch.equal(leaf, parts.variables[buffer]):
+            raise ConfigurationError(
+                f"model {name!r} changes its buffer {buffer!r} in training, and uint8 has no negative numbers, which a "
+                "change may be; make it int64"
+            )
+    if not torch.equal(once[0].logits.nan_to_num(), again[0].logits.nan_to_num()):
         raise ConfigurationError(
             f"model {name!r} gives other logits when it is applied to the same batch again, because it keeps something "
             "from one batch to the next; keep it in a buffer (register_buffer), or draw by torch's functions"

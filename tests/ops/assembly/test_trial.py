@@ -75,6 +75,16 @@ OWN = """
         def forward(self, x):
             os.kill(os.getpid(), signal.SIGKILL)
 
+    class Counts(Linear):
+        def __init__(self, input_shape, classes, kind):
+            super().__init__(input_shape, classes)
+            self.register_buffer("count", torch.zeros(1, dtype=getattr(torch, kind)))
+
+        def forward(self, x):
+            if self.training:
+                self.count += 1
+            return super().forward(x)
+
     class LacksMemory(Linear):
         def forward(self, x):
             raise MemoryError
@@ -163,6 +173,14 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
         ),
         (["model={name='tried:Linear',more=1}", "algorithm.loss=wsm"], "logits [2, 11] where the data have 10 classes"),
         (["model.name=tried:Tall"], "gives logits [2, 1, 10] where"),
+        (
+            ["model={name='tried:Counts',kind='uint8'}"],
+            "model 'tried:Counts' changes its buffer 'count' in training, and uint8 has no negative numbers, which a",
+        ),
+        (
+            ["model={name='tried:Counts',kind='complex64'}"],
+            "has the variable 'count' of complex64, which cannot travel to devices; use one of float64, float32,",
+        ),
         (["model.name=tried:Whole"], "gives logits of torch.int64; they must be floating-point numbers"),
         (
             ["model.name=tried:Raises"],
@@ -192,6 +210,10 @@ def test_an_experiment_that_cannot_be_computed_is_refused_in_one_sentence(settin
     sentence, *frames = str(caught.value).splitlines()
     assert len(sentence) < 700
     assert all(re.match(r"    .*tried\.py:\d+ in \w+: ", frame) for frame in frames)
+
+
+def test_a_model_may_count_in_a_buffer_of_signed_numbers() -> None:
+    tried("model={name='tried:Counts',kind='int32'}")
 
 
 def test_an_error_in_somebodys_own_code_is_told_with_its_file_and_its_lines(tmp_path: Path) -> None:
