@@ -27,9 +27,10 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 def read_file(path: Path) -> dict[str, list[str]]:
     """Read the columns of a file, all of one length. Raises DataError if the file is not in the form of its kind.
 
-    A ``.csv`` file has a heading. In a ``.txt`` file every line that is not blank is a text. But if all its paragraphs
-    begin with a line that ends in a colon, it is the script of a play, and each paragraph is a speech with its speaker.
-    A line feed, a carriage return or both end a line, and no other character does.
+    A ``.csv`` file has a heading, whose names lose the spaces around them. In a ``.txt`` file every line that is not
+    blank is a text. But if all its paragraphs begin with a line that ends in a colon, it is the script of a play, and
+    each paragraph is a speech with its speaker. A line feed, a carriage return or both end a line, and no other
+    character does.
     """
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
@@ -91,6 +92,7 @@ def _table(path: Path, content: str) -> dict[str, list[str]]:
     except (ValueError, csv.Error) as error:
         reason = error if isinstance(error, csv.Error) else "it is empty"
         raise DataError(f"{path} is no table of comma-separated values: {reason}") from error
+    heading = [name.strip() for name in heading]
     if len({*heading}) < len(heading):
         raise DataError(f"{path} names a column twice in its heading")
     for number, row in enumerate(body, 1):

@@ -1,4 +1,4 @@
-"""Files of texts and tables: where their lines end."""
+"""Files of texts and tables: where their lines end, and how their columns are called."""
 
 from __future__ import annotations
 
@@ -27,6 +27,15 @@ def test_a_quoted_cell_keeps_its_newlines(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_bytes(b'label,text\r\na,"one\r\ntwo\n"\r\n')
     assert read_file(table) == {"label": ["a"], "text": ["one\r\ntwo\n"]}
+
+
+def test_names_in_a_heading_have_no_spaces_around_them_and_cells_keep_theirs(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("a, label , two words\n1, x ,2\n")
+    assert read_file(table) == {"a": ["1"], "label": [" x "], "two words": ["2"]}
+    table.write_text("a,a \n1,2\n")
+    with pytest.raises(DataError, match="names a column twice"):
+        read_file(table)
 
 
 def test_a_damaged_gzip_file_is_told(tmp_path: Path) -> None:
