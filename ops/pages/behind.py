@@ -17,6 +17,8 @@ from matplotlib.ticker import FixedLocator
 
 _CUT: Final = re.compile(r"\s*\(?(?:axis: |axis not from 0).*$", re.DOTALL)
 """What the label of an axis says of its own limits. It is no part of the name of what is shown."""
+_JOINER: Final = "\u2060"
+"""A character without width. Before a name that begins with ``_`` it makes matplotlib show the name in legends."""
 
 
 class Datum(NamedTuple):
@@ -53,10 +55,15 @@ def csv_of(data: list[Datum]) -> str:
     return text.getvalue()
 
 
+def label_of(series: str) -> str:
+    """The label of an artist that legends show, whatever the series is called. ``series_of`` gives the name back."""
+    return f"{_JOINER}{series}" if series.startswith("_") else series
+
+
 def series_of(artist: Any) -> str:
-    """The name of what an artist shows. A name that begins with ``_`` is in no legend. Empty if it has none."""
+    """The name of what an artist shows. A label that begins with ``_`` is in no legend. Empty if it has none."""
     label = str(artist.get_label() or "")
-    return "" if re.match(r"_(child|container|nolegend)", label) else label.removeprefix("_")
+    return "" if re.match(r"_(child|container|nolegend)", label) else label.removeprefix("_").removeprefix(_JOINER)
 
 
 def plain_name(label: str) -> str:

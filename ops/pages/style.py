@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.pages.axes import SHARES
+from fedemu.ops.pages.behind import series_of
 from fedemu.ops.pages.colours import AXIS, BLUE, GREEN, GRID, INK, ORANGE, PURPLE, RED, SKY, SLATE
 
 matplotlib.use("Agg")
@@ -207,10 +208,10 @@ def plain_log_axis(axes: Any, which: Literal["x", "y"]) -> None:
 
 def legend_below(figure: Figure, axes: Any, columns: int = 0) -> Figure | None:
     """The figure with a legend of its lines below them. None if no line has a name."""
-    handles, named = axes.get_legend_handles_labels()
+    handles, _ = axes.get_legend_handles_labels()
     if not handles:
         return None
-    named = [shortened(name) for name in named]
+    named = [shortened(series_of(handle)) for handle in handles]
     columns = columns or legend_columns(named)
     figure.legend(handles, named, loc="outside lower center", ncols=columns, fontsize=8.5)
     return figure

@@ -18,6 +18,7 @@ from fedemu.ops.compare.curves import MOVED, Curve, class_table, curve
 from fedemu.ops.compare.entry import Entry
 from fedemu.ops.figures import percent, readable_bytes, time_unit
 from fedemu.ops.pages.axes import SHARES, fit_shares
+from fedemu.ops.pages.behind import label_of
 from fedemu.ops.pages.colours import GREY, INK, PAPER
 from fedemu.ops.pages.style import (
     WIDTH,
@@ -213,7 +214,7 @@ WIDE_COMPARISON_PLOTS: Mapping[str, Callable[[Comparison], Figure | None]] = {"c
 def _looks(comparison: Comparison) -> Iterator[tuple[Entry, dict[str, Any]]]:
     """Every entry with the colour, line style and name of its line, the same in all pictures."""
     for entry in comparison.entries:
-        yield entry, {**line_look(entry.place), "label": entry.label}
+        yield entry, {**line_look(entry.place), "label": label_of(entry.label)}
 
 
 def _draw_accuracy(axes: Any, comparison: Comparison, since: float) -> list[float]:

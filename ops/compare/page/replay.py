@@ -18,6 +18,7 @@ from matplotlib.transforms import Affine2D
 from fedemu.ops.compare.entry import Statistic
 from fedemu.ops.compare.replay import ACCURACY, FORGETTING, LOSS, OBJECTIVE, PERPLEXITY, Measure, Point, ReplayStudy
 from fedemu.ops.pages.axes import POINTS, SHARES, say_cut
+from fedemu.ops.pages.behind import label_of
 from fedemu.ops.pages.colours import GREY
 from fedemu.ops.pages.style import (
     MARKERS,
@@ -242,7 +243,7 @@ def _looks(studies: Studies) -> dict[tuple[str, str], Look]:
         (study, line): {
             **line_look(place),
             "marker": MARKERS[number % len(MARKERS)],
-            "label": f"{study}: {line}" if several else line,
+            "label": label_of(f"{study}: {line}" if several else line),
         }
         for number, (study, line, place) in enumerate(keys)
     }

@@ -18,6 +18,7 @@ from fedemu.ops.compare.page.head import head, swatches
 from fedemu.ops.compare.page.page import all_figures
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import write_frozen
+from fedemu.ops.pages.behind import data_behind
 from fedemu.ops.pages.colours import on_page
 from fedemu.ops.pages.files import write_figures
 from fedemu.ops.pages.paper import paper_of
@@ -142,6 +143,15 @@ def test_every_picture_is_a_figure_for_a_paper_too(close: Comparison, tmp_path: 
         told = [line for line in csv.DictReader(file) if line["series"] == "scaffold"]
     assert [float(line["y"]) for line in told] == pytest.approx([0.1, 0.4, 0.7, *[0.923] * 4])
     assert float(told[-1]["high"]) == pytest.approx(0.923 + 0.002 / 2**0.5)
+
+
+def test_a_name_that_begins_with_an_underscore_is_in_the_legend_and_in_the_data(tmp_path: Path) -> None:
+    for name in ("_first", "second"):
+        (write_run(tmp_path / name, [0.1, 0.4, 0.7]) / "config.toml").unlink()  # so that the folder is the name
+    figure = accuracy(compare([tmp_path / "_first", tmp_path / "second"]))
+    assert figure is not None
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["_first", "second"]
+    assert {datum.series for datum in data_behind(figure)} == {"_first", "second"}
 
 
 def test_the_head_tells_what_the_experiments_share_and_how_to_compare_them_again(
