@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import socket
+import textwrap
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ from fedemu.protocol.errors import DataError
 PROBE_SECONDS = 5.0
 """Seconds that the hub may take to accept a connection. After that it counts as out of reach."""
 _CONFIGURATIONS = re.compile(r"available configs: \[(.*?)\]")
+_LONGEST = 400
+"""How many letters of the library's own words an error tells. Those on a schema go over several lines."""
 _NO_ROWS = re.compile(r'Instruction "(.*)" corresponds to no data!')
 
 
@@ -98,7 +101,7 @@ def open_tables(source: DataSource, place: Place, scratch: Path) -> datasets.Dat
         # The library wraps errors in errors. The innermost one says what went wrong.
         while reason.__cause__ is not None:
             reason = reason.__cause__
-        words = (str(reason).strip() or type(reason).__name__).splitlines()[0]
+        words = textwrap.shorten(str(reason), _LONGEST, placeholder=" ...") or type(reason).__name__
         if several := _CONFIGURATIONS.search(str(reason)):
             names = several[1].replace("'", "")
             raise DataError(

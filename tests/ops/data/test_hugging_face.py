@@ -300,6 +300,14 @@ def test_a_corrupt_file_is_one_sentence(tmp_path, pets, open_folder):
     assert "\n" not in str(caught.value)
 
 
+def test_files_of_different_columns_are_told_with_their_columns(tmp_path, open_folder):
+    (tmp_path / "pets").mkdir()
+    for name, columns in (("one", "a,label"), ("two", "b,kind")):
+        (tmp_path / "pets" / f"{name}.csv").write_text(f"{columns}\n1,x\n")
+    with pytest.raises(DataError, match=r"can't be read: [^\n]*a: int64 label: \w+ vs b: int64 kind: \w+$"):
+        open_folder()
+
+
 def test_an_empty_folder_is_one_sentence(tmp_path, open_folder):
     (tmp_path / "pets").mkdir()
     with pytest.raises(DataError, match="the data set 'pets' can't be read: ") as caught:
