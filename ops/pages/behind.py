@@ -68,7 +68,7 @@ def series_of(artist: Any) -> str:
 
 def plain_name(label: str) -> str:
     """The name of an axis or of a panel in one line, without what it says of the limits of the axis."""
-    return _CUT.sub("", label).replace("\n", " ").strip()
+    return _CUT.sub("", label).replace("\n", " ").replace(r"\$", "$").strip()
 
 
 def _of_panel(axes: Any, panel: str) -> Iterator[Datum]:
@@ -174,7 +174,7 @@ def _names_of_ticks(axis: Any) -> dict[float, str]:
     if not isinstance(axis.get_major_locator(), FixedLocator):
         return {}
     places = [float(place) for place in axis.get_majorticklocs()]
-    names = [name.replace("\n", " ") for name in axis.get_major_formatter().format_ticks(places)]
+    names = [name.replace("\n", " ").replace(r"\$", "$") for name in axis.get_major_formatter().format_ticks(places)]
     numbers = [int(name) - place for name, place in zip(names, places, strict=True) if name.isdigit()]
     if len(numbers) == len(places) > 1 and len(set(numbers)) == 1:
         first = numbers[0]

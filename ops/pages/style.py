@@ -223,14 +223,23 @@ def legend_columns(named: Sequence[str]) -> int:
     return 1 if longest > 34 else 2 if longest > 20 else 3
 
 
+def literal(name: str) -> str:
+    """A name that matplotlib shows letter by letter: two dollar signs would enclose a formula."""
+    return name.replace("$", r"\$")
+
+
 def shortened(name: str, longest: int = 64) -> str:
-    """A name that fits below a figure. The middle of a longer one is left out."""
-    return name if len(name) <= longest else f"{name[: longest // 2]}…{name[-longest // 2 + 1 :]}"
+    """A name that fits below a figure, as matplotlib takes it. The middle of a longer one is left out."""
+    return literal(_cut(name, longest))
 
 
 def wrapped(name: str, width: int) -> str:
-    """A name in at most three lines of at most ``width`` characters."""
-    return textwrap.fill(shortened(name, 3 * width - 6), width)
+    """A name in at most three lines of at most ``width`` characters, as matplotlib takes it."""
+    return literal(textwrap.fill(_cut(name, 3 * width - 6), width))
+
+
+def _cut(name: str, longest: int) -> str:
+    return name if len(name) <= longest else f"{name[: longest // 2]}…{name[-longest // 2 + 1 :]}"
 
 
 def line_look(place: int) -> dict[str, Any]:

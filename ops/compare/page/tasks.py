@@ -14,7 +14,7 @@ from matplotlib.transforms import Affine2D
 
 from fedemu.ops.compare.tasks import Method, TaskStudy
 from fedemu.ops.pages.axes import fit_shares
-from fedemu.ops.pages.style import bare_figure, legend_columns, line_look, markers, round_ticks, shortened
+from fedemu.ops.pages.style import bare_figure, legend_columns, line_look, literal, markers, round_ticks, shortened
 
 Studies = Sequence[TaskStudy]
 
@@ -80,7 +80,7 @@ def _draw(axes: Any, method: Method, place: int, apart: float) -> Any:
 
 def _scale(axes: Any, study: TaskStudy) -> None:
     """Name the panel and scale its axes."""
-    axes.set_title(study.dataset)
+    axes.set_title(literal(study.dataset))
     axes.set_xlabel("tasks observed")
     axes.xaxis.set_major_locator(round_ticks(20, integer=True))
     fit_shares(axes, np.concatenate([method.seen.ravel() for method in study.methods]), "accuracy, classes so far")

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedemu.ops.pages.colours import GREY, INK
+from fedemu.ops.pages.style import literal
 
 FEW_CLASSES: Final = 10
 """Up to this number of classes a picture fits beside another one.
@@ -70,7 +71,7 @@ def samples_of_task(task: int, generated: Generated) -> Figure | None:
         axes.axhline(rows, xmax=len(band) / columns, color=GREY, linewidth=0.8)
         for column, label in enumerate(band):
             turned: dict[str, Any] = {"rotation": 90} if sideways else {}
-            axes.text(column + 0.5, rows + 1.08, names[int(label)], ha="center", va="bottom", size=8, **turned)
+            axes.text(column + 0.5, rows + 1.08, literal(names[int(label)]), ha="center", va="bottom", size=8, **turned)
         for text, middle in (("real", rows + 0.5), ("generated", rows / 2)):
             axes.text(-0.12, middle, text, ha="right", va="center", size=8, color=INK)
     return figure

@@ -145,6 +145,20 @@ def test_every_picture_is_a_figure_for_a_paper_too(close: Comparison, tmp_path: 
     assert float(told[-1]["high"]) == pytest.approx(0.923 + 0.002 / 2**0.5)
 
 
+def test_a_name_with_dollar_signs_is_no_formula(tmp_path: Path) -> None:
+    for name in (r"$\bad$", "a$x$b"):
+        (write_run(tmp_path / name, [0.1, 0.4, 0.7]) / "config.toml").unlink()  # so that the folder is the name
+    shown = []
+    for name, draw in all_figures(compare([tmp_path])).items():
+        if figure := draw():
+            figure.draw_without_rendering()
+            told = {
+                text.removesuffix(", mean") for datum in data_behind(figure) for text in (datum.series, datum.panel)
+            }
+            shown += [name] if {r"$\bad$", "a$x$b"} <= told else []
+    assert {"accuracy", "forgetting_and_accuracy", "class_accuracy"} <= {*shown}
+
+
 def test_a_name_that_begins_with_an_underscore_is_in_the_legend_and_in_the_data(tmp_path: Path) -> None:
     for name in ("_first", "second"):
         (write_run(tmp_path / name, [0.1, 0.4, 0.7]) / "config.toml").unlink()  # so that the folder is the name
