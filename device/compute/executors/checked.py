@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -32,7 +32,8 @@ class Checked:
     key biases of attention, get no gradient but rounding.
 
     With batch normalisation, elements may also differ by ``NORMALISED_ROUNDING`` times the largest magnitude in all
-    leaves.
+    leaves. Elements of half precision may also differ by two steps of the largest shared variable of their type: both
+    executors train on this coarse grid.
     """
 
     reference: Executor
@@ -51,22 +52,32 @@ class Checked:
         results = self.candidate.run(program, shared, jobs, source)
         normalised = any(name.endswith("running_var") for name in flatten(shared))
         floor = NORMALISED_ROUNDING if normalised else 0.0
-        return [self._compared(*pair, floor) for pair in zip(expected, results, strict=True)]
+        grids = _grids(shared)
+        return [self._compared(*pair, floor, grids) for pair in zip(expected, results, strict=True)]
 
     def _compared(
-        self, expected: JobResult | TrainingError, result: JobResult | TrainingError, floor: float
+        self,
+        expected: JobResult | TrainingError,
+        result: JobResult | TrainingError,
+        floor: float,
+        grids: Mapping[torch.dtype, float],
     ) -> JobResult | TrainingError:
         if isinstance(expected, TrainingError) or isinstance(result, TrainingError):
             if type(expected) is type(result):
                 return result
             failure = expected if isinstance(expected, TrainingError) else result
             return TrainingError(f"one executor fails where the other does not: {failure}")
-        if difference := self._difference(expected, result, floor):
+        if difference := self._difference(expected, result, floor, grids):
             return TrainingError(f"the executors disagree on {difference}")
         return result
 
-    def _difference(self, expected: JobResult, result: JobResult, floor: float) -> str | None:
-        """What differs, None if nothing does. ``floor`` times the largest magnitude in all leaves is always allowed."""
+    def _difference(
+        self, expected: JobResult, result: JobResult, floor: float, grids: Mapping[torch.dtype, float]
+    ) -> str | None:
+        """What differs, None if nothing does.
+
+        ``floor`` times the largest magnitude in all leaves is always allowed, and of half precision two of ``grids``.
+        """
         if replace(expected, payload={}, own={}, metrics={}) != replace(result, payload={}, own={}, metrics={}):
             return "examples, steps or label counts"
         theirs = {**flatten(expected.payload), **flatten({"own": expected.own})}
@@ -78,10 +89,21 @@ class Checked:
         for name, reference in theirs.items():
             distance = (reference.double() - ours[name].double()).abs().nan_to_num(0.0)
             bound = max(self.tolerance * max(sizes[name], 1e-3 * largest), floor * largest)
+            bound = max(bound, 2 * grids.get(reference.dtype, 0.0))
             same_kind = torch.equal(reference.double().isfinite(), ours[name].double().isfinite())
             if not same_kind or (distance.numel() and float(distance.max()) > bound):
                 return f"{name} by {float(distance.max()):.3g}, where {bound:.3g} would be rounding"
         return None
+
+
+def _grids(shared: Forest) -> dict[torch.dtype, float]:
+    """The distance between neighbouring numbers at the largest shared variable, for each type of half precision."""
+    found: dict[torch.dtype, float] = {}
+    for leaf in flatten(shared).values():
+        if leaf.dtype in (torch.float16, torch.bfloat16):
+            step = torch.finfo(leaf.dtype).eps * _largest(leaf)
+            found[leaf.dtype] = max(found.get(leaf.dtype, 0.0), step)
+    return found
 
 
 def _largest(leaf: Tensor) -> float:

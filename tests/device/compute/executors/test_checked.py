@@ -93,6 +93,18 @@ def test_a_real_difference_is_found_with_batch_normalisation_too(candidate: JobR
     assert isinstance(checked(a_result(), candidate, "norm.running_var"), TrainingError)
 
 
+@pytest.mark.parametrize(("steps", "agree"), [(0, True), (2, True), (3, False)])
+def test_models_of_half_precision_may_end_on_neighbouring_numbers(steps: int, agree: bool) -> None:
+    step = 2.0**-7  # between neighbours of bfloat16 from 1 on
+    theirs, ours = (
+        replace(a_result(), payload={"delta": {"weight": torch.tensor([distance], dtype=torch.bfloat16)}})
+        for distance in (0.0, steps * step)
+    )
+    shared = {"model": {"weight": torch.ones(1, dtype=torch.bfloat16), "scale": torch.full((1,), 100.0)}}
+    (result,) = Checked(Says(theirs), Says(ours)).run(PROGRAM, shared, [JOB], SOURCE)
+    assert isinstance(result, JobResult) == agree
+
+
 def test_values_that_are_not_finite_must_be_so_in_both() -> None:
     assert isinstance(checked(a_result(math.inf), a_result(math.inf)), JobResult)
     assert isinstance(checked(a_result(math.inf), a_result(1.0)), TrainingError)
