@@ -1,10 +1,10 @@
 """FedReg (Xu et al., "Acceleration of Federated Learning with Alleviated Forgetting in Local Training", ICLR 2022).
 
 Before a device trains, it makes data that show what the global model ``w_g`` knows. It changes its own samples x by
-``iterations`` steps of the fast gradient sign method against that model, ``x += step · sign(∇_x CE(w_g; x, y))``, and
-keeps them within the range of values of the batch. *Pseudo* data come from large steps, and their targets are the
-probabilities that the global model gives them. *Perturbed* data come from small steps, and their targets are the true
-labels. Then each local step
+``iterations`` steps of the fast gradient sign method against that model in evaluation mode,
+``x += step · sign(∇_x CE(w_g; x, y))``, and keeps them within the range of values of the batch. *Pseudo* data come from
+large steps, and their targets are the probabilities that the global model gives them, also in evaluation mode.
+*Perturbed* data come from small steps, and their targets are the true labels. Then each local step
 
 1. follows the gradient at ``gamma·w + (1-gamma)·w_g``;
 2. takes the gradient ``g`` of the pseudo data's cross-entropy at ``beta·w + (1-beta)·w_g``, and removes from the whole
@@ -121,7 +121,7 @@ class RegularisedSGD(LocalSGD):
         true = (torch.arange(self.classes, device=batch.y.device) == batch.y[:, None]).to(batch.weight.dtype)
         model = shared["model"]
         pseudo = self._climbed(model, batch.x, true, self.pseudo_step)
-        said = self._logits(model, pseudo).softmax(-1)
+        said = self._logits(model, pseudo, train=False).softmax(-1)
         perturbed = self._climbed(model, batch.x, true, self.perturbed_step)
         return carry._replace(
             pseudo=_stored(carry.pseudo, carry.filled, Rehearsal(pseudo, said, batch.weight)),
@@ -159,7 +159,7 @@ class RegularisedSGD(LocalSGD):
         lowest, highest = climbing.amin(), climbing.amax()
 
         def loss(x: Tensor) -> Tensor:
-            return soft_cross_entropy(self._logits(exact, x), targets).sum()
+            return soft_cross_entropy(self._logits(exact, x, train=False), targets).sum()
 
         for _ in range(self.iterations):
             climbing = torch.add(climbing, torch.func.grad(loss)(climbing).sign(), alpha=step).clamp(lowest, highest)
@@ -170,13 +170,14 @@ class RegularisedSGD(LocalSGD):
         share = data.weight / data.weight.sum().clamp(min=1)
 
         def loss(trained: Tree) -> Tensor:
-            return (soft_cross_entropy(self._logits({**fixed, **trained}, data.x), data.targets) * share).sum()
+            logits = self._logits({**fixed, **trained}, data.x, train=True)
+            return (soft_cross_entropy(logits, data.targets) * share).sum()
 
         slope: Tree = torch.func.grad(loss)(dict(trained))
         return slope
 
-    def _logits(self, variables: Tree, x: Tensor) -> Tensor:
-        outputs, _ = self.model.apply(variables, x, True)
+    def _logits(self, variables: Tree, x: Tensor, train: bool) -> Tensor:
+        outputs, _ = self.model.apply(variables, x, train)
         return outputs.logits
 
 

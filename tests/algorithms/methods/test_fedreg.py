@@ -98,6 +98,22 @@ def test_pseudo_targets_are_what_the_global_model_says_and_perturbed_ones_are_tr
     assert carry.perturbed.targets[0].tolist() == [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
 
 
+def test_data_are_made_against_the_global_model_in_evaluation_mode() -> None:
+    layers = nn.Flatten(), nn.Linear(144, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 4)
+    model, plain = (from_module(lambda kept=kept: nn.Sequential(*kept)) for kept in (layers, (*layers[:3], layers[4])))
+    program, other = (fedreg(ingredients(each), rehearsals=1).programs["train"] for each in (model, plain))
+    shared = {"model": model.init(0)}
+    without_dropout = {"model": dict(zip(plain.init(0), shared["model"].values(), strict=True))}
+    data = batch(np.random.default_rng(0).normal(size=(5, *SHAPE)).tolist(), [0, 1, 2, 3, 0])
+    made, expected = (
+        each.rehearse(each.begin(start, {}, facts()), data, start, {}, facts(), {})[0]  # type: ignore[union-attr]
+        for each, start in ((program, shared), (other, without_dropout))
+    )
+    assert torch.equal(made.pseudo.x, expected.pseudo.x)
+    assert torch.equal(made.pseudo.targets, expected.pseudo.targets)
+    assert torch.equal(made.perturbed.x, expected.perturbed.x)
+
+
 def test_made_data_go_into_one_slot_after_the_other() -> None:
     second = batch([[2.0, 1.0], [3.0, 1.0], [4.0, 1.0]], [1, 1, 0])
     carry = rehearsed(sides(rehearsals=3, pseudo_step=0.0, iterations=1), DATA, second)
