@@ -128,12 +128,13 @@ def _used(tape: Sequence[Operation], outputs: Sequence[Tensor]) -> list[Operatio
 
 
 def geometry(tensor: Tensor) -> tuple[Hashable, ...]:
-    """The place, shape, strides and dtype of a tensor.
+    """The place, the bits, shape, strides and dtype of a tensor.
 
-    Two tensors with the same geometry have the same values, as long as both are alive and nothing writes to them.
+    The bits say whether values are to be read as conjugates, or as negatives: some views differ in nothing else. Two
+    tensors with the same geometry have the same values, as long as both are alive and nothing writes to them.
     """
     place = (memory(tensor), tensor.storage_offset()) if tensor.numel() else (id(tensor),)
-    return (*place, tensor.shape, tensor.stride(), tensor.dtype)
+    return (*place, tensor.is_conj(), tensor.is_neg(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def _identity(operation: Operation) -> Hashable:

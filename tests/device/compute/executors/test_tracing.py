@@ -38,6 +38,20 @@ def test_a_trace_computes_for_other_values_what_the_function_computes() -> None:
             assert same_bits(ours, theirs)
 
 
+def test_a_conjugate_is_not_taken_for_the_complex_numbers_that_it_is_a_view_of() -> None:
+    torch.manual_seed(0)
+
+    def loss(w: Tensor, x: Tensor) -> Tensor:
+        return torch.fft.ifft(torch.fft.fft(x) * torch.view_as_complex(w)).real.square().sum()
+
+    def step(w: Tensor, x: Tensor) -> list[Tensor]:
+        return [w - 0.1 * torch.func.grad(loss)(w, x), torch.view_as_complex(w).conj().imag + x]
+
+    traced = trace(step, [torch.randn(8, 2), torch.randn(8)])
+    given = torch.randn(8, 2), torch.randn(8)
+    assert all(map(same_bits, traced(*given), step(*given)))
+
+
 @pytest.mark.parametrize(("maker", "by_onednn"), [("AuthenticAMD", [512]), ("", [512]), ("GenuineIntel", [])])
 def test_a_large_product_is_computed_by_onednn_unless_the_processor_is_of_intel(
     maker: str, by_onednn: list[int], monkeypatch: pytest.MonkeyPatch
