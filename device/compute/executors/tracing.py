@@ -31,9 +31,9 @@ class Untraceable(Exception):
 def trace(function: Flat, inputs: Sequence[Tensor], spent: int = 0) -> Flat:
     """A function that does the operations of ``function``, for inputs of exactly these shapes, dtypes and layouts.
 
-    The last ``spent`` inputs belong to the function: it may write the first ``spent`` outputs over them. So they must
-    not overlap with other tensors. Raises Untraceable if the function reads values or writes to an input, and
-    TrainingError if it draws random numbers.
+    The last ``spent`` inputs belong to the function: it may write over them. So they must not overlap with other
+    tensors. The first ``spent`` outputs do not either, so that they can be the inputs of the next call. Raises
+    Untraceable if the function reads values or writes to an input, and TrainingError if it draws random numbers.
     """
     with torch.inference_mode(False), torch.no_grad():
         inputs = _distinct(differentiable(inputs))
@@ -42,11 +42,30 @@ def trace(function: Flat, inputs: Sequence[Tensor], spent: int = 0) -> Flat:
             outputs = list(function(*inputs))
     _check(recorded, inputs)
     tape, outputs = simplify(recorded, inputs, outputs)
-    given, free = inputs[: len(inputs) - spent], inputs[len(inputs) - spent :]
-    made = [memory(tensor) for tensor in outputs[:spent]]
-    if len({*made}) < spent or {*made} & {memory(tensor) for tensor in (*given, *outputs[spent:])}:
-        free = []  # the next carry would overlap with another tensor
+    free = inputs[len(inputs) - spent :]
+    tape, outputs = _apart(tape, outputs, free)
     return emit(tape, inputs, outputs, in_place(tape, outputs, free))
+
+
+def _apart(
+    tape: Sequence[Operation], outputs: Sequence[Tensor], free: Sequence[Tensor]
+) -> tuple[list[Operation], list[Tensor]]:
+    """The tape and its outputs, of which the first have memory of their own, one for each ``free`` input.
+
+    What lies in that of an input that is not free, of a constant, of a tensor from outside or of another output is
+    copied at the end of the tape.
+    """
+    tape, outputs = [*tape], [*outputs]
+    made = {memory(tensor) for tensor in free}
+    for operation in tape:
+        made |= {memory(tensor) for tensor in operation.outputs} - {memory(tensor) for tensor in operation.inputs}
+    taken = {memory(tensor) for tensor in outputs[len(free) :]}
+    for i, output in enumerate(outputs[: len(free)]):
+        if memory(output) not in made - taken:
+            outputs[i] = output.clone()
+            tape.append(Operation(torch.ops.aten.clone.default, (output,), {}, outputs[i]))
+        taken.add(memory(outputs[i]))
+    return tape, outputs
 
 
 def differentiable(tensors: Sequence[Tensor]) -> list[Tensor]:

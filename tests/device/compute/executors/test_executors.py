@@ -223,13 +223,27 @@ def test_a_device_without_samples_sends_zeros_after_no_step(source: Source) -> N
             assert all(not leaf.any() for leaf in leaves(result).values())
 
 
-def test_shared_variables_are_not_written_to(source: Source) -> None:
-    model = MODELS["mlp"]
-    shared = {"model": model.init(1)}
+class _Afresh(LocalSGD):
+    """Each stage is a pass; at the end of the first the device has the global model again."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return tuple(Stage(shuffled_epochs(1, 5), step) for step in (self.again, self.step))
+
+    def again(self, carry: Any, batch: Batch, shared: Forest, own: Tree, facts: Facts, noise: Tree) -> tuple[Any, Tree]:
+        return carry._replace(variables=shared["model"]), {}
+
+
+@pytest.mark.parametrize("executor", [Serial(), Vmapped(2)], ids=["serial", "stack-2"])
+def test_shared_variables_are_not_written_to(executor: Executor, source: Source) -> None:
+    program = local(MODELS["lenet"], lr=0.01)
+    afresh = _Afresh(program.model, program.loss, 1, 5, 0.01)
+    shared = {"model": MODELS["lenet"].init(0)}
     before = {name: leaf.clone() for name, leaf in shared["model"].items()}
-    for executor in (Serial(), Vmapped(2)):
-        run(executor, local(model, momentum=0.9), shared, jobs_of([9, 4, 5]), source)
-        assert all(torch.equal(shared["model"][name], leaf) for name, leaf in before.items())
+    for each in (program, afresh):
+        results = run(executor, each, shared, jobs_of([6, 3, 6]), source)
+        assert all(torch.equal(leaf, before[name]) for name, leaf in shared["model"].items())
+        assert all(leaf.any() for result in results for leaf in result.payload["delta"].values())
 
 
 def test_rounds_and_devices_shuffle_differently(source: Source) -> None:

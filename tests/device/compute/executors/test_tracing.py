@@ -109,13 +109,27 @@ def test_nothing_is_written_over_that_is_read_again() -> None:
     ]
 
 
-def test_outputs_that_overlap_with_inputs_stop_the_reuse_of_memory() -> None:
-    traced = trace(lambda fixed, carry: [fixed, carry + 1], [torch.ones(2), torch.ones(2)], spent=1)
-    fixed, carry = torch.tensor([5.0, 6.0]), torch.tensor([0.0, 0.0])
-    after, measured = traced(fixed, carry)
-    assert after.tolist() == [5.0, 6.0]
-    assert measured.tolist() == [1.0, 1.0]
-    assert carry.tolist() == [0.0, 0.0]
+def test_what_is_to_be_written_over_next_shares_no_memory_with_anything_else() -> None:
+    table = torch.tensor([7.0, 8.0])
+
+    def first(fixed: Tensor, *carry: Tensor) -> list[Tensor]:
+        total = carry[0] + 1.0
+        return [fixed, torch.zeros_like(fixed), table, total, total, total]
+
+    def second(*carry: Tensor) -> list[Tensor]:
+        return [leaf + 1.0 for leaf in carry]
+
+    blank = [torch.ones(2) for _ in range(5)]
+    traced, following = trace(first, [torch.ones(2), *blank], spent=5), trace(second, blank, spent=5)
+    fixed, carry = torch.tensor([5.0, 6.0]), [torch.zeros(2) for _ in range(5)]
+    for total in ([1.0, 1.0], [7.0, 8.0], [7.0, 8.0]):
+        *carry, measured = traced(fixed, *carry)
+        assert [leaf.tolist() for leaf in carry] == [[5.0, 6.0], [0.0, 0.0], [7.0, 8.0], total, total]
+        carry = list(following(*carry))
+        assert [leaf.tolist() for leaf in carry[:3]] == [[6.0, 7.0], [1.0, 1.0], [8.0, 9.0]]
+        assert measured.tolist() == total
+    assert fixed.tolist() == [5.0, 6.0]
+    assert table.tolist() == [7.0, 8.0]
 
 
 def test_constants_are_folded_but_captured_tensors_are_not_copied() -> None:
