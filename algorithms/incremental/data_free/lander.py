@@ -166,7 +166,8 @@ def lander(
     ``anchors`` is ``orthonormal`` or a function ``module:Name`` of (classes, anchor_width). The samples of the first
     ``warm_up`` rounds of synthesis are not kept. A weight of 0 leaves out its loss. ``device`` is where samples are
     made. Raises ConfigurationError if the stream has no tasks, if there is no generator for images of this size, if the
-    model has no statistics, if ``warm_up`` is not below ``synthesis_rounds``, or if the anchors do not fit.
+    model has no statistics, if ``warm_up`` is not below ``synthesis_rounds``, if the anchors do not fit, or if
+    ``synthetic_batch`` is 1 although the model has batch normalisation.
     """
     classifier = classifier_of(ingredients, "lander")
     ingredients.require_cross_entropy("lander")

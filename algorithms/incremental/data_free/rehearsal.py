@@ -22,7 +22,7 @@ from fedemu.algorithms.incremental.remembering import RememberingFedAvg, Remembe
 from fedemu.algorithms.interface import Batch, Context, Forest, Model, Script, Tree
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.models.layer_statistics import Watched
-from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.ingredients import Ingredients, require_variance
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import LossFunction
 from fedemu.algorithms.trees import unflatten
@@ -100,8 +100,10 @@ def programs(
 ) -> tuple[TaskSGD, RehearsingSGD]:
     """The programs of the first task and of all others, which minimise ``first`` and ``later`` for ``model``.
 
-    Raises ConfigurationError if the samples would take too much memory, or if the student would never be trained.
+    Raises ConfigurationError if the samples would take too much memory, if the student would never be trained, or if a
+    single synthetic sample goes through batch normalisation by itself.
     """
+    require_variance(model, "algorithm.options.synthetic_batch", synthetic_batch)
     if settings.warm_up >= settings.rounds:
         raise ConfigurationError(
             f"algorithm.options.warm_up = {settings.warm_up} leaves no round of {settings.rounds} in which the student "

@@ -146,7 +146,8 @@ def target(
 
     ``synthesis_rounds`` times ``generator_batch`` samples are made. A weight of 0 leaves out its loss. ``device`` is
     where they are made. Raises ConfigurationError if the stream has no tasks, if there is no generator for images of
-    this size, if the model has no statistics, or if ``warm_up`` is not below ``synthesis_rounds``.
+    this size, if the model has no statistics, if ``warm_up`` is not below ``synthesis_rounds``, or if
+    ``synthetic_batch`` is 1 although the model has batch normalisation.
     """
     classifier = classifier_of(ingredients, "target")
     ingredients.require_cross_entropy("target")

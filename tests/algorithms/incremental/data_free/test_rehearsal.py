@@ -1,4 +1,4 @@
-"""What methods that rehearse from synthetic samples have in common: their generator's precision."""
+"""What methods that rehearse from synthetic samples have in common: their generator's precision, their batches."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from fedemu.algorithms.incremental.data_free.target import target
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.models.low_precision import Precision, precision_of, with_precision
+from fedemu.algorithms.models.resnet import resnet18
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
+from fedemu.protocol.errors import ConfigurationError
 
 SHAPE = (1, 8, 8)
 MODEL = growing(mlp(SHAPE, 4, (6,)), ClassTasks.of(4, 2, [2, 0, 3, 1]), SHAPE)
@@ -29,3 +31,14 @@ def test_the_generator_has_the_precision_of_the_model(
 ) -> None:
     method = build(replace(INGREDIENTS, model=with_precision(MODEL, precision)))
     assert precision_of(method._synthesis.maker.generator.model) == precision
+
+
+@pytest.mark.parametrize("build", [target, lander])
+def test_single_synthetic_samples_are_refused_if_the_model_normalises_by_batches(
+    build: Callable[..., SampleRehearsal],
+) -> None:
+    normalised = growing(resnet18(SHAPE, 4, "batch", width=2), MODEL.tasks, SHAPE)
+    with pytest.raises(ConfigurationError, match=r"can't work with algorithm\.options\.synthetic_batch = 1, because"):
+        build(replace(INGREDIENTS, model=normalised), synthetic_batch=1)
+    assert "rehearse" in build(replace(INGREDIENTS, model=normalised), synthetic_batch=2).programs
+    assert "rehearse" in build(INGREDIENTS, synthetic_batch=1).programs
