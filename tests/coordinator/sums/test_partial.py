@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedemu.algorithms.interface import Reducer, mean, total, weighted_mean
-from fedemu.coordinator.sums.digits import Packed
+from fedemu.coordinator.sums.digits import Digits, Packed
 from fedemu.coordinator.sums.leaf import Leaf, widened
 from fedemu.coordinator.sums.partial import PackedPartial, Partial
 from fedemu.coordinator.sums.terms import ELEMENTS
@@ -119,14 +119,19 @@ def same(one: PackedPartial, other: PackedPartial) -> bool:
 
 
 def test_thousands_of_the_largest_terms_do_not_overflow():
-    sums = empty(total, "float64")
-    top = {"a/x": np.array([2.0**511 * (2 - 2.0**-52)])}
-    for _ in range(400):
-        sums.fold([top] * 16, [1] * 16)
-    doubled = empty(total, "float64")
-    for _ in range(10):
-        doubled.merge(sums)
-    assert doubled.finish()["a"]["x"][0] == float(64000 * Fraction(float(top["a/x"][0])))
+    apart, whole = [Digits(1) for _ in range(10)], Digits(1)
+    for part in (*apart, *[whole] * 10):
+        for _ in range(250):
+            part.add(np.array([2**53]), 32, 0)
+            part.added(1)
+    for part in apart:
+        whole.merge(part)
+    lowest, digits = whole.pack()
+    assert sum(int(row[0]) << 32 * place for place, row in enumerate(digits, lowest)) == 5000 << (53 + 32)
+    replies, value = empty(weighted_mean, "float64"), np.array([(2.0**51 - 1) * 2**32])
+    for _ in range(2000):
+        replies.fold([{"a/x": value}], [3])
+    assert replies.finish()["a"]["x"] == value
 
 
 def test_the_size_of_a_packed_sum_does_not_depend_on_the_number_of_replies():
