@@ -198,6 +198,8 @@ class Reception:
             case edge.Vouch():
                 if self.roster.connection_of(peer) in self.roster.stations:
                     self._vouched[peer] = message.key
+            case wire.Bye() if not known:
+                pass  # an edge may tell that a channel is over before it reads what was said on it last
             case _ if not known:
                 raise RefusedError("unknown_peer", "This connection is not known; enrol, or say Hello, first.")
             case wire.Heartbeat():

@@ -157,6 +157,24 @@ async def test_a_machine_that_comes_behind_a_vanished_one_is_told_to_wait(
     running.cancel()
 
 
+async def test_a_goodbye_on_a_connection_that_is_over_already_is_no_refusal(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
+) -> None:
+    seen = Reasons()
+    fleet = make_fleet(2)
+    plan = make_plan(devices=2, per_round=2, over_selection=1.0, rounds=1, observers=(seen,))
+    running = asyncio.create_task(play(plan))
+    await until(lambda: fleet.granted is not None)
+    heard: list[Any] = []
+    stranger = fleet.network.connect(fleet.address, DOWN, lambda envelope: heard.append(envelope.message), print)
+    stranger.send(wire.Bye(reason="offline"))
+    stranger.send(wire.Heartbeat())
+    await until(lambda: bool(heard))
+    await running
+    assert [message.reason for message in heard] == ["unknown_peer"]
+    assert seen.counts == {"unknown_peer": 1}
+
+
 async def test_long_messages_of_strangers_are_not_read(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
 ) -> None:
