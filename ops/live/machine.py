@@ -127,10 +127,11 @@ class Machine:
         named = [] if self._coordinator is None else [("coordinator", self._coordinator)]
         several = len(self.crews) > 1
         for place, crew in enumerate(self.crews, 1):
-            mark = f" {place}" if several else ""
-            named.append((f"supervisor{mark}", crew.supervisor.pid))
+            supervisor = f"supervisor {place}" if several else "supervisor"
+            named.append((supervisor, crew.supervisor.pid))
             named += [
-                (f"trainer {number + 1}{' of' + mark if several else ''}", pid) for number, pid in crew.trainers.items()
+                (f"trainer {number + 1}{f' of {supervisor}' if several else ''}", pid)
+                for number, pid in crew.trainers.items()
             ]
         return named
 

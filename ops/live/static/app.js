@@ -2,11 +2,10 @@
 import { takeToken } from "./breaking.js";
 import { Chart } from "./charts.js";
 import { Run, connect, follow } from "./model.js";
-import { STATE_COLOURS, STATES, colour, counted, known, make, percent, prepare, span, swatch } from "./words.js";
+import { DASHES, STATE_COLOURS, STATES, TONES, colour, counted, known, make, percent, prepare, span, swatch } from "./words.js";
 import { View, stateOf } from "./view.js";
 
 const content = document.getElementById("content"), tabs = document.getElementById("tabs"), connection = document.getElementById("connection");
-const TONES = ["blue", "orange", "green", "red", "purple", "sky", "slate"], DASHES = [undefined, [9, 4], [2, 4]];
 const MOST_DRAWN = 2 * TONES.length; // of more runs the charts show the first ones until others are chosen
 let runs = [], shown = null;
 

@@ -9,11 +9,12 @@ const plain = (u, values) => values.map((value) => (known(value) ? value.toLocal
 const FORMS = { share: [share, percent], size: [size, bytes], time: [time, span], plain: [plain, (v) => (known(v) ? v.toLocaleString("en", { maximumSignificantDigits: 4 }) : "–")] };
 
 export class Chart {
-  // lines: [name, colour, (row) => value]; rows come from draw().
+  // lines: [name, colour, (row) => value, dash], or a function of the rows that tells them; rows come from draw().
   constructor(parent, title, form, lines, options = {}) {
     this.title = title;
     this.form = FORMS[form];
-    this.lines = lines;
+    this.linesOf = typeof lines === "function" ? lines : () => lines;
+    this.lines = this.linesOf([]);
     this.options = { x: "round", at: (row) => row.round, ...options };
     this.plot = make("div", { class: "plot", role: "img", "aria-label": title });
     this.caption = make("figcaption");
@@ -21,7 +22,7 @@ export class Chart {
     this.details = make("details", { ontoggle: () => this.tabled() }, make("summary", {}, "as a table"), this.body);
     this.figure = make("figure", { class: "chart" }, make("h3", {}, title), this.plot, this.caption, this.details);
     this.keys = make("div", { class: "keys" });
-    if (lines.length > 1) this.figure.insertBefore(this.keys, this.caption);
+    if (this.lines.length !== 1) this.figure.insertBefore(this.keys, this.caption);
     parent.append(this.figure);
     new ResizeObserver(() => this.resize()).observe(this.plot);
     this.seen = watchShown(this.figure, () => this.rows && this.draw(this.rows));
@@ -39,6 +40,7 @@ export class Chart {
 
   draw(rows) {
     this.rows = rows;
+    this.lines = this.linesOf(rows);
     const drawn = this.lines.filter(([, , value]) => known(rows.length && value(rows[rows.length - 1])) || rows.some((row) => known(value(row))));
     this.figure.hidden = !drawn.length && this.options.optional;
     if (!this.seen.now) return this.say(drawn, rows);

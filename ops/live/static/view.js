@@ -6,13 +6,12 @@ import { Field } from "./field.js";
 import { Log } from "./log.js";
 import { follow } from "./model.js";
 import { Story } from "./story.js";
-import { bytes, counted, known, make, percent, rate, span } from "./words.js";
+import { DASHES, TONES, bytes, counted, known, make, percent, rate, span } from "./words.js";
 
 const WORDS = {
   running: ["running", "busy"], waiting: ["waiting for devices", "busy"], resuming: ["starting again", "busy"], completed: ["completed", "good"], stopped: ["stopped", "bad"],
   interrupted: ["interrupted", "bad"], diverged: ["diverged", "bad"], quorum: ["ended: no quorum", "bad"], failed: ["failed", "bad"], gone: ["the folder is gone", "bad"],
 };
-const TONES = ["blue", "orange", "green", "purple", "red", "sky", "slate"];
 const shares = (u, low, high) => (low === null ? [0, 1] : [Math.max(0, Math.floor(low * 20 - 0.2) / 20), Math.min(1.001, Math.ceil(high * 20 + 0.2) / 20)]);
 const fromZero = (u, low, high) => [0, high > 0 ? high * 1.1 : 1];
 
@@ -48,8 +47,9 @@ export class View {
   makeCharts() {
     const { model, traffic } = this.parts, value = (name) => (row) => row[name];
     const time = { x: "time", xform: "time", at: (sample) => sample.at - (this.run.machine[0]?.at ?? 0) };
-    const use = (name) => (sample) => sample.used[name]?.[0];
-    const trainers = Array.from({ length: 16 }, (_, place) => [`trainer ${place + 1}`, TONES[place % TONES.length], use(`trainer ${place + 1}`)]);
+    // The processes of these kinds that the samples know: all trainers and supervisors, of however many machines.
+    const uses = (kinds) => (samples) => [...new Set(samples.flatMap((sample) => Object.keys(sample.used)))].filter((name) => kinds.test(name))
+      .map((name, place) => [name, TONES[place % TONES.length], (sample) => sample.used[name]?.[0], DASHES[Math.floor(place / TONES.length) % DASHES.length]]);
     return [
       [new Chart(model, "Accuracy", "share", [["all classes", "blue", value("accuracy")], ["seen so far", "orange", value("seen_accuracy")]], { range: shares }), "rows"],
       [new Chart(model, "Loss", "plain", [["loss", "red", value("loss")]], {}), "rows"],
@@ -60,8 +60,8 @@ export class View {
       [new Chart(traffic, "Device updates per second of real time", "plain", [["updates/s", "green", (row) => (row.round_seconds ? row.accepted / row.round_seconds : null)]], { range: fromZero }), "rows"],
       [new Chart(traffic, "Devices", "plain", [["on-line", "green", value("online")], ["asked", "blue", value("selected")], ["accepted", "sky", value("accepted")], ["dropped", "red", value("dropped")]], { range: fromZero }), "rows"],
       [new Chart(traffic, "Real time of a round", "time", [["round", "blue", value("round_seconds")], ["coordinator", "purple", value("coordinator_seconds")], ["a device's training", "green", value("device_seconds")]], { range: fromZero }), "rows"],
-      [new Chart(traffic, "Use of the trainers (shares of a core)", "share", trainers, { ...time, optional: true, range: fromZero }), "machine"],
-      [new Chart(traffic, "Use of coordinator and supervisor (shares of a core)", "share", [["coordinator", "purple", use("coordinator")], ["supervisor", "orange", use("supervisor")]], { ...time, optional: true, range: fromZero }), "machine"],
+      [new Chart(traffic, "Use of the trainers (shares of a core)", "share", uses(/^trainer/), { ...time, optional: true, range: fromZero }), "machine"],
+      [new Chart(traffic, "Use of coordinator and supervisor (shares of a core)", "share", uses(/^(coordinator|supervisor)/), { ...time, optional: true, range: fromZero }), "machine"],
       [new Chart(traffic, "Jobs that wait for a trainer", "plain", [["waiting", "red", value("waiting")], ["busy trainers", "blue", value("busy")]], { ...time, optional: true, range: fromZero }), "machine"],
     ];
   }

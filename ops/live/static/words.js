@@ -5,6 +5,8 @@ export const STATE_COLOURS = ["line", "green", "sky", "blue", "purple", "grey", 
 export const OUTCOMES = ["accepted", "cancelled", "late", "dropped", "failed", "rejected", "never asked"];
 export const OUTCOME_COLOURS = ["green", "grey", "orange", "purple", "red", "slate", "line"];
 export const LETTERS = "acldfr";
+// The lines of a chart take these in turn.
+export const TONES = ["blue", "orange", "green", "red", "purple", "sky", "slate"], DASHES = [undefined, [9, 4], [2, 4]];
 
 export const known = (value) => value !== null && value !== undefined;
 export const percent = (share, digits = 1) => (known(share) ? `${(100 * share).toFixed(digits)} %` : "–");

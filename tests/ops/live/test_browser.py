@@ -194,6 +194,25 @@ def test_what_is_drawn_is_also_said(live: Live, visit: Callable[..., Any]) -> No
     page.wait_for_selector("[data-part=asktable] td")
 
 
+def test_the_use_of_all_supervisors_and_trainers_is_drawn(made: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+    shown = Shown("watch", str(made.directory), log=tmp_path / "terminal")
+    try:
+        page = visit(shown.address)
+        used = {"coordinator": [0.1, 1]}
+        for place in (1, 2):
+            used |= {f"supervisor {place}": [0.2 * place, 1], f"trainer 1 of supervisor {place}": [0.3 * place, 1]}
+        page.evaluate(
+            "used => window.fedemu.runs[0].tick({ message: 1e9, machine: { at: 1, used, waiting: 0, busy: 1 } })", used
+        )
+        for title, told in (
+            ("coordinator and supervisor", "coordinator 10.0 %, supervisor 1 20.0 %, supervisor 2 40.0 %"),
+            ("the trainers", "trainer 1 of supervisor 1 30.0 %, trainer 1 of supervisor 2 60.0 %"),
+        ):
+            page.wait_for_selector(f'[aria-label="Use of {title} (shares of a core). Last: {told}."]')
+    finally:
+        shown.end()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_fits_a_phone_in_either_scheme(live: Live, visit: Callable[..., Any], scheme: str) -> None:
     page = visit(live.shown.address, viewport={"width": 400, "height": 800}, color_scheme=scheme)

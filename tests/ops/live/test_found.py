@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedemu.ops.live.found import supervisors_of
+from fedemu.ops.live.machine import Machine
 
 COMMAND = """
 import os, signal, sys
@@ -64,3 +66,30 @@ def test_the_machines_of_a_run_are_its_own_also_behind_edges(
     assert [(each.process.name(), each.folder) for each in found] == [
         ("fedemu-devices", tmp_path / "devices" / "live")
     ] * machines
+
+
+@pytest.mark.parametrize(
+    ("machines", "behind", "names"),
+    [
+        (1, "nothing", ["supervisor", "trainer 1"]),
+        (2, "edges", ["supervisor 1", "trainer 1 of supervisor 1", "supervisor 2", "trainer 1 of supervisor 2"]),
+    ],
+)
+def test_the_use_of_every_supervisor_and_of_its_trainers_has_a_name(
+    run: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    machines: int,
+    behind: str,
+    names: list[str],
+) -> None:
+    monkeypatch.setattr("fedemu.ops.live.machine.SAMPLE_SECONDS", 0.0)
+    coordinator = run(machines, behind)
+    for process, folder in supervisors_of(coordinator, tmp_path):
+        folder.mkdir(parents=True, exist_ok=True)
+        account = {"pid": process.pid, "trainers": {"0": process.pid}}
+        (folder / f"machine-{process.pid}").write_text(json.dumps(account) + "\n")
+    machine = Machine(tmp_path)
+    machine.look(coordinator)
+    machine.sample()
+    assert list(machine.sample()["used"]) == ["coordinator", *names]
