@@ -4,9 +4,11 @@ import { bytes, colour, known, make, percent, prepare, span, table, watchShown }
 const HEIGHT = 210, TABLE_ROWS = 20;
 const share = (u, values) => values.map((value) => (known(value) ? `${Math.round(1000 * value) / 10} %` : ""));
 const size = (u, values) => values.map((value) => bytes(value));
-const time = (u, values) => values.map((value) => (known(value) ? span(value) : ""));
+// A round may take milliseconds, and most of it may be one part of it.
+const brief = (seconds) => (known(seconds) && seconds < 1 ? (seconds > 0 ? `${Number((1000 * seconds).toPrecision(3))} ms` : "0 s") : span(seconds));
+const time = (u, values) => values.map((value) => (known(value) ? brief(value) : ""));
 const plain = (u, values) => values.map((value) => (known(value) ? value.toLocaleString("en", { maximumSignificantDigits: 4 }) : ""));
-const FORMS = { share: [share, percent], size: [size, bytes], time: [time, span], plain: [plain, (v) => (known(v) ? v.toLocaleString("en", { maximumSignificantDigits: 4 }) : "–")] };
+export const FORMS = { share: [share, percent], size: [size, bytes], time: [time, brief], plain: [plain, (v) => (known(v) ? v.toLocaleString("en", { maximumSignificantDigits: 4 }) : "–")] };
 
 export class Chart {
   // lines: [name, colour, (row) => value, dash], or a function of the rows that tells them; rows come from draw().

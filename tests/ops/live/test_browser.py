@@ -190,6 +190,10 @@ def test_what_is_drawn_is_also_said(live: Live, visit: Callable[..., Any]) -> No
         ".map((one) => one.textContent.trim() || one.ariaLabel || one.closest('label')?.textContent.trim() || '')"
     )
     assert all(names)
+    times = [None, 0, 0.0004, 0.0623, 0.5, 1, 90]
+    told = ["–", "0 s", "0.4 ms", "62.3 ms", "500 ms", "1.0 s", "1 min 30 s"]
+    script = "times => import('/static/charts.js').then(({ FORMS }) => times.map(FORMS.time[1]))"
+    assert page.evaluate(script, times) == told
     page.click("[data-part=askpanel] summary")
     page.wait_for_selector("[data-part=asktable] td")
 
