@@ -43,7 +43,7 @@ export class Chart {
   draw(rows) {
     this.rows = rows;
     this.lines = this.linesOf(rows);
-    const drawn = this.lines.filter(([, , value]) => known(rows.length && value(rows[rows.length - 1])) || rows.some((row) => known(value(row))));
+    const drawn = this.lines.filter(([, , value]) => rows.some((row) => known(value(row))));
     this.figure.hidden = !drawn.length && this.options.optional;
     if (!this.seen.now) return this.say(drawn, rows);
     const kept = rows.filter((row) => drawn.some(([, , value]) => known(value(row))));

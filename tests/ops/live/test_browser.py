@@ -198,10 +198,14 @@ def test_what_is_drawn_is_also_said(live: Live, visit: Callable[..., Any]) -> No
     page.wait_for_selector("[data-part=asktable] td")
 
 
-def test_the_use_of_all_supervisors_and_trainers_is_drawn(made: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_use_of_all_supervisors_and_trainers_is_drawn_once_it_is_measured(
+    made: Any, visit: Callable[..., Any], tmp_path: Path
+) -> None:
     shown = Shown("watch", str(made.directory), log=tmp_path / "terminal")
     try:
         page = visit(shown.address)
+        waiting = '#content .charts >> nth=1 >> .chart:has-text("for a trainer")'
+        assert page.is_hidden(waiting), "nothing of it was measured"
         used = {"coordinator": [0.1, 1]}
         for place in (1, 2):
             used |= {f"supervisor {place}": [0.2 * place, 1], f"trainer 1 of supervisor {place}": [0.3 * place, 1]}
@@ -213,6 +217,7 @@ def test_the_use_of_all_supervisors_and_trainers_is_drawn(made: Any, visit: Call
             ("the trainers", "trainer 1 of supervisor 1 30.0 %, trainer 1 of supervisor 2 60.0 %"),
         ):
             page.wait_for_selector(f'[aria-label="Use of {title} (shares of a core). Last: {told}."]')
+        assert page.is_visible(waiting)
     finally:
         shown.end()
 
