@@ -13,7 +13,8 @@ const WORDS = {
   interrupted: ["interrupted", "bad"], diverged: ["diverged", "bad"], quorum: ["ended: no quorum", "bad"], failed: ["failed", "bad"], gone: ["the folder is gone", "bad"],
 };
 const shares = (u, low, high) => (low === null ? [0, 1] : [Math.max(0, Math.floor(low * 20 - 0.2) / 20), Math.min(1.001, Math.ceil(high * 20 + 0.2) / 20)]);
-const fromZero = (u, low, high) => [0, high > 0 ? high * 1.1 : 1];
+// Forgetting is below 0 where a model is better than ever.
+export const fromZero = (u, low, high) => [low < 0 ? low * 1.1 : 0, high > 0 ? high * 1.1 : low < 0 ? 0 : 1];
 
 export function stateOf(run) {
   return WORDS[run.status.state] || [run.status.state || "…", ""];

@@ -194,6 +194,10 @@ def test_what_is_drawn_is_also_said(live: Live, visit: Callable[..., Any]) -> No
     told = ["–", "0 s", "0.4 ms", "62.3 ms", "500 ms", "1.0 s", "1 min 30 s"]
     script = "times => import('/static/charts.js').then(({ FORMS }) => times.map(FORMS.time[1]))"
     assert page.evaluate(script, times) == told
+    ends = [[None, None], [0.1, 0.5], [-0.5, 0.5], [-0.5, -0.1], [0, 0]]
+    script = "ends => import('/static/view.js').then(({ fromZero }) => ends.map((pair) => fromZero(null, ...pair)))"
+    ranges = [[0, 1], [0, 0.55], [-0.55, 0.55], [-0.55, 0], [0, 1]]
+    assert page.evaluate(script, ends) == [pytest.approx(ends) for ends in ranges], "forgetting may be below 0"
     page.click("[data-part=askpanel] summary")
     page.wait_for_selector("[data-part=asktable] td")
 
