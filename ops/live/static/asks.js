@@ -2,6 +2,7 @@
 import { LETTERS, OUTCOMES, OUTCOME_COLOURS, colour, counted, known, make, prepare, span, swatch, table } from "./words.js";
 
 const TALLEST = 380, LEFT = 52, FOOT = 20;
+const ROOMY = 460; // the width from which on five times such as "59 min 30 s" stand below an ask
 
 export class Asks {
   constructor(run, parts, tell) {
@@ -68,13 +69,14 @@ export class Asks {
     const [soft, grid] = [colour("soft"), colour("grid")];
     const colours = OUTCOME_COLOURS.map(colour);
     context.font = "11px system-ui, sans-serif";
-    for (let tick = 0; tick <= 4; tick++) {
-      const at = x(ask.start + (last * tick) / 4);
+    const ticks = width < ROOMY ? 2 : 4;
+    for (let tick = 0; tick <= ticks; tick++) {
+      const at = x(ask.start + (last * tick) / ticks);
       context.fillStyle = grid;
       context.fillRect(at, 0, 1, height - FOOT);
       context.fillStyle = soft;
-      context.textAlign = tick === 4 ? "right" : tick ? "center" : "left";
-      context.fillText(span((last * tick) / 4), at, height - 5);
+      context.textAlign = tick === ticks ? "right" : tick ? "center" : "left";
+      context.fillText(span((last * tick) / ticks), at, height - 5);
     }
     context.font = `${high >= 11 ? 11 : 9}px system-ui, sans-serif`;
     this.order.forEach(({ device, letter, time }, row) => {

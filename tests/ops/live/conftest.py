@@ -31,10 +31,10 @@ class Made:
         known = {"round": round, "accuracy": 0.5, "selected": 4, "accepted": 4, "round_seconds": 0.5}
         self.append("metrics", known | columns)
 
-    def ask(self, round: int, devices: list[int], outcomes: str) -> None:
+    def ask(self, round: int, devices: list[int], outcomes: str, end: float = 1.0) -> None:
         """Append an ask that has ended."""
         about = {"ask": f"{round}.0.0", "round": round, "attempt": 0, "program": "train"}
-        times = {"start": 0.0, "end": 1.0, "wanted": 4, "times": [0.5 for _ in devices]}
+        times = {"start": 0.0, "end": end, "wanted": 4, "times": [0.5 for _ in devices]}
         self.append("asks", {**about, **times, "devices": devices, "outcomes": outcomes})
 
 

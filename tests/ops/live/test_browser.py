@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,33 @@ def test_the_use_of_all_supervisors_and_trainers_is_drawn_once_it_is_measured(
         ):
             page.wait_for_selector(f'[aria-label="Use of {title} (shares of a core). Last: {told}."]')
         assert page.is_visible(waiting)
+    finally:
+        shown.end()
+
+
+@pytest.mark.parametrize("width", [360, 520])
+def test_the_times_below_an_ask_stand_apart(made: Any, visit: Callable[..., Any], tmp_path: Path, width: int) -> None:
+    made.ask(1, [0, 1], "ad", end=3570.0)
+    shown = Shown("watch", str(made.directory), log=tmp_path / "terminal")
+    try:
+        page = visit(shown.address, viewport={"width": width, "height": 800})
+        page.evaluate(
+            """() => {
+                const fillText = CanvasRenderingContext2D.prototype.fillText;
+                window.written = [];
+                CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+                    const long = this.measureText(text).width, before = { left: 0, center: long / 2, right: long };
+                    if (this.canvas.dataset.part === "asks") window.written.push([y, x - before[this.textAlign], long]);
+                    fillText.call(this, text, x, y);
+                };
+            }"""
+        )
+        page.set_viewport_size({"width": width - 1, "height": 800})
+        until(page, "window.written.length > 0")
+        written = page.evaluate("window.written")
+        lowest = max(y for y, _, _ in written)
+        times = [(x, x + long) for y, x, long in written if y == lowest]
+        assert all(end < begin for (_, end), (begin, _) in pairwise(times)), times
     finally:
         shown.end()
 
