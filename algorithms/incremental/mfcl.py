@@ -39,14 +39,7 @@ from fedemu.algorithms.incremental.remembering import RememberingFedAvg, Remembe
 from fedemu.algorithms.interface import Context, Forest, Model, Reducer, Script, Tree, weighted_mean
 from fedemu.algorithms.methods.fednova import AVERAGES, Weights
 from fedemu.algorithms.models.growing import SEEN, Growing
-from fedemu.algorithms.models.image_generator import (
-    AT_ONCE,
-    EPSILON,
-    Generator,
-    NoiseSize,
-    NormEpsilon,
-    generator_for,
-)
+from fedemu.algorithms.models.image_generator import EPSILON, Generator, NoiseSize, NormEpsilon, generator_for
 from fedemu.algorithms.models.layer_statistics import Watched, unwatched, watched
 from fedemu.algorithms.models.low_precision import precision_of
 from fedemu.algorithms.training.ingredients import Ingredients
@@ -119,7 +112,7 @@ class MFCL(RememberingFedAvg):
             return {}
         generator, previous = state.kept["generator"], state.kept["previous"]
         draws = seeds.generator(seed, purpose="pictures")
-        return synthetic(self._training, generator, self.classifier, previous, samples, draws, AT_ONCE)
+        return synthetic(self._training, generator, self.classifier, previous, samples, draws)
 
     def remarks(self, state: RememberingState) -> Mapping[str, Any]:
         """The judgement of the generator that the round rehearsed from; nothing in the first task."""

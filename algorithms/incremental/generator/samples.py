@@ -19,12 +19,11 @@ def synthetic(
     variables: Tree,
     samples: int,
     draws: np.random.Generator,
-    at_once: int = 0,
 ) -> Tree:
     """Synthetic samples ``x [samples · classes seen, ...]`` and their classes ``y``.
 
     If the noise tells the class, there are ``samples`` of each class. If it does not, ``y`` is what the classifier with
-    these ``variables`` says. ``at_once`` samples are made at a time, or all if it is 0.
+    these ``variables`` says.
     """
     seen = variables[SEEN] > 0
     count = samples * int(seen.sum())
@@ -33,11 +32,10 @@ def synthetic(
     if z.shape[1] >= len(seen):  # noise that does not tell the class may have fewer values than there are classes
         z = even(z, seen, classifier)
     with torch.no_grad():
-        x = _images(training.generator, generator, training.given(variables, z), at_once or count)
+        x = _images(training.generator, generator, training.given(variables, z))
         if training.settings.targets == "noise":
             return {"x": x, "y": intended_classes(classifier, seen, z)}
-        parts = torch.split(x, at_once or count)
-        said = [classifier.apply(variables, some, False)[0].logits.argmax(-1) for some in parts]
+        said = [classifier.apply(variables, some, False)[0].logits.argmax(-1) for some in torch.split(x, AT_ONCE)]
     return {"x": x, "y": torch.cat(said)}
 
 
@@ -51,7 +49,7 @@ def judgement(training: GeneratorTraining, generator: Tree, classifier: Tree, dr
     size = (training.settings.batch_size, training.generator.noise)
     z = torch.from_numpy(draws.standard_normal(size, "float32"))
     with torch.no_grad():
-        x = _images(training.generator, generator, training.given(classifier, z), AT_ONCE)
+        x = _images(training.generator, generator, training.given(classifier, z))
         found = dict(training.losses(x, z, classifier))
         if training.settings.targets == "noise":
             intended = intended_classes(training.classifier, classifier[SEEN] > 0, z)
@@ -74,5 +72,5 @@ def even(z: Tensor, seen: Tensor, classifier: Growing) -> Tensor:
     return after
 
 
-def _images(generator: Generator, variables: Tree, z: Tensor, at_once: int) -> Tensor:
-    return torch.cat([generator.images(variables, some) for some in torch.split(z, at_once)])
+def _images(generator: Generator, variables: Tree, z: Tensor) -> Tensor:
+    return torch.cat([generator.images(variables, some) for some in torch.split(z, AT_ONCE)])

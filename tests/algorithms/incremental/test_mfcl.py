@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.incremental.mfcl import MFCL, fedavg_gen, mfcl
-from fedemu.algorithms.interface import OfItsOwnKind, Picturing, Remarking, Revealing
+from fedemu.algorithms.interface import OfItsOwnKind, Picturing, Remarking, Revealing, Tree
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import SEEN, growing
-from fedemu.algorithms.models.image_generator import generator_for
+from fedemu.algorithms.models.image_generator import AT_ONCE, Generator, generator_for
 from fedemu.algorithms.models.layer_statistics import unwatched
 from fedemu.algorithms.models.low_precision import Precision, precision_of, with_precision
 from fedemu.algorithms.models.resnet import resnet18
@@ -154,6 +154,24 @@ def test_stored_synthetic_samples_are_sent_in_place_of_the_generator(fleet: Call
     assert shared["synthetic"]["y"].bincount(minlength=4).tolist() == [5, 0, 5, 0]
     played.play([2])
     assert int(played.state.kept["generator"]["norm.num_batches_tracked"]) == 20
+
+
+@pytest.mark.parametrize("targets", ["noise", "model"])
+def test_stored_samples_are_made_a_few_at_once_whatever_their_number(
+    fleet: Callable[..., Any], targets: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def images(generator: Generator, variables: Tree, z: Tensor) -> Tensor:
+        made.append(len(z))
+        return generator.model.apply(variables, z, False)[0].logits
+
+    monkeypatch.setattr(Generator, "images", images)
+    played = fleet(mfcl(INGREDIENTS, **SHORT, samples=20, targets=targets))
+    played.play([0, 1])
+    played.play([2])
+    assert made == [8, AT_ONCE, AT_ONCE, 8]  # the judgement, and 20 of each of two classes
+    assert len(played.asks[1].shared["synthetic"]["y"]) == 40
 
 
 def test_making_samples_takes_convolutions_and_reading_them_does_not() -> None:
