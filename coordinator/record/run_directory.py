@@ -92,7 +92,7 @@ class RunDirectory:
             self._lock = _locked(path)
             self.frozen = frozen_files(path)
             self._logs: dict[str, BinaryIO] = {
-                log: open(path / f"{log}.jsonl", "ab", buffering=0)  # noqa: SIM115 - held open for the whole run
+                log: _log(path / f"{log}.jsonl")
                 for log in ("metrics", "events", "asks", *(["diagnosis"] if diagnosed else []))
             }
             self._sums = {log: _sum_of(path / f"{log}.jsonl", None) for log in self._logs}
@@ -169,7 +169,7 @@ class RunDirectory:
                 damage.append(f"{fault}; it is kept as {kept.name}")
                 sums[log], size = self._mend(log, size, kept)
             with named_failure(path):
-                os.ftruncate(file.fileno(), size)
+                os.truncate(path, size)
         self._sums = sums
         return damage
 
@@ -183,13 +183,13 @@ class RunDirectory:
 
         Returns the checksum and the size of what is left.
         """
-        path, file = self.path / f"{log}.jsonl", self._logs[log]
+        path = self.path / f"{log}.jsonl"
         with named_failure(kept):
             shutil.copyfile(path, kept)
         lines = b"".join(line for line in path.read_bytes()[:size].splitlines(keepends=True) if is_object(line))
-        with named_failure(path):
-            os.ftruncate(file.fileno(), 0)
-            file.write(lines)
+        write_whole(path, lines)
+        self._logs[log].close()
+        self._logs[log] = _log(path)
         return hashlib.sha256(lines), len(lines)
 
     def finish(self, summary: Summary, variables: Tree) -> None:
@@ -223,6 +223,11 @@ class RunDirectory:
                 os.ftruncate(file.fileno(), before)  # a full disk has taken only a part
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._sums[log].update(line)
+
+
+def _log(path: Path) -> BinaryIO:
+    """A log, open for lines at its end."""
+    return open(path, "ab", buffering=0)
 
 
 def _place(known: Any) -> tuple[int, str | None]:

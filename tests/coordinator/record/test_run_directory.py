@@ -5,6 +5,10 @@ import math
 import multiprocessing
 import os
 import re
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,7 @@ from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.record.run_directory import RunDirectory, claim_folder
 from fedemu.coordinator.record.summary import summarize
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 
 @pytest.fixture
@@ -129,6 +133,52 @@ def test_events_that_were_cut_are_told_and_the_log_goes_on(tmp_path: Path):
         [sentence] = second.rewind(cursor)
         assert "where the checkpoint knows of" in sentence
     assert [event["device"] for event in read_run(tmp_path).events] == [3]
+
+
+@contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """No byte of a file behind so many can be written, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_line_of_which_a_full_disk_took_only_a_part_is_taken_back(run: RunDirectory):
+    run.event("join", 1.0, 2.0, device=3)
+    cursor = run.cursor()
+    with files_end_at(cursor["events"]["bytes"] + 10), pytest.raises(FedemuError, match=r"events\.jsonl .* is full"):
+        run.event("join", 1.0, 2.0, device=4)
+    assert run.cursor() == cursor
+    run.event("join", 1.0, 2.0, device=5)
+    assert run.rewind(cursor | {"events": run.cursor()["events"]}) == []
+    assert [event["device"] for event in read_run(run.path).events] == [3, 5]
+
+
+def test_a_damaged_log_stays_as_it_is_if_a_full_disk_does_not_take_what_is_left_of_it(tmp_path: Path, monkeypatch):
+    with opened(tmp_path) as first:
+        for device in range(3, 9):
+            first.event("join", 1.0, 2.0, device=device)
+        cursor = first.cursor()
+    log = tmp_path / "events.jsonl"
+    harmed = log.read_bytes().replace(b":3}", b";3}")
+    log.write_bytes(harmed)
+    with RunDirectory(tmp_path) as second, files_end_at(len(harmed)), monkeypatch.context() as patch:
+        copy = shutil.copyfile
+
+        def last_room(*paths: Path) -> None:
+            copy(*paths)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+        patch.setattr(shutil, "copyfile", last_room)
+        with pytest.raises(FedemuError, match=r"events\.jsonl cannot be written"):
+            second.rewind(cursor)
+    assert (tmp_path / "events.damaged.jsonl").read_bytes() == log.read_bytes() == harmed
+    with RunDirectory(tmp_path) as third:
+        assert len(third.rewind(cursor)) == 1
+    assert [event["device"] for event in read_run(tmp_path).events] == [4, 5, 6, 7, 8]
 
 
 def test_a_resumed_run_goes_on_where_its_cursor_is(tmp_path: Path):
