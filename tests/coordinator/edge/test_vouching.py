@@ -94,15 +94,15 @@ async def test_another_machine_behind_the_same_edge_takes_no_device_with_a_stole
 async def test_only_an_edge_can_vouch(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until, network: MemoryNetwork
 ) -> None:
-    fleet = make_fleet(2, network=Keyed(network, "mine"))
+    fleet = make_fleet(2, network=Keyed(network, "TOP mine"))
     plan = make_plan(**SMALL)
     running = asyncio.create_task(play(plan))
     await until(lambda: fleet.granted is not None)
     heard: list[Any] = []
-    thief = Keyed(network, "another").connect("here", DOWN, lambda envelope: heard.append(envelope.message), print)
+    thief = Keyed(network, "TOP").connect("here", DOWN, lambda envelope: heard.append(envelope.message), print)
     thief.send(edge.Vouch(key="mine"))
     thief.send(wire.Enroll(count=2, lease=fleet.granted.lease))
     await until(lambda: len(heard) == 1)
     assert heard[0].reason == "lease_unknown"
     await running
-    assert keys_of(plan) == ["mine"]
+    assert keys_of(plan) == ["TOP mine"]
