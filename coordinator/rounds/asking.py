@@ -47,17 +47,22 @@ from fedemu.protocol.sharing.edge_messages import Gather
 
 
 class TooFewReplies(Exception):
-    """Too few replies were accepted. ``diverged`` says that enough came, but not all were finite and within the norm.
+    """Too few replies were accepted. ``exploded`` others were not finite, or beyond the largest norm.
 
     ``shortfall`` tells what became of the devices that were asked.
     """
 
-    def __init__(self, accepted: int, diverged: bool, shortfall: Shortfall) -> None:
+    def __init__(self, accepted: int, exploded: int, shortfall: Shortfall) -> None:
         super().__init__(f"{accepted} of at least {shortfall.needed} replies")
         self.accepted = accepted
         self.needed = shortfall.needed
-        self.diverged = diverged
+        self.exploded = exploded
         self.shortfall = shortfall
+
+    @property
+    def diverged(self) -> bool:
+        """Whether enough replies came, if those count that were not finite or beyond the largest norm."""
+        return self.accepted + self.exploded >= self.needed
 
 
 class Asking:
@@ -118,8 +123,7 @@ class Asking:
             needed = 0 if ask.optional else max(1, ceil_share(settings.quorum, wanted))
             accepted = len(machine.accepted)
             if accepted < needed:
-                diverged = accepted + exchange.exploded >= needed
-                raise TooFewReplies(accepted, diverged, Shortfall.of(exchange, needed))
+                raise TooFewReplies(accepted, exchange.exploded, Shortfall.of(exchange, needed))
             if tally.diagnosis is not None:
                 await self._diagnose(exchange, ask, tally.diagnosis)
             return await _reply(exchange, folding)

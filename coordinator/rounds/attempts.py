@@ -77,7 +77,8 @@ class Attempts(Generic[S]):
             except TooFewReplies as short:
                 if short.diverged:
                     raise Diverged(
-                        f"{short.needed} replies of round {context.round} were not finite, or beyond limits.max_norm"
+                        f"{short.exploded} of the {short.accepted + short.exploded} replies of round {context.round} "
+                        f"{'was' if short.exploded == 1 else 'were'} not finite, or beyond limits.max_norm"
                     ) from None
                 columns.begin_again()
                 last = short

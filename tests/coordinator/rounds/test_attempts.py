@@ -106,13 +106,22 @@ async def test_a_quorum_missed_because_training_fails_names_what_the_devices_sai
         await play(make_plan())
 
 
-async def test_replies_that_are_not_finite_end_the_run_as_diverged(
-    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+@pytest.mark.parametrize(
+    ("quorum", "outcome", "rounds"), [(1.0, "completed", 3), (0.75, "diverged", 2), (0.5, "completed", 3)]
+)
+async def test_replies_that_are_not_finite_end_the_run_as_diverged_if_enough_came_with_them(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, quorum: float, outcome: str, rounds: int
 ) -> None:
-    make_fleet(script=lambda index, work: {"after": 10.0, "reply": "nan" if work.ask.startswith("3.") else "good"})
-    plan = make_plan()
-    summary, left = await play(plan)
-    assert (summary.outcome, summary.rounds, len(left.named("retry"))) == ("diverged", 2, 0)
+    def script(index: int, work: wire.Work) -> Any:
+        if work.ask != "3.0.0":
+            return {"after": 10.0}
+        return {"after": 900.0 if index == 3 else 10.0, "reply": "good" if index else "nan"}
+
+    make_fleet(4, script=script)
+    summary, left = await play(make_plan(devices=4, per_round=4, over_selection=1.0, quorum=quorum, rounds=3))
+    assert (summary.outcome, summary.rounds, len(left.named("retry"))) == (outcome, rounds, int(quorum == 1.0))
+    told = [event["detail"] for event in left.named("diverged")]
+    assert told == ["1 of the 3 replies of round 3 was not finite, or beyond limits.max_norm"] * (outcome == "diverged")
 
 
 async def test_replies_beyond_the_largest_norm_end_the_run_as_diverged(
