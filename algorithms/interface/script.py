@@ -5,12 +5,13 @@ Nothing here knows of sockets, processes or files. See ``docs/architecture.md`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from fedemu.algorithms.interface.program import LocalProgram, Query
 from fedemu.algorithms.interface.values import Forest, PublicData, Tree
+from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import DeviceId
 
 
@@ -48,6 +49,8 @@ class Ask:
 
     The round fails if fewer devices reply than the quorum needs. An ``optional`` ask accepts any number of replies; if
     nobody replied, ``Reply.values`` is empty.
+
+    Raises ConfigurationError if ``shared``, ``reduce`` or ``cohort`` is something else.
     """
 
     program: str
@@ -56,6 +59,26 @@ class Ask:
     cohort: Literal["selected", "online"] | Sequence[DeviceId] = "selected"
     each: Mapping[DeviceId, Tree] | None = None
     optional: bool = False
+
+    def __post_init__(self) -> None:
+        # Somebody else's code gives these, and no type checker has seen it.
+        shared: Any = self.shared
+        if not isinstance(shared, Mapping) or not all(isinstance(tree, Mapping) for tree in shared.values()):
+            raise ConfigurationError(f'{self._with("shared")} must be trees by name, as in {{"model": state.model}}')
+        reduce: Any = self.reduce
+        if not isinstance(reduce, Mapping) or not all(isinstance(reducer, Reducer) for reducer in reduce.values()):
+            raise ConfigurationError(
+                f"{self._with('reduce')} must be reducers by key of the payload, as in "
+                '{"delta": weighted_mean}; the others are mean, total and collect'
+            )
+        cohort: Any = self.cohort
+        if (isinstance(cohort, str) and cohort not in ("selected", "online")) or not isinstance(cohort, Iterable):
+            raise ConfigurationError(
+                f"{self._with('cohort')} is {cohort!r}; it must be 'selected', 'online' or a list of devices"
+            )
+
+    def _with(self, field: str) -> str:
+        return f"the algorithm asks for the program {self.program!r}, and {field!r} of this Ask"
 
 
 @dataclass(frozen=True)
