@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -156,7 +158,17 @@ def from_module(build: Callable[[], nn.Module], kind: ModuleKind | None = None, 
 
 
 def under_seed(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """The module that ``build`` makes if torch draws its numbers by ``seed``. Later draws are as if it had not been."""
+    """The module that ``build`` makes if torch, numpy and Python draw their numbers by ``seed``.
+
+    Later draws are as if it had not been.
+    """
+    python, legacy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build()
+        random.seed(seed)
+        np.random.seed([seed % 2**32, seed >> 32])
+        try:
+            return build()
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)

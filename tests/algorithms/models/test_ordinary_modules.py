@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -193,6 +194,24 @@ def test_a_buffer_that_a_module_replaces_is_kept() -> None:
     _, buffers = model.apply(variables, torch.ones(3, 2), True)
     assert float(buffers["seen"]) == 3
     assert float(variables["seen"]) == 0
+
+
+def test_what_a_constructor_draws_follows_from_the_seed_whoever_draws_it() -> None:
+    def build() -> nn.Module:
+        module = nn.Linear(3, 1)
+        module.bias.data.fill_(random.random())
+        module.weight.data.copy_(torch.from_numpy(np.random.randn(1, 3)))
+        module.register_buffer("frequencies", torch.randn(2))
+        return module
+
+    def drawn(seed: int) -> list[float]:
+        return [number for leaf in from_module(build).init(seed).values() for number in leaf.flatten().tolist()]
+
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    once, other = drawn(7), drawn(2**62)
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    assert once == drawn(7)
+    assert len({*once, *other}) == 12
 
 
 def test_noise_in_evaluation_is_always_the_same() -> None:
