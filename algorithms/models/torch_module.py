@@ -13,12 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 
 from fedemu.algorithms.interface import Outputs, Tree
 from fedemu.algorithms.models.frozen import fixed_tensors, resting_parts, saved_tensors
 from fedemu.algorithms.models.layers import batch_statistics
 from fedemu.algorithms.models.random_functions import repeatable
 from fedemu.algorithms.trees import map_leaves, only
+from fedemu.protocol.errors import ConfigurationError
 
 ModuleKind = Literal["dense", "convolutional"]
 """The kinds that a module can have. See ``interface.Kind``."""
@@ -148,9 +150,15 @@ def from_module(build: Callable[[], nn.Module], kind: ModuleKind | None = None, 
     """A model from a function that builds a module. Each ``init`` calls this function under its seed.
 
     What is frozen is built under ``seed``. If ``kind`` is None, it follows from the layers of the module. Raises
-    ConfigurationError if nothing in the module is trained.
+    ConfigurationError if nothing in the module is trained, or if it has a layer without sizes, such as LazyLinear.
     """
     module = under_seed(build, seed)
+    for name, leaf in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(leaf):
+            raise ConfigurationError(
+                f"{name!r} of the module {type(module).__name__} has no size before the first batch, and the first "
+                "variables are made before it; take a layer with sizes, such as nn.Linear in place of nn.LazyLinear"
+            )
     if kind is None:
         convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
         kind = "convolutional" if any(isinstance(part, convolutions) for part in module.modules()) else "dense"

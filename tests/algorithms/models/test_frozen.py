@@ -134,6 +134,11 @@ def test_a_module_with_nothing_to_train_is_refused_in_a_sentence(module: nn.Modu
         from_module(lambda: module)
 
 
+def test_a_layer_without_sizes_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ConfigurationError, match=r"'1\.weight' of the module Sequential has no size before the first"):
+        from_module(lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(4)))
+
+
 def test_frozen_tensors_follow_the_samples_to_their_device_once() -> None:
     model = from_module(Tuned)
     variables = {name: leaf.to("meta") for name, leaf in model.init(0).items()}
