@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,16 @@ class WeightsAndBiases:
         os.environ["WANDB_MODE"] = "offline"
         os.environ["WANDB_ERROR_REPORTING"] = "false"
         self._wandb: Any = import_module("wandb")  # an extra, which need not be installed
-        self._run: Any = None
+        self._begin: Callable[[], Any] = lambda: None
+        self._begun: Any = None
+        self._exit_code = 1
+        """0 once the run is over and did what it was to do. Otherwise the run counts as failed there."""
 
     def begin(self, run: Tracked) -> Memory:
         identity = str(run.memory.get("run") or secrets.token_hex(4))
         Path(run.out).mkdir(parents=True, exist_ok=True)
-        self._run = self._wandb.init(
+        self._begin = partial(
+            self._wandb.init,
             project=run.project,
             name=run.name,
             id=identity,
@@ -38,6 +43,8 @@ class WeightsAndBiases:
                 console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
             ),
         )
+        if not run.memory:
+            self._begun = self._begin()
         return {"run": identity}
 
     def row(self, row: Row, numbers: Mapping[str, float]) -> None:
@@ -47,6 +54,7 @@ class WeightsAndBiases:
         pass  # its own process writes
 
     def ended(self, end: Ended) -> None:
+        self._exit_code = int(end.summary.get("outcome") not in ("completed", "diverged"))
         self._run.log({f"figures/{figure.stem}": self._wandb.Image(str(figure)) for figure in end.figures})
         self._run.summary.update({f"end/{name}": str(end.summary.get(name)) for name in ("outcome", "model_digest")})
         if end.model is not None:
@@ -55,5 +63,14 @@ class WeightsAndBiases:
             self._run.log_artifact(model)
 
     def close(self) -> None:
-        self._run.finish()
+        if self._begun is None:
+            return
+        self._begun.finish(exit_code=self._exit_code)
         self._wandb.teardown()  # its own process writes the last bytes after that
+
+    @property
+    def _run(self) -> Any:
+        """The run there. One that goes on begins again when there is something new, and otherwise stays as it ended."""
+        if self._begun is None:
+            self._begun = self._begin()
+        return self._begun

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from PIL import Image
@@ -243,6 +245,23 @@ def test_mlflow_reads_a_run_that_was_killed_and_went_on_without_doubles(run: Pat
     assert found.data.tags["model_digest"] == "d" * 64
     artifacts = {file.path for file in client.list_artifacts(found.info.run_id)}
     assert {"config.toml", "figures", "model.safetensors", "summary.json"} <= artifacts
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [("completed", 0), ("diverged", 0), ("interrupted", 1), ("quorum", 1), ("failed", 1), (None, 1)],
+)
+def test_weights_and_biases_is_told_how_a_run_ended(
+    run: Path, monkeypatch: pytest.MonkeyPatch, outcome: str | None, code: int
+) -> None:
+    fake = MagicMock()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setattr("fedemu.ops.track.kinds.find_spec", lambda name: object())
+    if outcome is not None:
+        finish(run, 2, outcome)
+    export(run, "wandb")
+    export(run, "wandb")  # nothing is new, so the run stays as it ended
+    fake.init.return_value.finish.assert_called_once_with(exit_code=code)
 
 
 @pytest.mark.timeout(600)
