@@ -146,6 +146,8 @@ def test_another_model_or_method_does_not_inherit_options() -> None:
 def test_participation_and_per_round_displace_each_other_across_sources() -> None:
     assert load_experiment("digits", ["fleet.participation=0.5"], {})[0].fleet.per_round == 150
     assert load_experiment({"fleet": {"participation": 0.5}}, ["fleet.per_round=7"], {})[0].fleet.per_round == 7
+    with pytest.raises(ConfigurationError, match="say the same thing twice"):
+        load_experiment("digits", ["fleet.participation=0.5", "fleet.per_round=7"], {})
 
 
 def test_folders_in_the_environment_are_not_settings() -> None:
