@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedemu.algorithms.interface import Batch, Context, Memory, Tree
-from fedemu.algorithms.replay.coordination import CoordinatedSelect, GradientExchange, GradientSum
+from fedemu.algorithms.replay import replay
+from fedemu.algorithms.replay.coordination import CoordinatedSelect
 from fedemu.algorithms.replay.queries import Census
 from fedemu.algorithms.replay.replay import Replay, ReplaySettings
 from fedemu.algorithms.replay.selection.capped_simplex import solve_capped_simplex
@@ -25,7 +26,7 @@ from fedemu.protocol.seeds import generator
 WIDTH = 7
 BUDGET = 3
 SEED = 5
-SHARES = [np.arange(0, 9), np.arange(20, 27), np.arange(40, 52), np.arange(60, 62), np.arange(80, 80)]
+SHARES = [np.arange(0, 9), np.arange(20, 27), np.arange(300, 340), np.arange(60, 62), np.arange(80, 80)]
 """The last two devices have fewer samples than the budget, and none."""
 ALL = list(range(len(SHARES)))
 STREAM = [SHARES, *([np.arange(100 * t + 20 * i, 100 * t + 20 * i + 5) for i in ALL] for t in (1, 2))]
@@ -84,17 +85,19 @@ LENS: Any = Given()
 NO_FACTS: Any = None
 
 
-def selecting(final: str = "zero_diagonal") -> CoordinatedSelect:
-    zero_diagonal = final == "zero_diagonal"
-    alone = gradient_diversity(zero_diagonal)
-    return CoordinatedSelect(
-        LENS, alone, Census(0, 3), False, measured=frozenset({"kept"}), zero_diagonal=zero_diagonal, restarts=3
-    )
+@pytest.fixture(autouse=True)
+def _given_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "Lens", lambda *arguments: LENS)
+
+
+def selecting() -> CoordinatedSelect:
+    return CoordinatedSelect(LENS, gradient_diversity(), Census(0, 3), False, restarts=3)
 
 
 def coordinated(iterations: int = 1, form: Any = "mean", final: Any = "zero_diagonal") -> Replay[Any]:
     settings = ReplaySettings("coordinated", BUDGET, iterations=iterations, targets=form, final=final, periods=3)
-    return Replay(Idle(), settings, selecting(final), GradientExchange(GradientSum(LENS, form), iterations))
+    ingredients: Any = SimpleNamespace(model=None, criterion=None, labelled=False)
+    return replay.with_replay(Idle(), settings, ingredients)
 
 
 @pytest.fixture
