@@ -254,7 +254,7 @@ def _call(
         return builder(*arguments, **_checked(table, name, builder, options))
     except ConfigurationError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, TypeError) and not own_frames(error):
             raise ConfigurationError(
                 f"{name!r} can't be built: {error}; it is called with {_words_of(table)}"

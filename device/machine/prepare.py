@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> int:
     except FedemuError as error:
         print(json.dumps(told(error)))
         return SAID
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if own_frames(error):
             print(json.dumps(told(error, f"the data can't be prepared: {account(error)}")))
             return SAID

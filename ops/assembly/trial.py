@@ -86,6 +86,8 @@ def try_out(parts: Parts) -> Computing:
             return _train(parts, samples)
         except ConfigurationError as error:
             return told(error)
+        except SystemExit as error:
+            return told(error, f"the first training step ends its process: {account(error)}")
 
     result = _apart(found) if len(samples) else None
     if isinstance(result, Told):

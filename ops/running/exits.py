@@ -55,12 +55,12 @@ def exit_code_of(action: Callable[[], int]) -> int:
         return 0
     except typer.Exit:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return _unforeseen(error)
 
 
-def _unforeseen(error: Exception) -> int:
-    """Tell an error that is none of fedemu's. Returns its code."""
+def _unforeseen(error: Exception | SystemExit) -> int:
+    """Tell an error that is none of fedemu's, or that somebody's own code has called ``exit``. Returns its code."""
     if isinstance(error, OSError) and is_full(error):
         complain(f"{error.filename or 'a file'} cannot be written: {refusal_of(error)}")
     elif isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):

@@ -106,11 +106,11 @@ def retold(found: Told, kind: type[FedemuError]) -> FedemuError:
     return error
 
 
-def _rebuilt(found: Told) -> Exception:
+def _rebuilt(found: Told) -> BaseException:
     """The cause of an error of another process. It has its type if Python itself has this type, and its traceback."""
     kind = getattr(builtins, found.kind, None)
-    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError):
-        error: Exception = kind(found.message)
+    if isinstance(kind, type) and issubclass(kind, Exception | SystemExit) and not issubclass(kind, UnicodeError):
+        error: BaseException = kind(found.message)
         error.__cause__ = Elsewhere(found.traceback)
         return error
     return Elsewhere(found.traceback)

@@ -28,6 +28,8 @@ def code(tmp_path: Path) -> str:
                 raise ConfigurationError("There is no column 'writer',\\nso nothing can be read.")
             if experiment == b"bug":
                 raise ZeroDivisionError
+            if experiment == b"exit":
+                exit(3)
             if experiment == b"ended":
                 os._exit(70)
             if experiment == b"killed":
@@ -61,12 +63,14 @@ async def test_an_error_that_is_meant_for_people_comes_back_as_it_was_said(
         await prepare_data(code, experiment(b"one sentence"), HERE)
 
 
+@pytest.mark.parametrize(("content", "kind", "said"), [(b"bug", ZeroDivisionError, ""), (b"exit", SystemExit, ": 3")])
 async def test_a_bug_in_somebodys_own_code_comes_back_with_its_file_and_line(
-    code: str, experiment: Callable[[bytes], Path]
+    code: str, experiment: Callable[[bytes], Path], content: bytes, kind: type[BaseException], said: str
 ) -> None:
-    with pytest.raises(DataError, match=r"can't be prepared: ZeroDivisionError, .*preparing\.py:\d+\n") as caught:
-        await prepare_data(code, experiment(b"bug"), HERE)
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    told = rf"can't be prepared: {kind.__name__}{said}, .*preparing\.py:\d+\n"
+    with pytest.raises(DataError, match=told) as caught:
+        await prepare_data(code, experiment(content), HERE)
+    assert isinstance(caught.value.__cause__, kind)
 
 
 @pytest.mark.parametrize(("content", "exit_code"), [(b"ended", 70), (b"killed", -9)])

@@ -71,6 +71,10 @@ OWN = """
             self.layer.weight.add_(1)
             return super().forward(x)
 
+    class Exits(Linear):
+        def forward(self, x):
+            return exit(3) if self.training else super().forward(x)
+
     class Dies(Linear):
         def forward(self, x):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -190,6 +194,7 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
             ["model.name=tried:RaisesInTraining"],
             CANNOT.format(model="tried:RaisesInTraining", loss="cross_entropy") + "ValueError: not today",
         ),
+        (["model.name=tried:Exits"], "the first training step ends its process: SystemExit: 3, "),
         (
             ["algorithm.loss=tried:vector"],
             CANNOT.format(model="mlp", loss="tried:vector") + "RuntimeError: grad_and_value",

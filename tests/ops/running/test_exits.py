@@ -98,6 +98,14 @@ def test_an_error_in_somebodys_own_code_is_no_internal_error(
     ]
 
 
+def test_an_exit_in_somebodys_own_code_is_told_as_an_error(
+    own: Callable[[], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("ends.py").write_text("def end():\n    exit(0)\n")
+    assert exit_code_of(load("ends.py:end")) == 5
+    assert capsys.readouterr().err.startswith("fedemu: SystemExit: 0, ends.py:2\n    ends.py:2 in end: exit(0)\n")
+
+
 def test_at_the_level_debug_the_whole_traceback_is_shown(
     own: Callable[[], int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
