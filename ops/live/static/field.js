@@ -30,11 +30,17 @@ export class Field {
 
   names() {
     if (this.mode === "outcome") return [OUTCOMES, OUTCOME_COLOURS];
+    if (this.mode === "visits") return [["never asked", `asked (at most ${counted(this.most(), "time")})`], ["line", "visits"]];
     return [STATES, STATE_COLOURS];
   }
 
   code(device) {
+    if (this.mode === "visits") return Number(this.run.visits[device] > 0);
     return this.mode === "outcome" ? this.run.outcomes[device] : this.run.states[device];
+  }
+
+  most() {
+    return this.run.visits.reduce((most, visits) => Math.max(most, visits), 1);
   }
 
   layout() {
@@ -96,9 +102,7 @@ export class Field {
       const colours = this.names()[1].map(colour);
       return { code: (device) => this.code(device), colours };
     }
-    let most = 1;
-    for (const visits of this.run.visits) most = Math.max(most, visits);
-    const colours = Array.from({ length: 11 }, (_, step) => (step ? shade(step / 10) : colour("line")));
+    const most = this.most(), colours = Array.from({ length: 11 }, (_, step) => (step ? shade(step / 10) : colour("line")));
     return { code: (device) => (this.run.visits[device] ? Math.max(1, Math.round((10 * this.run.visits[device]) / most)) : 0), colours };
   }
 
@@ -111,7 +115,7 @@ export class Field {
   legend() {
     const counts = this.counts();
     const [names, colours] = this.names();
-    const key = this.mode + counts.join();
+    const key = this.mode + counts.join() + names.join();
     if (key !== this.legendKey) {
       this.legendKey = key;
       const focused = document.activeElement?.dataset?.code;

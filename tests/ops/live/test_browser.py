@@ -227,6 +227,21 @@ def test_the_use_of_all_supervisors_and_trainers_is_drawn_once_it_is_measured(
         shown.end()
 
 
+def test_the_legend_explains_the_colours_by_visits(made: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+    made.ask(1, [3, 4], "ad")
+    made.ask(2, [4, 7], "aa")
+    shown = Shown("watch", str(made.directory), log=tmp_path / "terminal")
+    try:
+        page = visit(shown.address)
+        page.select_option("[data-part=colouring]", "visits")
+        legend = page.locator("[data-part=legend] button")
+        assert legend.all_inner_texts() == ["never asked 9", "asked (at most 2 times) 3"]
+        legend.nth(1).click()
+        assert page.input_value("[data-part=chosen]") == "3-4, 7"
+    finally:
+        shown.end()
+
+
 @pytest.mark.parametrize("width", [360, 520])
 def test_the_times_below_an_ask_stand_apart(made: Any, visit: Callable[..., Any], tmp_path: Path, width: int) -> None:
     made.ask(1, [0, 1], "ad", end=3570.0)
