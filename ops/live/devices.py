@@ -38,6 +38,7 @@ class Devices:
         device, name = event.get("device"), event.get("event")
         if not isinstance(device, int) or not 0 <= device < len(self):
             return
+        self._returned(device, event.get("virtual_time") or 0.0)
         if name == "dropout":
             state = States.CRASHED if event.get("cause") == "crash" else States.AWAY
             back = event.get("back")
@@ -45,8 +46,7 @@ class Devices:
             self.states[device] = state
         elif name == "join":
             away = self._back.get(device)
-            time = event.get("virtual_time") or 0.0
-            self.states[device] = away[1] if away is not None and time < away[0] else States.ONLINE
+            self.states[device] = States.ONLINE if away is None else away[1]
         elif name == "death" and device not in self._back:
             self.states[device] = States.CRASHED
         elif name in ("leave", "silence", "revoked"):
@@ -54,7 +54,12 @@ class Devices:
 
     def reached(self, time: float) -> None:
         """The experiment's clock shows ``time``: some devices are back."""
-        for device in [device for device, (back, _) in self._back.items() if back <= time]:
+        for device in list(self._back):
+            self._returned(device, time)
+
+    def _returned(self, device: int, time: float) -> None:
+        """A device that was away is back if its time has come."""
+        if device in self._back and self._back[device][0] <= time:
             del self._back[device]
             if self.states[device] in (States.AWAY, States.CRASHED):
                 self.states[device] = States.ONLINE

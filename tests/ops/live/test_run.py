@@ -90,6 +90,20 @@ def test_a_device_that_dropped_out_is_away_until_it_is_back(made: Any) -> None:
     assert list(run.devices.states[1:3]) == [States.ONLINE, States.AWAY]
 
 
+def test_a_device_that_was_back_before_it_left_at_the_end_has_left(made: Any) -> None:
+    made.append(
+        "events",
+        {"event": "dropout", "device": 1, "cause": "crash", "back": 5.0, "virtual_time": 2.0},
+        {"event": "leave", "device": 1, "reason": "completed", "virtual_time": 10.0},
+        {"event": "dropout", "device": 2, "cause": "crash", "back": 5.0, "virtual_time": 2.0},
+        {"event": "join", "device": 2, "virtual_time": 6.0},
+    )
+    made.row(1, virtual_time=10.0)
+    run = LiveRun(0, made.directory, Told())
+    run.look()
+    assert list(run.devices.states[1:3]) == [States.AWAY, States.ONLINE]
+
+
 def test_a_resumed_run_is_told_from_its_beginning(made: Any) -> None:
     run = LiveRun(0, made.directory, Told())
     made.row(1)
