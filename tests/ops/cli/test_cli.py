@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from fedemu.ops import doctor
 from fedemu.ops.cli import commands
 
+PAGE = Path(__file__).parents[3] / "docs" / "cli.md"
 COMMANDS = tuple(command.name or "" for command in commands.app.registered_commands)
 
 
@@ -232,3 +234,24 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     command = f"{sys.executable} -m fedemu.ops.cli validate --format json | true"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert ended.stderr == ""
+
+
+def test_the_page_of_the_command_line_lists_every_option_with_the_commands_that_have_it() -> None:
+    found = dict(get_command(commands.app).commands)  # type: ignore[attr-defined]
+    found |= {f"keys {name}": command for name, command in found.pop("keys").commands.items()}
+    has = {
+        (option, name)
+        for name, command in found.items()
+        if name not in ("slurm", "kubernetes", "stress", "bench")
+        for parameter in command.params
+        for option in parameter.opts
+        if option.startswith("--")
+    }
+    section = PAGE.read_text(encoding="utf-8").partition("\n## Options\n")[2].partition("\n## ")[0]
+    told = set()
+    for line in section.splitlines():
+        if line.startswith("| `--"):
+            _, options, names, *_ = re.split(r"(?<!\\)\|", line)
+            listed = re.findall(r"`(--[a-z-]+)", options)
+            told |= {(option, name.strip()) for option in listed for name in names.split(",")}
+    assert told == has
