@@ -47,7 +47,7 @@ class Watched:
     """An observed model that keeps running statistics of ``layers``, which are (name, number of channels).
 
     As in batch normalisation, means begin with 0 and variances with 1, and the newest batch has the share
-    BATCH_NORM_MOMENTUM.
+    BATCH_NORM_MOMENTUM. They are float32, also if a layer is of half precision.
     """
 
     model: Model
@@ -85,7 +85,7 @@ class Watched:
         kept = {name: variables[name] for name in self.added}
         if train:
             for name, leaf in kept.items():
-                newest = outputs.statistics[name.removeprefix(WATCHED)].detach()
+                newest = outputs.statistics[name.removeprefix(WATCHED)].detach().to(leaf.dtype)
                 kept[name] = torch.lerp(leaf, newest, BATCH_NORM_MOMENTUM)
         return outputs, {**buffers, **kept}
 

@@ -70,6 +70,24 @@ def test_a_watched_layer_moves_a_tenth_towards_each_batch_in_training_and_not_in
     assert all(torch.equal(leaf, variables[name]) for name, leaf in still.items())
 
 
+def test_running_statistics_of_a_frozen_layer_in_half_precision_are_float32() -> None:
+    class Tuned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(64, 4), nn.BatchNorm1d(4)).bfloat16().requires_grad_(False)
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.head(self.body(x.flatten(1).bfloat16()).float())
+            return logits
+
+    model = watched(from_module(Tuned), SHAPE)
+    outputs, buffers = model.apply(model.init(0), images(5), True)
+    newest = outputs.statistics["body.1.mean"]
+    assert newest.dtype == torch.bfloat16
+    torch.testing.assert_close(buffers["watched.body.1.mean"], 0.1 * newest.float())
+
+
 def test_only_layers_without_running_statistics_are_watched() -> None:
     batch, group = (watched(resnet18(SHAPE, 3, norm, width=2), SHAPE) for norm in ("batch", "group"))
     assert not batch.added
