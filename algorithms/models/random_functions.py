@@ -1,7 +1,7 @@
 """torch's random functions, as they are in training: dropout, noise and all else draws by a key.
 
 Inside of ``Keyed`` nothing is drawn from torch's own generators. ``keyed_layers.py`` has the layers that torch computes
-in one piece, such as attention with dropout.
+in one piece, such as attention with dropout. Views go there with images whose channels come last in memory, too.
 """
 
 from __future__ import annotations
@@ -310,6 +310,21 @@ def _cauchy_(draws: Draws, tensor: Tensor, median: float = 0.0, sigma: float = 1
     return median + sigma * torch.tan(math.pi * (draws.uniform(tensor.shape, tensor.device, tensor.dtype) - 0.5))
 
 
+def _in_any_memory(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A view, or a copy in its place if the memory does not allow it.
+
+    Executors and the evaluation keep the channels of images last in memory. Modules are written for channels first.
+    """
+
+    def viewed(draws: Draws, tensor: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
+        try:
+            return function(tensor, *arguments, **keywords)
+        except RuntimeError:
+            return function(tensor.contiguous(), *arguments, **keywords)
+
+    return viewed
+
+
 _REPLACED: Final[dict[Any, Callable[..., Any]]] = {
     torch.dropout: _dropout,
     torch.dropout_: _dropout_,
@@ -342,5 +357,9 @@ _REPLACED: Final[dict[Any, Callable[..., Any]]] = {
     Tensor.bernoulli_: _filled(_bernoulli_),
     Tensor.cauchy_: _filled(_cauchy_),
     **LAYERS,
+    **{view: _in_any_memory(view) for view in (Tensor.view, Tensor.view_as, torch.view_as_complex)},
 }
-"""What stands for each of torch's functions that draw. Others are refused where they are recorded or mapped."""
+"""What stands for each of torch's functions that draw, and for views.
+
+Other functions that draw are refused where they are recorded or mapped.
+"""

@@ -118,6 +118,45 @@ def vit(attention: str) -> nn.Module:
     return model
 
 
+class Viewing(nn.Module):
+    """A convolution and a complex filter, viewed in another form. Without ``views`` the same forms are copies."""
+
+    def __init__(self, views: bool = True) -> None:
+        super().__init__()
+        self.views = views
+        self.convolution, self.filter = nn.Conv2d(1, 3, 3, padding=1), nn.Parameter(torch.randn(3, 8, 8, 2))
+        self.head = nn.Linear(192, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = self.filter if self.views else self.filter.contiguous()
+        x = (self.convolution(x) * torch.view_as_complex(factor)).real
+        rows: Tensor = self.head(x.view(-1, 192) if self.views else x.flatten(1))
+        return rows
+
+
+@pytest.mark.parametrize("executor", [Serial(), Serial(plain=True), Vmapped(2)], ids=["serial", "plain", "stack-2"])
+def test_views_of_images_whose_channels_come_last_are_copies(executor: Executor, digits: Corpus) -> None:
+    model, copying = from_module(Viewing), from_module(lambda: Viewing(views=False))
+    shared, source = {"model": model.init(0)}, Source(digits, 1, torch.device("cpu"))
+    jobs = [Job(device, 1, 0, np.arange(device, device + 7)) for device in (3, 9)]
+    found, expected = (
+        run(executor, LocalSGD(each, Objective(each), epochs=1, batch_size=5, lr=0.1), shared, jobs, source)
+        for each in (model, copying)
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        for name, leaf in theirs.payload["delta"].items():
+            assert leaf.any()
+            assert torch.equal(ours.payload["delta"][name], leaf)
+
+
+def test_a_module_with_views_is_evaluated(digits: Corpus) -> None:
+    model, copying = from_module(Viewing), from_module(lambda: Viewing(views=False))
+    tested, expected = (
+        answer(each, model.init(0), read(each, digits, digits.test, np.arange(50))) for each in (model, copying)
+    )
+    assert np.array_equal(tested.losses, expected.losses)
+
+
 class Bert(nn.Module):
     """A BERT whose encoder is frozen. It reads pixels as tokens."""
 
