@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -21,6 +23,7 @@ from fedemu.device.machine.lease import LIFE_BITS
 from fedemu.device.machine.observer import Silent
 from fedemu.device.machine.processes import Zygote
 from fedemu.device.machine.supervisor import SupervisorPlan, supervise
+from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.errors import ConfigurationError, DataError, RefusedError, UnreachableError
 from fedemu.protocol.host.open_files import open_files
 from fedemu.protocol.messages import Bye, Died, Enroll, Failed, Need
@@ -433,13 +436,18 @@ async def test_another_run_at_the_same_address_ends_the_machine(coordinator: Any
             await ended(task)
 
 
-async def test_old_blobs_are_removed(coordinator: Any, plan: Any, tmp_path: Path) -> None:
+async def test_old_blobs_are_removed_and_those_that_the_machine_itself_needs_are_not(
+    coordinator: Any, plan: Any, tmp_path: Path
+) -> None:
     server = coordinator(devices=2)
     async with supervising(plan(server.address, 2)) as task:
         await server.everyone()
+        (folder,) = (tmp_path / "state").glob("*/*/blobs")
+        kept = set(os.listdir(folder))
+        assert len(kept) == 2, "the experiment and the stream"
         for round in range(1, 6):
             await server.hold(round, range(2), weight=float(round))
-        (folder,) = (tmp_path / "state").glob("*/*/blobs")
-        await server.until(lambda: len(list(folder.iterdir())) <= 4, "the eviction")
+        last = {server.blob("model", encode_tree({"w": np.array([weight])})).digest for weight in (4.0, 5.0)}
+        await server.until(lambda: set(os.listdir(folder)) == kept | last, "the eviction of the models before")
         server.stop()
         await ended(task)
