@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.streams.arrivals import Arrivals
@@ -56,8 +57,11 @@ def test_periods_that_the_version_has_selected_from_are_gone(tmp_path: Path) -> 
     assert (held.kept, len(held)) == (2, 3)
 
 
-def test_only_samples_that_a_question_was_about_are_sealed_in_its_period(tmp_path: Path) -> None:
-    write_own(tmp_path / "own", buffer_leaves(Buffer(asked=2)))
+@pytest.mark.parametrize("asked", [0, 2])
+def test_only_samples_that_a_question_was_about_are_sealed_in_its_period_and_all_in_later_ones(
+    tmp_path: Path, asked: int
+) -> None:
+    write_own(tmp_path / "own", buffer_leaves(Buffer(asked=asked)))
     held = holding(tmp_path / "own", budget=9)
-    assert sealed(held) == {0: [1, 2], 1: [4]}
-    assert held.kept == 3
+    assert sealed(held) == {0: [1, 2, 3][:asked], 1: [4]}
+    assert held.kept == asked + 1
