@@ -25,7 +25,7 @@ def brute_force(gram: np.ndarray, budget: int) -> float:
 @pytest.mark.parametrize(("size", "width", "shift"), [(12, 4, 0.0), (12, 30, 0.0), (14, 5, 1.0), (11, 2, 0.5)])
 @pytest.mark.parametrize("budget", [1, 4, 9])
 def test_with_enough_nodes_the_choice_is_the_best_of_all(size: int, width: int, shift: float, budget: int) -> None:
-    for seed in range(2):
+    for seed in (6, 14):  # with 12 samples of width 4 the best choice of 4 lies below the first branch on the left
         gram = cosines(seed, size, width, shift)
         found = least_cosines(gram, budget, np.random.default_rng(0), nodes=4000)
         assert found.proven
