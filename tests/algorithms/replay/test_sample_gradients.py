@@ -43,6 +43,19 @@ class Tokens(nn.Module):
         return nn.functional.linear(hidden, self.embedding.weight)
 
 
+class Twice(nn.Module):
+    """A classifier that applies one linear layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(144, 20)
+        self.shared = nn.Linear(20, 20)
+        self.last = nn.Linear(20, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.shared(self.shared(self.first(x.flatten(1))).tanh()).tanh())
+
+
 def normalised(layer: nn.Module) -> Callable[[], nn.Module]:
     return lambda: nn.Sequential(
         nn.Conv2d(1, 6, 3), layer, nn.ReLU(), nn.AvgPool2d(5), nn.Flatten(), nn.Linear(24, CLASSES)
@@ -52,6 +65,7 @@ def normalised(layer: nn.Module) -> Callable[[], nn.Module]:
 MODELS: dict[str, Model] = {
     "mlp": mlp(SHAPE, CLASSES, (8,)),
     "cnn": cnn(SHAPE, CLASSES),
+    "twice": from_module(Twice),
     "group norm": from_module(normalised(nn.GroupNorm(2, 6))),
     "batch norm": from_module(normalised(nn.BatchNorm2d(6))),
 }
