@@ -425,3 +425,4 @@ def test_a_channel_that_is_closed_leaves_the_others_alone() -> None:
     assert members.leave_all(b"channel 1", 1.0) == [(b"channel 1", DeviceId(0))]
     assert list(members.connected) == [1]
     assert members.heard(b"channel 2", 1.0)
+    assert members.leave_all(A, 2.0) == [(b"channel 2", DeviceId(1)), (A, None)]
