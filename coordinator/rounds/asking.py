@@ -40,6 +40,7 @@ from fedemu.coordinator.rounds.tally import Tally
 from fedemu.coordinator.service.service import Service
 from fedemu.coordinator.service.shelf import pack_tree
 from fedemu.coordinator.settings import Settings, ceil_share
+from fedemu.protocol.codec import DOWN
 from fedemu.protocol.errors import ConfigurationError, QuorumError
 from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import TensorSpec
@@ -246,6 +247,13 @@ class Asking:
                 f"{self._settings.payload_bytes}; raise the limit."
             )
         each = ask.each or {}
+        by_device = {device: pack_tree(each[device]) for device in cohort if device in each}
+        for device, (_, frames) in by_device.items():
+            if (size := sum(map(len, frames))) > DOWN.limits.message_bytes:
+                raise ConfigurationError(
+                    f"The algorithm gives device {device} {size} bytes of its own for {ask.program!r}, and a device "
+                    f"reads at most {DOWN.limits.message_bytes}; give several devices the same in shared trees."
+                )
         return AskParts(
             ask=ask_id,
             program=ask.program,
@@ -255,7 +263,7 @@ class Asking:
             durable_round=self._service.reception.durable_round,
             epoch=self._service.reception.epoch,
             shared=self._service.shelf.publish(ask.shared),
-            by_device={device: pack_tree(each[device]) for device in cohort if device in each},
+            by_device=by_device,
             passes=program.passes,
             processed=program.processed if isinstance(program, CountingSteps) else 0.0,
             template=template,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedemu.algorithms.interface import Ask, Reply, total
 from fedemu.coordinator.plan import CoordinatorPlan
@@ -16,6 +17,9 @@ from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
 from fedemu.protocol import messages as wire
+from fedemu.protocol.codec import DOWN, Limits
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Presence
 from fedemu.protocol.transport.memory import MemoryNetwork
 
@@ -165,6 +169,24 @@ async def test_a_device_gets_its_own_part_and_pays_for_it(
     await play(plan)
     assert downloads == {(0, "1.0.0"): 0, (1, "1.0.0"): 0, (0, "1.0.1"): 8, (1, "1.0.1"): 8}
     assert fleet.devices[1].parts["1.0.1"]["own"].tolist() == [1.0, 1.0]
+
+
+async def test_a_part_of_its_own_that_no_device_would_read_ends_the_run_with_a_sentence(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DOWN, "limits", Limits(message_bytes=4000))
+
+    def round(state: Any, context: Any) -> Generator[Ask, Any, Any]:
+        each = {DeviceId(1): {"own": torch.zeros(context.round, 1000)}}  # 4,000 bytes, and then 8,000
+        yield Ask("train", {"model": state.model}, {"model": total}, each=each)
+        return state
+
+    make_fleet(2)
+    plan = make_plan(devices=2, per_round=2, rounds=2, give_up=0.5, attempts=1)
+    plan.algorithm.round = round
+    sentence = "The algorithm gives device 1 8000 bytes of its own for 'train', and a device reads at most 4000"
+    with pytest.raises(ConfigurationError, match=sentence):
+        await play(plan)
 
 
 @pytest.mark.parametrize(("cohort", "asked", "accepted"), [("online", [0, 1, 3, 4], 3), ([4, 2, 9, 1, 4], [1, 4], 1)])
