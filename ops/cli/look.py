@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -183,7 +184,8 @@ def validate(
     # Importing torch takes seconds, and the error of a wrong setting should not wait for it.
     from fedemu.ops.assembly.rehearsal import rehearse
 
-    facts |= rehearse(checked, complain)
+    with contextlib.redirect_stdout(sys.stderr):  # what somebody's own code prints is for people
+        facts |= rehearse(checked, complain)
     if format is Format.JSON:
         print(json.dumps({"ok": True, "digest": checked.digest, "experiment": checked.table(), "facts": facts}))
         return 0

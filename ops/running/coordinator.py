@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -125,7 +126,8 @@ def coordinate(
     told = followers(directory, runtime.track, child_command, complain)
     with _metrics(runtime, experiment.rounds) as metrics, told as trackers:
         try:
-            with contextlib.ExitStack() as shown:
+            # What somebody's own code prints is for people.
+            with contextlib.ExitStack() as shown, contextlib.redirect_stdout(sys.stderr):
                 display = open_display(state, Console(stderr=True))
 
                 def begin(address: str) -> None:

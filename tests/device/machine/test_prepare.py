@@ -23,7 +23,7 @@ def code(tmp_path: Path) -> str:
         from fedemu.protocol.errors import ConfigurationError
 
         def prepare(experiment):
-            print("12 of 12 files")
+            print("12 of 12 files", end="")  # as a line of progress that is never ended
             if experiment == b"one sentence":
                 raise ConfigurationError("There is no column 'writer',\\nso nothing can be read.")
             if experiment == b"bug":

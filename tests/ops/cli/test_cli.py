@@ -210,6 +210,29 @@ def test_validate_gives_the_resolved_experiment_to_programs(capsys: pytest.Captu
     assert len(said["digest"]) == 64
 
 
+@pytest.mark.parametrize(
+    "command",
+    [["validate"], ["run", "--rounds", "1", "--transport", "memory", "--set", "runtime.report=false"]],
+    ids=["validate", "run"],
+)
+def test_what_own_code_prints_is_no_part_of_the_data_for_programs(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("talks.py").write_text(
+        "from fedemu.algorithms import FedAvg\n\n"
+        "class Method(FedAvg):\n"
+        "    def __init__(self, ingredients):\n        print('made')\n        super().__init__(ingredients)\n\n"
+        "    def round(self, state, context):\n        print('round', context.round)\n"
+        "        return (yield from super().round(state, context))\n"
+    )
+    name, *more = command
+    assert call(name, "digits-small", "--format", "json", "--set", "algorithm.name=talks.py:Method", *more) == 0
+    captured = capsys.readouterr()
+    assert "made" in captured.err
+    said = json.loads(captured.out)
+    assert said.get("ok") or (said["rounds"] == 1 and "round 1" in captured.err)
+
+
 def test_the_doctors_code_tells_whether_something_is_bad(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
