@@ -192,6 +192,8 @@ def _misfit(model: Model, variables: Tree) -> str:
     for name, tensor in variables.items():
         if name in own and tensor.shape != own[name].shape:
             return f"has {name!r} as {list(tensor.shape)}, where the model has {list(own[name].shape)}"
+        if name in own and tensor.dtype != own[name].dtype:
+            return f"has {name!r} of {tensor.dtype}, where the model has {own[name].dtype}"
     return ""
 
 

@@ -65,6 +65,21 @@ def test_a_state_that_does_not_fit_the_model_is_named(variables: Mapping[str, to
         Evaluator(Scaled(), CORPUS).evaluate(variables)
 
 
+def test_a_state_of_another_type_than_the_model_is_named() -> None:
+    class Multiplied(Scaled):
+        def init(self, seed: int) -> Mapping[str, torch.Tensor]:
+            return {"matrix": torch.eye(3)}
+
+        def apply(self, variables, x, train):
+            return Outputs(x @ variables["matrix"], x, {}), variables
+
+    assert Evaluator(Multiplied(), CORPUS).evaluate({"matrix": torch.eye(3)}).accuracy == 0.75
+    with pytest.raises(
+        ConfigurationError, match=r"state has 'matrix' of torch\.float64, where the model has torch\.flo"
+    ):
+        Evaluator(Multiplied(), CORPUS).evaluate({"matrix": torch.eye(3, dtype=torch.float64)})
+
+
 def test_accuracy_loss_and_class_accuracy_are_exact():
     result = Evaluator(Scaled(), CORPUS).evaluate({"scale": torch.ones(())})
     assert result.accuracy == 0.75
