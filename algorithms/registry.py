@@ -164,6 +164,11 @@ def build_algorithm(name: str, options: Mapping[str, Any], ingredients: Ingredie
     algorithm = _call("algorithm.options", name, builder, (ingredients,), options)
     members = ("programs", "init", "round", "variables")
     built: Algorithm[Any] = _with_members(algorithm, "algorithm", name, members)
+    if not isinstance(built.programs, Mapping):
+        raise ConfigurationError(
+            f"algorithm {name!r} has its programs in a {type(built.programs).__name__}; "
+            'they must have names, as in {"train": ingredients.local_sgd()}'
+        )
     return with_tasks(built, ingredients.model)
 
 

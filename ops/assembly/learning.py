@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -152,9 +152,16 @@ def lacks_memory(error: Exception) -> bool:
 def first_ask(algorithm: Algorithm[Any], variables: Tree, context: Context) -> Ask | None:
     """The first ask of the first round. None if a round begins with a server job.
 
-    ``context`` is the one before the first round. Raises ConfigurationError if a round is no script.
+    ``context`` is the one before the first round. Raises ConfigurationError if a round is no script, or if the method
+    tells no global model.
     """
-    script = algorithm.round(algorithm.init(variables, context), replace(context, round=1))
+    state = algorithm.init(variables, context)
+    model: Any = algorithm.variables(state)
+    if not isinstance(model, Mapping):
+        raise ConfigurationError(
+            f"the algorithm's variables(state) is a {type(model).__name__}; it must be the model, as tensors by name"
+        )
+    script = algorithm.round(state, replace(context, round=1))
     if not isinstance(script, Generator):
         raise ConfigurationError(
             "the algorithm's round is no generator; it must yield an Ask or a ServerJob, and return the next state"

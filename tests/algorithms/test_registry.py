@@ -51,6 +51,12 @@ def refuses(ingredients):
     raise ValueError("mu and nu exclude each other")
 
 
+class Listed(FedAvg):
+    def __init__(self, ingredients):
+        super().__init__(ingredients)
+        self.programs = [*self.programs.values()]
+
+
 def exits(ingredients):
     raise SystemExit(3)
 
@@ -150,6 +156,7 @@ def test_an_own_criterion_and_a_file_by_its_path(own: str, tmp_path: Path) -> No
         ("registry_example:nothing", "made a int, which lacks programs, init, round, variables"),
         ("registry_example:network", "it is called with (ingredients) and the options of [algorithm.options]"),
         ("registry_example:refuses", "can't be built: ValueError: mu and nu exclude each other"),
+        ("registry_example:Listed", "'registry_example:Listed' has its programs in a list; they must have names"),
         ("registry_example:exits", "can't be built: SystemExit: 3"),
         ("fedavgg", "did you mean 'fedavg'?"),
     ],

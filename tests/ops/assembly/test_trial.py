@@ -128,6 +128,10 @@ OWN = """
         def round(self, state, context):
             return state
 
+    class TellsNoModel(FedAvg):
+        def variables(self, state):
+            state.variables
+
     class AsksForAnother(FedAvg):
         def __init__(self, ingredients):
             super().__init__(ingredients)
@@ -206,6 +210,10 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
         ),
         (["algorithm.name=tried:Begins"], "algorithm 'tried:Begins' fails before its first request: TypeError: no"),
         (["algorithm.name=tried:NeverYields"], "the algorithm's round is no generator; it must yield an Ask or"),
+        (
+            ["algorithm.name=tried:TellsNoModel"],
+            "variables(state) is a NoneType; it must be the model, as tensors",
+        ),
         (["algorithm.name=tried:AsksForAnother"], "asks for the program 'train', which it does not have"),
     ],
 )
