@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -25,12 +24,18 @@ _NUMBERS: Final = ("consistency", "all_period_perplexity")
 """The figures that are no shares."""
 _FIT: Final = 5
 """So many columns of figures fit on most pages."""
-_SPECIAL: Final = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-}
+_SPECIAL: Final = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        # LaTeX's default encoding has other characters in these places.
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+    }
+)
 
 
 def latex(comparison: Comparison, wanted: Sequence[str] = ()) -> str:
@@ -69,7 +74,7 @@ def latex(comparison: Comparison, wanted: Sequence[str] = ()) -> str:
 
 def escaped(text: str) -> str:
     """A text as LaTeX writes it."""
-    return re.sub(r"[\\~^&%$#_{}]", lambda match: _SPECIAL[match[0]], text)
+    return text.translate(_SPECIAL)
 
 
 def _chosen(comparison: Comparison, wanted: Sequence[str]) -> dict[str, str]:

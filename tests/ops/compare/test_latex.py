@@ -97,9 +97,13 @@ def test_columns_are_chosen_by_their_titles() -> None:
 
 
 def test_names_cannot_break_the_table() -> None:
-    name = r"a_b & 50 % of #1 {x} ~ ^2 $5 \end"
+    name = r"a_b & 50 % of #1 {x} ~ ^2 $5 <b> | \end"
     (_, line) = rows(latex(comparison(entry(name, (0.5,)))))
-    assert line[0] == (r"a\_b \& 50 \% of \#1 \{x\} \textasciitilde{} \textasciicircum{}2 \$5 \textbackslash{}end")
+    first, second = (
+        r"a\_b \& 50 \% of \#1 \{x\} \textasciitilde{} \textasciicircum{}2 \$5 ",
+        r"\textless{}b\textgreater{} \textbar{} \textbackslash{}end",
+    )
+    assert line[0] == first + second
     assert escaped("±") == "±"
 
 
