@@ -58,7 +58,7 @@ export class Chart {
   make(drawn, data, key) {
     this.u?.destroy();
     this.key = key;
-    if (!this.plot.clientWidth) return (this.u = null);
+    if (!this.plot.clientWidth || !drawn.length) return (this.u = null);
     const axis = { stroke: colour("soft"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("axis"), width: 1, size: 4 }, font: "11px system-ui, sans-serif" };
     this.u = new uPlot({
       width: this.plot.clientWidth, height: HEIGHT, legend: { show: false }, cursor: { y: false, drag: { x: true, y: false } },

@@ -211,6 +211,10 @@ def test_the_use_of_all_supervisors_and_trainers_is_drawn_once_it_is_measured(
         page = visit(shown.address)
         waiting = '#content .charts >> nth=1 >> .chart:has-text("for a trainer")'
         assert page.is_hidden(waiting), "nothing of it was measured"
+        accuracy = page.locator("#content .chart >> nth=0")
+        accuracy.scroll_into_view_if_needed()
+        accuracy.locator("figcaption", has_text="nothing was measured yet").wait_for()
+        assert accuracy.locator(".uplot").count() == 0, "there are no axes without rounds"
         used = {"coordinator": [0.1, 1]}
         for place in (1, 2):
             used |= {f"supervisor {place}": [0.2 * place, 1], f"trainer 1 of supervisor {place}": [0.3 * place, 1]}
@@ -223,6 +227,9 @@ def test_the_use_of_all_supervisors_and_trainers_is_drawn_once_it_is_measured(
         ):
             page.wait_for_selector(f'[aria-label="Use of {title} (shares of a core). Last: {told}."]')
         assert page.is_visible(waiting)
+        made.row(1)
+        page.evaluate("window.fedemu.runs[0].message = 0")
+        accuracy.locator(".uplot").wait_for()
     finally:
         shown.end()
 
