@@ -55,13 +55,17 @@ class Draws:
         return _shifted(_folded(x, 16), 32 - BITS).reshape(tuple(shape))
 
     def uniform(self, shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Uniform in the open interval from 0 to 1."""
+        """Uniform in the open interval from 0 to 1. Of complex numbers both parts are."""
+        if dtype.is_complex:
+            return torch.complex(*(self.uniform(shape, device, dtype.to_real()) for _ in range(2)))
         values = (self.bits(shape, device).to(_exact(dtype)) + 0.5) * 2.0**-BITS
         # The greatest values may be rounded up to 1.
         return values.to(dtype).clamp(max=1 - torch.finfo(dtype).eps / 2)
 
     def normal(self, shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Standard normal. No number is larger than 5.5."""
+        """Standard normal; no number is larger than 5.5. Both parts of a complex number have the variance 1/2."""
+        if dtype.is_complex:
+            return math.sqrt(0.5) * torch.complex(*(self.normal(shape, device, dtype.to_real()) for _ in range(2)))
         return (torch.erfinv(2 * self.uniform(shape, device, _exact(dtype)) - 1) * math.sqrt(2)).to(dtype)
 
     def exponential(self, shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
