@@ -108,9 +108,9 @@ export class View {
       [(status.updates || 0).toLocaleString("en"), "device updates"], [rate(status.updates_per_second), "updates/s"],
       [bytes((row.bytes_down || 0) + (row.bytes_up || 0)), "bytes of the last round"]];
     parts.cards.replaceChildren(...cards.map(([figure, label]) => make("div", { class: "card" }, make("b", {}, figure), make("span", {}, label))));
-    const over = !known(status.coordinator) && status.state !== "resuming" && status.state !== "completed" && status.state !== "diverged";
-    parts.banner.hidden = !over;
-    if (over) {
+    const unfinished = !known(status.coordinator) && !["resuming", "completed", "diverged", "gone"].includes(status.state);
+    parts.banner.hidden = !unfinished;
+    if (unfinished) {
       parts["banner-text"].textContent = `No coordinator is at work here. The run stands after round ${status.round || 0} of ${about.rounds}; this command goes on with it:`;
       parts.command.textContent = status.resume || "";
     }

@@ -234,6 +234,21 @@ def test_the_use_of_all_supervisors_and_trainers_is_drawn_once_it_is_measured(
         shown.end()
 
 
+def test_a_run_whose_folder_was_removed_is_not_offered_to_be_resumed(
+    made: Any, visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    made.row(1)
+    shown = Shown("watch", str(made.directory), log=tmp_path / "terminal")
+    try:
+        page = visit(shown.address)
+        page.wait_for_selector("[data-part=banner]:not([hidden])")
+        shutil.rmtree(made.directory)
+        until(page, "document.querySelector('[data-part=state]').textContent === 'the folder is gone'")
+        assert page.is_hidden("[data-part=banner]")
+    finally:
+        shown.end()
+
+
 def test_the_legend_explains_the_colours_by_visits(made: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
     made.ask(1, [3, 4], "ad")
     made.ask(2, [4, 7], "aa")
