@@ -49,8 +49,12 @@ class SideBySide {
   // Makes the charts of the runs that are ticked.
   choose() {
     const chosen = this.runs.filter((run, number) => this.cards[number].box.checked);
-    this.cards.forEach((card) => { card.tone = TONES[Math.max(0, chosen.indexOf(card.run)) % TONES.length]; card.mark(); });
-    const lines = (column) => chosen.map((run, place) => [this.names[run.about.number], TONES[place % TONES.length], (row) => row[run.about.number]?.[column], DASHES[Math.floor(place / TONES.length) % DASHES.length]]);
+    const look = (place) => [TONES[place % TONES.length], DASHES[Math.floor(place / TONES.length) % DASHES.length]];
+    this.cards.forEach((card) => card.mark(...(card.box.checked ? look(chosen.indexOf(card.run)) : ["line"])));
+    const lines = (column) => chosen.map((run, place) => {
+      const [tone, dash] = look(place);
+      return [this.names[run.about.number], tone, (row) => row[run.about.number]?.[column], dash];
+    });
     this.place.replaceChildren();
     this.charts = [["Accuracy", "share", "accuracy"], ["Loss", "plain", "loss"], ["Forgetting, F", "share", "forgetting"]].map(([title, form, column]) => new Chart(this.place, title, form, lines(column)));
     this.chart();
@@ -77,7 +81,6 @@ class SideBySide {
 class Card {
   constructor(run, title, drawn, select, choose) {
     this.run = run;
-    this.tone = TONES[0];
     this.box = make("input", { type: "checkbox", onchange: choose, "aria-label": `${title} in the charts` });
     this.box.checked = drawn;
     this.swatch = make("span");
@@ -90,8 +93,8 @@ class Card {
       make("p", { class: "line" }, make("label", {}, this.box, " in the charts")), this.line, make("div", { class: "canvas" }, this.canvas));
   }
 
-  mark() {
-    this.swatch.replaceChildren(swatch(this.box.checked ? this.tone : "line"));
+  mark(tone, dash) {
+    this.swatch.replaceChildren(swatch(tone, dash));
   }
 
   draw() {

@@ -1,5 +1,5 @@
 // Charts by uPlot, and the heat map of classes. Each has a sentence that says its last values, and a table.
-import { bytes, colour, known, make, percent, prepare, span, table, watchShown } from "./words.js";
+import { bytes, colour, known, make, percent, prepare, span, swatch, table, watchShown } from "./words.js";
 
 const HEIGHT = 210, TABLE_ROWS = 20;
 const share = (u, values) => values.map((value) => (known(value) ? `${Math.round(1000 * value) / 10} %` : ""));
@@ -68,11 +68,7 @@ export class Chart {
       series: [{}, ...drawn.map(([name, tone, , dash]) => ({ label: name, stroke: colour(tone), width: 2, spanGaps: true, dash, points: { show: data[0].length < 3 } }))],
       hooks: { setCursor: [(u) => this.point(u, drawn)] },
     }, data, this.plot);
-    this.keys.replaceChildren(...drawn.map(([name, tone, , dash]) => {
-      const field = make("i");
-      field.style.background = dash ? `repeating-linear-gradient(90deg, var(--${tone}) 0 ${dash[0] / 3}px, transparent 0 ${(dash[0] + dash[1]) / 3}px)` : `var(--${tone})`;
-      return make("span", {}, field, name);
-    }));
+    this.keys.replaceChildren(...drawn.map(([name, tone, , dash]) => make("span", {}, swatch(tone, dash), name)));
   }
 
   point(u, drawn) {

@@ -54,9 +54,10 @@ export function table(head, rows) {
     make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, cell))))));
 }
 
-export function swatch(name) {
-  const field = document.createElement("i");
-  field.style.background = `var(--${name})`;
+// A field in a colour, striped for a line with such a dash.
+export function swatch(name, dash) {
+  const field = document.createElement("i"), tone = `var(--${name})`;
+  field.style.background = dash ? `repeating-linear-gradient(90deg, ${tone} 0 ${dash[0] / 3}px, transparent 0 ${(dash[0] + dash[1]) / 3}px)` : tone;
   return field;
 }
 

@@ -416,3 +416,19 @@ def test_runs_stand_side_by_side(made: Any, live: Live, visit: Callable[..., Any
         page.wait_for_selector(".side")
     finally:
         shown.end()
+
+
+def test_no_two_runs_in_the_charts_have_the_same_look(
+    make: Callable[[str], Any], visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    folders = [str(make(f"run-{place}").directory) for place in range(9)]
+    shown = Shown("watch", *folders, log=tmp_path / "terminal")
+    try:
+        page = visit(shown.address)
+        fields = "new Set([...document.querySelectorAll('.side h2 i')].map((one) => one.style.background)).size"
+        until(page, f"{fields} === 9")
+        page.locator(".side input").nth(8).uncheck()
+        page.locator(".side input").nth(7).uncheck()
+        assert page.evaluate(fields) == 8, "those that are not in the charts are grey"
+    finally:
+        shown.end()
