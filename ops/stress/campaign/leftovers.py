@@ -39,7 +39,8 @@ def orphaned_memory(before: set[str]) -> list[str]:
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             with suppress(OSError):
-                used |= {name for name in new if f"{SHARED_MEMORY}/{name}" in (process / "maps").read_text()}
+                maps = (process / "maps").read_bytes()  # names of files need not be text
+                used |= {name for name in new if os.fsencode(f"{SHARED_MEMORY}/{name}") in maps}
                 for descriptor in (process / "fd").iterdir():
                     with suppress(OSError):
                         used.add(Path(os.readlink(descriptor)).name)

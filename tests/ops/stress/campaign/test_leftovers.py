@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from fedemu.ops.stress.campaign.leftovers import SHARED_MEMORY, Descriptors, of_sessions, orphaned_memory, shared_memory
 
@@ -20,11 +22,19 @@ def test_a_process_of_a_session_is_found_until_it_ends() -> None:
     assert of_sessions([process.pid], 0.0) == []
 
 
-def test_shared_memory_counts_only_if_nobody_uses_it() -> None:
+def test_shared_memory_counts_only_if_nobody_uses_it(tmp_path: Path) -> None:
     before = shared_memory()
     path = SHARED_MEMORY / f"fedemu-test-{os.getpid()}"
     with path.open("wb"):
         assert str(path) not in orphaned_memory(before)
+    named = tmp_path / os.fsdecode(b"caf\xe9")  # a name in Latin-1, as another process may have mapped one
+    for file in (path, named):
+        file.write_bytes(bytes(mmap.PAGESIZE))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        file.close()
+        with named.open("rb") as other, mmap.mmap(other.fileno(), 0, access=mmap.ACCESS_READ):
+            assert str(path) not in orphaned_memory(before)
+        assert len(mapped) == mmap.PAGESIZE
     assert str(path) in orphaned_memory(before)
     path.unlink()
     assert str(path) not in orphaned_memory(before)
