@@ -180,6 +180,20 @@ def test_presence_is_announced_again_when_more_is_wanted(new: Callable[..., Devi
     ]
 
 
+def test_presence_reaches_only_as_far_as_one_message_holds_its_intervals(
+    new: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedemu.device.runtime.runtime.MAX_INTERVALS", 2)
+    device = new(presence=((0.0, 10.0), (500.0, 600.0), (1500.0, 1600.0)))
+    device.join()
+    assert messages(device.get(Extend(until=1200.0))) == [
+        Presence(until=1200.0, intervals=((0.0, 10.0), (500.0, 600.0)))
+    ]
+    assert messages(device.get(Extend(until=2000.0))) == [
+        Presence(until=600.0, intervals=((0.0, 10.0), (500.0, 600.0)))
+    ]
+
+
 def test_presence_leaves_out_what_is_over_by_the_time_that_the_coordinator_told_last(
     new: Callable[..., Device],
 ) -> None:
