@@ -201,7 +201,7 @@ async def test_the_death_of_a_pack_is_told_for_each_device_in_it_and_another_tak
     zygotes[0].say(Forked(number=0, pid=7_777_777))
     zygotes[0].say(Ended(number=0, pid=7_777_777, code=-9))
     await until(lambda: machine.ended == [0], "the end of a pack")
-    assert machine.died == [life(4), life(7)]
+    assert (machine.died, dict(machine.packs.pids)) == ([life(4), life(7)], {})
     assert machine.counts["awake"] == 1
     await until(lambda: len(zygotes[0].forked) == 3, "another pack")
     assert zygotes[0].forked[-1] == Fork(number=0, lives=())
