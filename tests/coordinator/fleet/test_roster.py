@@ -156,8 +156,10 @@ def test_a_lease_belongs_to_the_key_that_got_it() -> None:
 def test_a_lease_that_was_granted_without_keys_belongs_to_the_first_key_that_comes_back_for_it() -> None:
     grants = leases()
     grants.replay([{"grant": "old", "ranges": [[0, 3]], "host": ""}], left=0.0)
-    grants.enroll(A, 3, "old", "", 0.0, "key")
-    assert not grants.holds("old", 0, "another")
+    for peer, key in ((A, "key"), (B, "")):
+        grants.enroll(peer, 3, "old", "", 0.0, key)
+        assert not grants.holds("old", 0, "another")
+        grants.leave(peer, 1.0)
 
 
 def test_a_device_with_a_stolen_lease_and_another_key_takes_nothing() -> None:
