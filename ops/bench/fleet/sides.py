@@ -153,6 +153,7 @@ class BareFleet:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            process_group=0,
         )
         assert self._parent.stdin is not None
         assert self._parent.stdout is not None

@@ -46,6 +46,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | dict(environment or {}),
+            process_group=0,  # Ctrl-C in a terminal reaches the command alone, which ends its workers
         )
 
     def __enter__(self) -> Worker:

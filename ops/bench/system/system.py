@@ -144,6 +144,7 @@ def find_accepted(preset: str, overrides: Sequence[str]) -> Accepted:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         timeout=300,
+        process_group=0,
     )
     if done.returncode:
         raise BenchmarkError("the run in memory failed; its error is above")

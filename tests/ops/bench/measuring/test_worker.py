@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -40,6 +44,24 @@ def _importable(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
 def test_workers_at_once_add_up_their_work_in_the_time_of_the_slowest() -> None:
     with Worker(f"{HERE}:chatty", {"work": 1.0}) as first, Worker(f"{HERE}:chatty", {"work": 2.0}) as second:
         assert at_once([first.ready(), second.ready()]) == Sample(3.0, 4.0, 1.0)
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_command_alone() -> None:
+    command = (
+        "import time\nfrom fedemu.ops.bench.measuring.worker import Worker\n"
+        f"with Worker('{HERE}:chatty', {{'work': 3.0}}) as worker:\n"
+        "    worker.ready()\n"
+        "    try:\n        print('ready', flush=True)\n        time.sleep(20)\n"
+        "    except KeyboardInterrupt:\n        print(worker.measure().work)\n"
+    )
+    words = [sys.executable, "-c", command]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        os.killpg(process.pid, signal.SIGINT)
+        said, errors = process.communicate(timeout=20.0)
+    assert said == b"3.0\n"
+    assert b"KeyboardInterrupt" not in errors
 
 
 def test_a_factory_that_is_not_there_is_a_benchmark_error() -> None:
