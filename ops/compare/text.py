@@ -114,8 +114,8 @@ def explanation(comparison: Comparison) -> list[str]:
         )
     if comparison.tasks:
         lines.append(
-            "first and later tasks: by round, the real time of a device's work and the coordinator's own, and the "
-            "emulated bytes of a device; a server job that comes once per task stands apart"
+            "first and later tasks: by round, the real time of a device's work and the coordinator's own; by request, "
+            "the emulated bytes to a device and those of its reply; a server job that comes once per task stands apart"
         )
     for study in comparison.replay:
         if study.unpaired:

@@ -92,9 +92,12 @@ class Results:
                 f"  accuracy  {percent(self.accuracy)}  (best {percent(summary.get('best_accuracy') or 0.0)}){also}"
             )
         lines += _periods(summary.get("periods"))
-        counts = [f"{totals[outcome]:,} {outcome}" for outcome in OUTCOMES if totals.get(outcome)]
-        speed = "" if self.speed is None else f"; {per_second(self.speed)} updates/s"
-        lines.append(f"  devices   {totals.get('selected', 0):,} asked: {', '.join(counts) or 'none replied'}{speed}")
+        if summary.get("rounds"):
+            counts = [f"{totals[outcome]:,} {outcome}" for outcome in OUTCOMES if totals.get(outcome)]
+            speed = "" if self.speed is None else f"; {per_second(self.speed)} updates/s"
+            lines.append(
+                f"  devices   {totals.get('selected', 0):,} asked: {', '.join(counts) or 'none replied'}{speed}"
+            )
         lines += [f"  doubt     {doubt}" for doubt in doubts(self.rows, summary)]
         if summary.get("perturbed"):
             lines.append(

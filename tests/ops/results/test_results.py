@@ -51,6 +51,15 @@ def test_the_cause_of_a_divergence_is_told_unless_a_resumed_run_went_on(write_su
     assert Results.read(directory).cause == ""
 
 
+def test_devices_are_counted_once_a_round_is_over(write_summary: Write) -> None:
+    directory = claim(EXPERIMENT, None)
+    for rounds, told in ((0, []), (1, ["  devices   4 asked: none replied"])):
+        write_summary(
+            directory, outcome="diverged", rounds=rounds, totals={"selected": 4 * rounds}, updates_per_second=None
+        )
+        assert [line for line in Results.read(directory).to_text().splitlines() if "asked" in line] == told
+
+
 def test_results_give_what_a_notebook_wants(write_row: Write, write_summary: Write) -> None:
     directory = claim(EXPERIMENT, None)
     write_row(directory, 1)
