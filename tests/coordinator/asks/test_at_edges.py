@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fedemu.algorithms.interface import DeviceReply, Reducer
 from fedemu.coordinator.asks.ask import LIVES, Give, Tell, Terms
@@ -154,12 +155,19 @@ def test_the_devices_of_an_edge_that_is_gone_are_asked_again_and_those_of_others
     assert [(peer, message.devices) for peer, message in play.asked[2:]] == [(b"b", (0, 1))]
 
 
-def test_a_sum_with_other_examples_than_its_replies_is_not_used() -> None:
+@pytest.mark.parametrize(
+    ("devices", "examples", "why"),
+    [
+        ((0, 1), 7, "the examples of a sum are not those of its results"),
+        ((0, 1, 1), 6, "the parts of a sum do not fit each other"),
+    ],
+)
+def test_a_sum_that_is_not_one_of_the_replies_is_not_used(devices: tuple[int, ...], examples: int, why: str) -> None:
     play = Play()
     play.keep(0, b"a", 0.0)
     play.keep(1, b"a", 0.0)
-    play.send_sum(b"a", [1.0, 1.0], 0, 1, examples=7)
-    assert play.told == ["a sum cannot be used: the examples of a sum are not those of its results"]
+    play.send_sum(b"a", [1.0, 1.0], *devices, examples=examples)
+    assert play.told == [f"a sum cannot be used: {why}"]
     assert (play.machine.verdicts, play.given()) == ({}, [0, 1])
 
 
