@@ -60,6 +60,10 @@ def claim_folder(path: Path) -> None:
 
     The caller writes ``config.toml`` into it.
     """
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:  # messages, logs and pages could not name it
+        raise ConfigurationError(f"the path of the folder {str(path)!a} is no UTF-8; choose another --out") from None
     if path.exists() or path.is_symlink():
         _require_empty(path)
     with _usable(path, "choose another --out"):

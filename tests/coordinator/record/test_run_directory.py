@@ -245,7 +245,15 @@ def test_a_folder_with_something_else_is_never_overwritten(tmp_path: Path):
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(ConfigurationError, match=r"not empty; choose another --out\.$"):
         claim_folder(tmp_path)
+
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_whose_name_is_no_utf_8_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"/caf\\udce9' is no UTF-8; choose another --out"):
+        claim_folder(tmp_path / os.fsdecode(b"caf\xe9"))
+    assert not any(tmp_path.iterdir())
+    claim_folder(tmp_path / "café au lait")
 
 
 def test_an_empty_folder_will_do(tmp_path: Path):
