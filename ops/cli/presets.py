@@ -31,8 +31,8 @@ from fedemu.ops.experiment.presets import presets as shipped
 from fedemu.ops.experiment.printed import printed
 from fedemu.ops.experiment.starter import STARTER, starter_text
 from fedemu.ops.experiment.toml_text import SCHEMA_FILE
-from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.host.files import named_failure, write_whole
 
 
 @guarded
@@ -146,12 +146,7 @@ def init(
         hint = did_you_mean(source, preset_names(), 3) or f"; {LISTED}"
         raise ConfigurationError(f'--from "{source}" is no preset{hint}')
     text = starter_text(source, str(file))
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("x", encoding="utf-8") as written:
-            written.write(text)
-    except OSError as error:
-        raise ConfigurationError(f"{file} can't be written: {error.strerror}; name another file") from None
+    _write(file, text)
     print(file)
     quoted = shlex.quote(str(file))
     print(f"check it with: fedemu validate {quoted}\nrun it with:   fedemu run {quoted}", file=sys.stderr)
@@ -189,10 +184,16 @@ def schema(
     mark = f'"title": "{TITLE}"'
     if out.exists() and mark not in out.read_text(encoding="utf-8", errors="replace")[:1000]:
         raise ConfigurationError(f"{out} exists, is no schema of fedemu, and is not overwritten; name another file")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(out, text)
-    except OSError as error:
-        raise ConfigurationError(f"{out} can't be written: {error.strerror}; name another file") from None
+    _write(out, text)
     print(out)
     return 0
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file that the user has named, whole or not at all. Raises ConfigurationError if the system refuses."""
+    try:
+        with named_failure(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, text)
+    except FedemuError as error:
+        raise ConfigurationError(f"{str(error).removesuffix('.')}; name another file") from None

@@ -139,6 +139,8 @@ def run(
         runtime__on=on,
         runtime__nodes=nodes,
     )
+    if nodes is not None and on is None:
+        raise ConfigurationError("--nodes is the number of nodes of a Ray cluster; add --on ray, or leave out --nodes")
     if on is not None:
         require_engine(on)
         if resume is None:

@@ -63,7 +63,7 @@ def log_crash(error: BaseException) -> Path:
             logging.getLogger("fedemu").critical("internal error", exc_info=error)
             return Path(handler.baseFilename)
     with tempfile.NamedTemporaryFile(
-        "w", prefix="fedemu-crash-", suffix=".log", delete=False, encoding="utf-8"
+        "w", prefix="fedemu-crash-", suffix=".log", delete=False, encoding="utf-8", errors="backslashreplace"
     ) as file:
         traceback.print_exception(error, file=file)
         print(" ".join(sys.argv), file=file)

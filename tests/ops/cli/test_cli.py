@@ -113,6 +113,10 @@ def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture
         (("run", "digitz"), 'no preset "digitz"; did you mean digits'),
         (("run", "--set", "local.learning_rate=1"), "local.learning_rate is no setting"),
         (("run", "--rounds", "0"), "rounds = 0 must be at least 1"),
+        (
+            ("run", "--nodes", "3"),
+            "--nodes is the number of nodes of a Ray cluster; add --on ray, or leave out --nodes",
+        ),
         (("run", "--devices", "10"), "fleet.per_round = 30 is more than fleet.devices = 10"),
         (("coordinator", "--seed", "-1"), "seed = -1 must be at least 0"),
         (("run", "--resume", "nowhere"), "nowhere is no run directory"),

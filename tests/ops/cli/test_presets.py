@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import tomllib
 from pathlib import Path
 
@@ -124,9 +125,24 @@ def test_an_experiment_is_written_once_and_can_be_read(tmp_path: Path, capsys: p
         (("init", "."), "is a folder; name a file in it"),
         (("init", "a.toml", "--from", "digitz"), '--from "digitz" is no preset; did you mean digits?'),
         (("init", "a.toml", "--from", "moon"), "moon is a method, which follows a preset: write digits+moon"),
-        (("init", "experiment.toml/b.toml"), "experiment.toml/b.toml can't be written: "),
+        (("init", "experiment.toml/b.toml"), "experiment.toml/b.toml cannot be written: "),
+        (("schema", "--out", "experiment.toml/b.json"), "experiment.toml/b.json cannot be written: "),
     ):
         capsys.readouterr()
         assert call(*arguments) == 2
         assert said in capsys.readouterr().err
     assert not Path("a.toml").exists()
+
+
+@pytest.mark.parametrize("words", [("init", "mine.toml"), ("schema", "--out", "mine.json")])
+def test_a_file_that_a_full_disk_takes_in_part_is_not_left(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        assert call(*words) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert capsys.readouterr().err == f"fedemu: {words[-1]} cannot be written: File too large; name another file\n"
+    assert not any(Path().iterdir())

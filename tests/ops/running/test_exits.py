@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def test_an_internal_error_is_one_sentence_that_names_the_file_with_the_tracebac
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["fedemu", os.fsdecode(b"caf\xe9")])  # names of files need not be text
 
     def action() -> int:
         raise ZeroDivisionError("by zero")
@@ -47,6 +49,7 @@ def test_an_internal_error_is_one_sentence_that_names_the_file_with_the_tracebac
     assert said.count("\n") == 1
     log = Path(said.rpartition(" is in ")[2].strip().rstrip(")"))
     assert "Traceback" in log.read_text()
+    assert log.read_text().endswith("\nfedemu caf\\udce9\n")
 
 
 def test_too_many_open_files_are_named(capsys: pytest.CaptureFixture[str]) -> None:
