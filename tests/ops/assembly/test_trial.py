@@ -89,17 +89,6 @@ OWN = """
                 self.count += 1
             return super().forward(x)
 
-    class Mixes(Linear):
-        def __init__(self, input_shape, classes, filled: bool):
-            super().__init__(input_shape, classes)
-            self.norm = nn.BatchNorm1d(classes, track_running_stats=False)
-            self.dropout = nn.Dropout(0.5)
-            if filled:
-                self.register_buffer("filled", torch.zeros(1))
-
-        def forward(self, x):
-            return self.dropout(self.norm(super().forward(x)))
-
     class LacksMemory(Linear):
         def forward(self, x):
             raise MemoryError
@@ -200,10 +189,6 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
             ["model={name='tried:Counts',kind='complex64'}"],
             "has the variable 'count' of complex64, which cannot travel to devices; use one of float64, float32,",
         ),
-        (
-            ["model={name='tried:Mixes',filled=false}"],
-            "model 'tried:Mixes' gives other logits for a sample if the other samples of the batch are others, and has",
-        ),
         (["model.name=tried:Whole"], "gives logits of torch.int64; they must be floating-point numbers"),
         (
             ["model.name=tried:Raises"],
@@ -242,10 +227,6 @@ def test_an_experiment_that_cannot_be_computed_is_refused_in_one_sentence(settin
 
 def test_a_model_may_count_in_a_buffer_of_signed_numbers() -> None:
     tried("model={name='tried:Counts',kind='int32'}")
-
-
-def test_a_model_with_a_buffer_may_mix_the_samples_of_a_batch() -> None:
-    tried("model={name='tried:Mixes',filled=true}")
 
 
 def test_an_error_in_somebodys_own_code_is_told_with_its_file_and_its_lines(tmp_path: Path) -> None:
