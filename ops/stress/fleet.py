@@ -205,7 +205,7 @@ class LiveFleet:
         for sign in (signal.SIGTERM, signal.SIGKILL):
             alive = [process for process in roots if process.is_running()]
             for process in alive:
-                process.send_signal(sign)
+                self.signal(process, sign)
             psutil.wait_procs(alive, timeout=seconds)
 
     def leftovers(self, seconds: float = 5.0) -> list[str]:
