@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, finished_rounds
@@ -34,3 +38,19 @@ def test_an_event_that_did_not_happen_in_time_is_named_with_the_end_of_the_outpu
         FleetTimeout, match=r"round 3 did not happen within 0 s\n--- 01-coordinator.log\nfirst\nlast words"
     ):
         fleet.wait_for_round(3, seconds=0.0)
+
+
+def test_a_process_that_ends_by_itself_while_the_fleet_is_ended_is_no_error(tmp_path: Path) -> None:
+    class Ending(psutil.Process):  # type: ignore[misc]
+        """It still runs when it is asked, and has ended when the signal comes."""
+
+        def is_running(self) -> bool:
+            process.kill()
+            process.wait()
+            return True
+
+    fleet = LiveFleet(tmp_path, address="tcp://127.0.0.1:1")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        fleet.coordinator = Ending(process.pid)
+        fleet.close(seconds=1.0)
+    assert process.returncode == -signal.SIGKILL
