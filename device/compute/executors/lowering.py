@@ -5,6 +5,7 @@ Each function is traced once per set of input layouts.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -90,15 +91,20 @@ class Lowering:
                 raise TypeError(f"step returned a carry of the form {spec}, but was given one of the form {carry_spec}")
             return after, dict(metrics)
 
-        return self._lowered(program, f"step/{stage}", names, one_step, given, given.carry)
+        strides = [leaf.stride() for leaf in given.carry]
+        return self._lowered(program, f"step/{stage}", names, one_step, given, strides, apart=len(strides))
 
     def finish(self, program: LocalProgram, names: Names, carry_spec: TreeSpec, given: Arguments) -> Lowered:
-        """The program's ``finish``: (shared, each, own, facts, key, carry) -> Outcome."""
+        """The program's ``finish``: (shared, each, own, facts, key, carry) -> Outcome.
+
+        It may write over the memory of the given carry. If it is ``recorded``, its results share no memory with
+        anything else.
+        """
 
         def finish(given: Arguments) -> Outcome:
             return program.finish(tree_unflatten(list(given.carry), carry_spec), *names.inputs(given))
 
-        return self._lowered(program, "finish", names, finish, given)
+        return self._lowered(program, "finish", names, finish, given, apart=sys.maxsize)
 
     def _lowered(
         self,
@@ -107,7 +113,8 @@ class Lowering:
         names: Names,
         function: Callable[[Arguments], Any],
         given: Arguments,
-        spent: Sequence[Tensor] = (),
+        strides: Sequence[tuple[int, ...]] = (),
+        apart: int = 0,
     ) -> Lowered:
         key = (id(program), what, names, *((t.shape, t.stride(), t.dtype, t.device) for t in given.flat()))
         found = self._cache.get(key)
@@ -115,12 +122,17 @@ class Lowering:
             if len(self._cache) >= MAX_CACHED:
                 self._cache.clear()
             # The program is kept too, so that no other program gets its id.
-            found = self._cache[key] = (program, self._lower(function, given, [t.stride() for t in spent]))
+            found = self._cache[key] = (program, self._lower(function, given, strides, apart))
         return found[1]
 
     def _lower(
-        self, function: Callable[[Arguments], Any], given: Arguments, strides: Sequence[tuple[int, ...]]
+        self,
+        function: Callable[[Arguments], Any],
+        given: Arguments,
+        strides: Sequence[tuple[int, ...]],
+        apart: int,
     ) -> Lowered:
+        """The first outputs get ``strides``. The carry is free to be written to, and so many outputs are ``apart``."""
         spec: TreeSpec | None = None
         drawn = 0
         lengths = given.lengths  # not ``given``: ``flat`` may stay in the cache, and would keep all its tensors alive
@@ -168,7 +180,7 @@ class Lowering:
                 with warnings.catch_warnings():
                     # vmap tells that it computes some operation, such as an LSTM, device by device.
                     warnings.filterwarnings("ignore", "There is a performance drop")
-                    run = trace(laid_out, inputs, spent=len(strides))
+                    run = trace(laid_out, inputs, spent=len(given.carry), apart=apart)
                 recorded = True
             except Untraceable:
                 run = untraced

@@ -96,9 +96,11 @@ class Serial:
         given = given._replace(carry=carry)
         lowered = self._lowering.finish(program, names, carry_spec, given)
         outcome = tree_unflatten(list(lowered.run(keyed(lowered, given, FINISH))), lowered.spec)
+        # What was not recorded may return shared tensors, or two results in the same memory.
+        exported = _handed_over if lowered.recorded else _copied
         return JobResult(
-            payload={key: map_leaves(_exported, tree) for key, tree in outcome.payload.items()},
-            own=map_leaves(_exported, outcome.own),
+            payload={key: map_leaves(exported, tree) for key, tree in outcome.payload.items()},
+            own=map_leaves(exported, outcome.own),
             examples=int(cohort.examples[0]),
             steps=int(cohort.steps[0]),
             metrics={name: _mean(values, sizes[name]) for name, values in measured.items()},
@@ -134,7 +136,16 @@ def _channels_last(leaf: Tensor) -> Tensor:
     return leaf.contiguous(memory_format=torch.channels_last) if leaf.dim() == 4 else leaf
 
 
-def _exported(leaf: Tensor) -> Tensor:
+def _handed_over(leaf: Tensor) -> Tensor:
+    """As ``_copied``, but on the memory of ``leaf`` if it lies there in that way and has it for itself."""
+    whole = leaf.is_contiguous() and leaf.nbytes == leaf.untyped_storage().nbytes()
+    if not whole or leaf.is_cuda or leaf.is_conj() or leaf.is_neg():
+        return _copied(leaf)
+    with torch.inference_mode(False):
+        return torch.empty(0, dtype=leaf.dtype).set_(leaf.untyped_storage(), 0, leaf.shape, leaf.stride())
+
+
+def _copied(leaf: Tensor) -> Tensor:
     """A copy in host memory and C order, made outside of inference mode.
 
     An inference tensor could neither be written to nor take part in a gradient afterwards.

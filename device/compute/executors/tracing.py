@@ -28,12 +28,13 @@ class Untraceable(Exception):
     """The function cannot be recorded, because it reads values or changes its inputs."""
 
 
-def trace(function: Flat, inputs: Sequence[Tensor], spent: int = 0) -> Flat:
+def trace(function: Flat, inputs: Sequence[Tensor], spent: int = 0, apart: int | None = None) -> Flat:
     """A function that does the operations of ``function``, for inputs of exactly these shapes, dtypes and layouts.
 
     The last ``spent`` inputs belong to the function: it may write over them. So they must not overlap with other
-    tensors. The first ``spent`` outputs do not either, so that they can be the inputs of the next call. Raises
-    Untraceable if the function reads values or writes to an input, and TrainingError if it draws random numbers.
+    tensors. The first ``apart`` outputs (``spent`` if it is None) do not either, so that they can be the inputs of the
+    next call. Raises Untraceable if the function reads values or writes to an input, and TrainingError if it draws
+    random numbers.
     """
     with torch.inference_mode(False), torch.no_grad():
         inputs = _distinct(differentiable(inputs))
@@ -43,14 +44,14 @@ def trace(function: Flat, inputs: Sequence[Tensor], spent: int = 0) -> Flat:
     _check(recorded, inputs)
     tape, outputs = simplify(recorded, inputs, outputs)
     free = inputs[len(inputs) - spent :]
-    tape, outputs = _apart(tape, outputs, free)
+    tape, outputs = _apart(tape, outputs, free, spent if apart is None else apart)
     return emit(tape, inputs, outputs, in_place(tape, outputs, free))
 
 
 def _apart(
-    tape: Sequence[Operation], outputs: Sequence[Tensor], free: Sequence[Tensor]
+    tape: Sequence[Operation], outputs: Sequence[Tensor], free: Sequence[Tensor], count: int
 ) -> tuple[list[Operation], list[Tensor]]:
-    """The tape and its outputs, of which the first have memory of their own, one for each ``free`` input.
+    """The tape and its outputs, of which the first ``count`` have memory of their own.
 
     What lies in that of an input that is not free, of a constant, of a tensor from outside or of another output is
     copied at the end of the tape.
@@ -59,8 +60,8 @@ def _apart(
     made = {memory(tensor) for tensor in free}
     for operation in tape:
         made |= {memory(tensor) for tensor in operation.outputs} - {memory(tensor) for tensor in operation.inputs}
-    taken = {memory(tensor) for tensor in outputs[len(free) :]}
-    for i, output in enumerate(outputs[: len(free)]):
+    taken = {memory(tensor) for tensor in outputs[count:]}
+    for i, output in enumerate(outputs[:count]):
         if memory(output) not in made - taken:
             outputs[i] = output.clone()
             tape.append(Operation(torch.ops.aten.clone.default, (output,), {}, outputs[i]))

@@ -172,7 +172,7 @@ def recorded() -> Iterator[None]:
     """In place of recording, run a function once and keep what it returns."""
     ordinary = lowering.trace
 
-    def once(function: Any, inputs: Sequence[Tensor], spent: int = 0) -> Any:
+    def once(function: Any, inputs: Sequence[Tensor], **how: int) -> Any:
         with torch.no_grad():
             _LAST.append(function(*inputs))
         return function

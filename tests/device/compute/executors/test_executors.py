@@ -246,6 +246,48 @@ def test_shared_variables_are_not_written_to(executor: Executor, source: Source)
         assert all(leaf.any() for result in results for leaf in result.payload["delta"].values())
 
 
+_TABLE = torch.tensor([7.0, 8.0])
+
+
+class _Returning(LocalSGD):
+    """It returns the trained model, a part of it, a shared variable, a tensor twice, and a table of its own."""
+
+    def finish(self, carry: Any, shared: Forest, own: Tree, facts: Facts) -> Outcome:
+        weight, bias = carry.variables["fc1.weight"], carry.variables["fc1.bias"] + 1
+        model = {"all": weight, "part": weight[0], "shared": shared["model"]["fc1.weight"]}
+        return Outcome({"model": model, "bias": {"once": bias, "again": bias}}, {"table": _TABLE})
+
+
+class _NotRecorded(_Returning):
+    """It reads a value, so it runs without recorded operations."""
+
+    def finish(self, carry: Any, shared: Forest, own: Tree, facts: Facts) -> Outcome:
+        assert bool(carry.variables["fc1.bias"].isfinite().all())
+        return super().finish(carry, shared, own, facts)
+
+
+@pytest.mark.parametrize(
+    ("executor", "kind"),
+    [(Serial(), _Returning), (Serial(), _NotRecorded), (Serial(plain=True), _Returning), (Vmapped(2), _Returning)],
+    ids=["serial", "not-recorded", "plain", "stack-2"],
+)
+def test_results_may_be_written_to(executor: Executor, kind: type[LocalSGD], source: Source) -> None:
+    """They share no memory with each other, with what was given, or with the results of the next call."""
+    program = kind(MODELS["mlp"], Objective(MODELS["mlp"]), 1, 5, 0.1)
+    shared = {"model": MODELS["mlp"].init(0)}
+    first, before = [
+        [bits(result) for result in run(executor, program, shared, jobs_of([6, 0, 7]), source)] for _ in range(2)
+    ]
+    results = run(executor, program, shared, jobs_of([6, 0, 7]), source)
+    written = [leaf for result in results for leaf in leaves(result).values()]
+    assert len(written) == 18
+    for number, leaf in enumerate(written):
+        leaf.fill_(number)
+    assert all(bool((leaf == number).all()) for number, leaf in enumerate(written))
+    assert [bits(result) for result in run(executor, program, shared, jobs_of([6, 0, 7]), source)] == before == first
+    assert all(torch.equal(leaf, shared["model"][name]) for name, leaf in MODELS["mlp"].init(0).items())
+
+
 def test_rounds_and_devices_shuffle_differently(source: Source) -> None:
     program = local(MODELS["mlp"])
     shared = {"model": MODELS["mlp"].init(1)}
