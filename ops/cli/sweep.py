@@ -212,16 +212,16 @@ def suite(
         raise ConfigurationError("--alone runs only the methods that --method names; name one")
     parts = with_data(open_suite(source, size, method or [], alone))
     runs = planned_suite(parts, only)
-    folder = out if out is not None else RUNS / f"{Path(source).stem}-{size}"
+    experiments = loaded(runs)
     if list_only:
         for run in runs:
             print(run.folder)
         return 0
+    folder = out if out is not None else RUNS / f"{Path(source).stem}-{size}"
     seeds = counted(max(len(part.seeds) for part in parts), "seed")
     said = f"{len({run.method or run.experiment for run in runs})} methods, {counted(len(parts), 'stream')}, {seeds}"
     takes = f"; all of it takes about {span(seconds_of(runs))} of one core" if seconds_of(runs) else ""
     say(f"{source}, {size}: {said}{takes}")
-    experiments = loaded(runs)
     prepare(folder, experiments)
     given = {"size": size, "out": folder, "method": method, "alone": alone, "at-once": at_once, "only": only}
 

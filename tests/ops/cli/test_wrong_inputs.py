@@ -125,6 +125,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     ),
     (["sweep", "digits-small", "--out", "x", "--search", "local.lr=0.1..inf"], "needs two finite numbers"),
     (["sweep", "digits-small", "--out", "json.toml", "--search", "local.lr=0.1..1"], "json.toml can't be made"),
+    (["suite", "forgetting", "--size", "tiny", "--list", "--method", "nope"], 'there is no method "nope" to follow a'),
     (["sweep", "evidence"], "--out is missing; see fedemu sweep --help"),
     (["stress", "--case", "3"], "--case is for fedemu stress campaign; leave it out, or say campaign"),
     (["stress", "soak", "--edge"], "--edge is for fedemu stress strangers"),
