@@ -63,7 +63,9 @@ def stress(
     ] = 1,
     minutes: Annotated[
         float,
-        typer.Option(min=0, metavar="N", help="campaign: begin no case after so many minutes. soak: last so long."),
+        typer.Option(
+            min=0.5, max=100_000, metavar="N", help="campaign: begin no case after so many minutes. soak: last so long."
+        ),
     ] = 10.0,
     cases: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="campaign: play so many cases, however long they take.")
@@ -76,7 +78,7 @@ def stress(
         typer.Option(metavar="NAME", help="strangers: play this attack alone. It may be given several times."),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=1, metavar="N", help="strangers: how long each attack goes on, about.")
+        float, typer.Option(min=1, max=3600, metavar="N", help="strangers: how long each attack goes on, about.")
     ] = 10.0,
     edge: Annotated[
         bool, typer.Option("--edge", help="strangers: attack an edge, behind which all devices are.")

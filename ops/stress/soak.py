@@ -7,6 +7,7 @@ round runs a server job in a process of its own, and devices write new own state
 from __future__ import annotations
 
 import csv
+import math
 import random
 import signal
 import tempfile
@@ -154,6 +155,8 @@ def soak(
         complaints += [f"still running after the end: {process}" for process in fleet.leftovers()]
         complaints += [f"left behind: {path}" for path in sorted(Path(temporary).rglob("*")) if not path.is_dir()]
     slopes = judge(seconds, samples)
+    if not complaints and any(math.isinf(slope.low) for slope in slopes.values()):
+        complaints.append(f"too few samples to tell whether anything grows: {len(samples)}")
     complaints += [
         f"{name} grows by {slope.slope:.3g} {QUANTITIES[name].unit} an hour".replace("  ", " ")
         for name, slope in slopes.items()

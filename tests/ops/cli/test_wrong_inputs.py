@@ -128,6 +128,9 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["suite", "forgetting", "--size", "tiny", "--list", "--method", "nope"], 'there is no method "nope" to follow a'),
     (["sweep", "evidence"], "--out is missing; see fedemu sweep --help"),
     (["stress", "--case", "3"], "--case is for fedemu stress campaign; leave it out, or say campaign"),
+    (["stress", "soak", "--minutes", "0"], "--minutes 0 must be from 0.5 to 100000; see fedemu stress --help"),
+    (["stress", "soak", "--minutes", "inf"], "--minutes inf must be from 0.5 to 100000"),
+    (["stress", "strangers", "--seconds", "inf", "--attack", "x"], "--seconds inf must be from 1 to 3600"),
     (["stress", "soak", "--edge"], "--edge is for fedemu stress strangers"),
 ]
 
