@@ -20,10 +20,25 @@ from fedemu.protocol.wording import demand
 _BOTH_BOUNDS = re.compile(r"(\S+)<=x<=([^\];]+)")
 _ONE_BOUND = re.compile(r"x([<>])=([^\];]+)")
 _BOUND_WORDS = {">": "at least", "<": "at most"}
+_EMPTY = "is empty; is a variable of the shell not set?"
 
 
 class Command(TyperCommand):
-    """One command. Its help names arguments as the usage line does, and says ranges in words."""
+    """One command. Its help names arguments as the usage line does, and says ranges in words.
+
+    An empty word is refused, unless it is the default of its option: as a path it would be the working folder.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words behind the name of the command."""
+        if not ctx.resilient_parsing:
+            given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+            parameter: Any
+            for parameter in self.params:
+                value = given.get(parameter.name)
+                if "" in (value if isinstance(value, list | tuple) else [value]) and parameter.default != "":
+                    raise typer.BadParameter(_EMPTY, ctx, parameter)
+        return list(super().parse_args(ctx, args))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The words behind the name of the command in the usage line."""
@@ -106,7 +121,9 @@ def _better(error: Any, said: str) -> Iterator[str]:
     """A clearer sentence than typer's, if there is one for this mistake."""
     kind = type(error).__name__
     if kind == "BadParameter" and error.param is not None:
-        name = error.param.opts[0] if error.param.param_type_name == "option" else _name(error.param)
+        name = error.param.opts[0] if error.param.param_type_name == "option" else _name(error.param).strip("[]")
+        if error.message == _EMPTY:
+            yield f"{name} {_EMPTY}"
         cause = error.__cause__
         if cause is not None and hasattr(cause, "errors"):
             detail = cause.errors()[0]
@@ -146,7 +163,7 @@ def _no_command(given: str, commands: list[str]) -> str:
     if given in part_names():
         return f"{given} is a {kind_of(given)}, which follows a preset: write fedemu run {example_of(given)}"
     hint = did_you_mean(f"fedemu {given}", [f"fedemu {name}" for name in commands]) if near(given, commands) else ""
-    return f"there is no command {given}{hint}"
+    return f"there is no command {_quoted(given)}{hint}"
 
 
 def _extra(given: str, ctx: Any) -> str:
