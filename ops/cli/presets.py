@@ -182,11 +182,16 @@ def schema(
     if out.is_dir():
         raise ConfigurationError(f"{out} is a folder; name a file in it, such as {out / SCHEMA_FILE}")
     mark = f'"title": "{TITLE}"'
-    if out.exists() and mark not in out.read_text(encoding="utf-8", errors="replace")[:1000]:
+    if out.exists() and not (out.is_file() and mark in _beginning(out)):
         raise ConfigurationError(f"{out} exists, is no schema of fedemu, and is not overwritten; name another file")
     _write(out, text)
     print(out)
     return 0
+
+
+def _beginning(file: Path) -> str:
+    with file.open(encoding="utf-8", errors="replace") as opened:
+        return opened.read(1000)
 
 
 def _write(file: Path, text: str) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from fedemu.protocol.errors import ConfigurationError
 
+MOST_CHARACTERS = 10_000_000
+"""A longer file is not read to its end: a device such as /dev/zero has none."""
 _PLACE = re.compile(r" \((at .*)\)$")
 
 
@@ -16,7 +18,11 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The table of a TOML file. Raises ConfigurationError if it cannot be read or is not TOML."""
     try:
         # Editors on Windows may write a byte order mark, which is no part of TOML.
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(MOST_CHARACTERS + 1)
+        if len(text) > MOST_CHARACTERS:
+            raise ConfigurationError(f"{path} is no experiment: it holds more than {MOST_CHARACTERS:,} characters")
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {_in_words(str(error))}") from None
     except UnicodeDecodeError:

@@ -171,6 +171,8 @@ def read_public(text: str) -> str:
 
 def _load(path: Path) -> tuple[str, str | None]:
     """The public and, if there is one, the secret key of a certificate file."""
+    if path.is_char_device():
+        raise ConfigurationError(f"{path} is a device of the system, and holds no key")
     try:
         public, secret = load_certificate(path)
     except (OSError, ValueError) as error:
