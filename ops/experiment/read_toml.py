@@ -22,6 +22,10 @@ def read_toml(path: Path) -> dict[str, Any]:
             text = file.read(MOST_CHARACTERS + 1)
         if len(text) > MOST_CHARACTERS:
             raise ConfigurationError(f"{path} is no experiment: it holds more than {MOST_CHARACTERS:,} characters")
+        if not text and path.is_fifo():
+            raise ConfigurationError(
+                f"nothing comes from {path}, a pipe, which can be read only once; save the experiment as a file"
+            )
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {_in_words(str(error))}") from None

@@ -50,6 +50,15 @@ def refused(source: object, *overrides: str, **environment: str) -> str:
 # Precedence
 
 
+def test_a_pipe_that_has_been_read_is_no_empty_experiment() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"rounds = 7\n")
+    os.close(writer)
+    assert load_experiment(f"/dev/fd/{reader}", [], {})[0].rounds == 7
+    assert "a pipe, which can be read only once; save the experiment as a file" in refused(f"/dev/fd/{reader}")
+    os.close(reader)
+
+
 def test_the_command_line_goes_before_the_environment_before_the_file_before_the_default(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text("[local]\nlr = 0.2\nmomentum = 0.2\nweight_decay = 0.2\n")
