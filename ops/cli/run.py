@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -139,6 +140,15 @@ def run(
         runtime__on=on,
         runtime__nodes=nodes,
     )
+    given = {
+        "--bind": bind,
+        "--keys": keys,
+        "--insecure": insecure,
+        "--on": on,
+        "--trainers": trainers,
+        "--per-process": per_process,
+        "--metrics-address": metrics_address,
+    }
     if nodes is not None and on is None:
         raise ConfigurationError("--nodes is the number of nodes of a Ray cluster; add --on ray, or leave out --nodes")
     if on is not None:
@@ -150,12 +160,12 @@ def run(
             raise ConfigurationError("--page is for one run, and here are several seeds; watch them with fedemu watch")
         if timing:
             raise ConfigurationError("--timing is for one run, and here are several seeds; leave out --timing")
-        _prepare_group(experiment, resume, overrides)
+        _prepare_group(experiment, resume, overrides, given)
         group = _open_group(experiment, out, resume, seeds, seed, overrides)
         if on is not None:
             group = replace(group, runtime=patient_machine(group.runtime))
         return run_group(group, print_summaries=format is Format.JSON)
-    directory, checked, runtime = _open(experiment, out, resume, overrides)
+    directory, checked, runtime = _open(experiment, out, resume, overrides, given)
     if on is not None:
         runtime = patient_machine(runtime)
     if resume is not None and is_complete(directory, checked):
@@ -201,7 +211,8 @@ def coordinator(
         runtime__metrics_address=metrics_address,
         runtime__log_level=log_level,
     )
-    directory, checked, runtime = _open(experiment, out, resume, overrides, computes_here=True)
+    given = {"--bind": bind, "--keys": keys, "--insecure": insecure, "--metrics-address": metrics_address}
+    directory, checked, runtime = _open(experiment, out, resume, overrides, given, computes_here=True)
     if resume is not None and is_complete(directory, checked):
         return conclude(directory, 0, "coordinator", new=False, print_summary=format is Format.JSON)
     try:
@@ -249,6 +260,7 @@ def edge(
         runtime__log_level=log_level,
     )
     _, runtime = load_experiment(None, overrides, os.environ)
+    _require_effect(runtime, {"--metrics-address": metrics_address})
     return edge_alone(runtime)
 
 
@@ -304,23 +316,30 @@ def device(
         runtime__log_level=log_level,
     )
     _, runtime = load_experiment(None, overrides, os.environ)
+    _require_effect(runtime, {"--metrics-address": metrics_address})
     require_processor(runtime.device_type)
     return supervise_alone(count, runtime, state)
 
 
 def _open(
-    source: str | None, out: Path | None, resume: Path | None, overrides: list[str], computes_here: bool = False
+    source: str | None,
+    out: Path | None,
+    resume: Path | None,
+    overrides: list[str],
+    given: Mapping[str, object],
+    computes_here: bool = False,
 ) -> tuple[Path, Experiment, Runtime]:
     """Make a new run directory, or open the one to resume.
 
-    Returns it with its experiment and this machine's settings. ``computes_here`` says that this process computes; with
-    everything in one process it always does.
+    Returns it with its experiment and this machine's settings. ``given`` are options that need others to have an
+    effect. ``computes_here`` says that this process computes; with everything in one process it always does.
     """
     if resume is None:
         experiment, runtime = load_experiment(source, overrides, os.environ)
     else:
         _refuse_beside_resume(resume, source, out)
         experiment, runtime = reopen(resume, overrides, os.environ)
+    _require_effect(runtime, given)
     if computes_here or runtime.transport == "memory":
         start_again_portably(experiment)
     if not computes_here:
@@ -344,8 +363,20 @@ def _serve_page(directory: Path, *, new: bool) -> None:
         raise
 
 
-def _prepare_group(source: str | None, resume: Path | None, overrides: list[str]) -> None:
-    """Check the ports, and start again with the variables of a portable experiment if this process computes.
+def _require_effect(runtime: Runtime, given: Mapping[str, object]) -> None:
+    """Raise ConfigurationError for an option that was given, and has no effect. None means that it was not given."""
+    for option in (option for option, value in given.items() if value is not None):
+        if option == "--metrics-address":
+            if not runtime.metrics_port:
+                raise ConfigurationError("--metrics-address needs --metrics-port, the port at which metrics are served")
+        elif runtime.transport == "memory":
+            raise ConfigurationError(
+                f"{option} has no effect with the transport memory, where everything is one process; leave one out"
+            )
+
+
+def _prepare_group(source: str | None, resume: Path | None, overrides: list[str], given: Mapping[str, object]) -> None:
+    """Check options and ports, and start again with the variables of a portable experiment if this process computes.
 
     No folder has been made yet.
     """
@@ -353,6 +384,7 @@ def _prepare_group(source: str | None, resume: Path | None, overrides: list[str]
         experiment, runtime = load_experiment(source, overrides, os.environ)
     else:
         experiment, runtime = resumed_group(resume, overrides, os.environ)
+    _require_effect(runtime, given)
     require_metrics_ports(runtime)
     if runtime.transport == "memory":
         start_again_portably(experiment)
