@@ -15,15 +15,23 @@ from rich.table import Table
 from fedemu.ops.bench.measuring.measure import QUICK, Effort, Figure, Spread
 from fedemu.ops.bench.subjects import STUDIES, SUBJECTS, Study, Wishes
 from fedemu.ops.cli.guarded import guarded
-from fedemu.ops.cli.options import Format, FormatOption
+from fedemu.ops.cli.options import Format, FormatOption, given
 from fedemu.protocol.errors import ConfigurationError
 
+_GOES_WITH = {
+    "problems": ("selection",),
+    "largest": ("fleet-size",),
+    "envs": ("peers", "gpu"),
+    "plots": ("growth",),
+}
+"""The subjects with one of which an option has an effect. It is refused without them."""
 WIDTH = 150
 """The width of the tables in columns, if the output is no terminal."""
 
 
 @guarded
 def bench(
+    context: typer.Context,
     subjects: Annotated[
         list[str] | None,
         typer.Argument(
@@ -81,6 +89,9 @@ def bench(
     for name in subjects or ():
         if name not in (*SUBJECTS, *STUDIES):
             raise ConfigurationError(f"there is no benchmark {name!r}; choose from {', '.join((*SUBJECTS, *STUDIES))}")
+    for name, wanted in _GOES_WITH.items():
+        if given(context, name) and not {*wanted} & {*(subjects or ())}:
+            raise ConfigurationError(f"--{name} is for fedemu bench {' or '.join(wanted)}; leave it out")
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         console.width = WIDTH

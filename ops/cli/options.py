@@ -211,6 +211,12 @@ Insecure = Annotated[
 ]
 
 
+def given(context: typer.Context, name: str) -> bool:
+    """Whether the parameter of this name stands on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def overrides_of(settings: list[str] | None, **options: object) -> list[str]:
     """The overrides ``key=value`` of a command: first those of ``--set``, then the other options, which win.
 

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fedemu.coordinator.record.json_lines import plain
 from fedemu.ops.cli.guarded import guarded
-from fedemu.ops.cli.options import Format, FormatOption
+from fedemu.ops.cli.options import Format, FormatOption, given
 from fedemu.ops.stress.campaign.cases import CaseResult
 from fedemu.ops.stress.campaign.telling import play_campaign
 from fedemu.ops.stress.network import WeatherResult, play_network
@@ -35,10 +35,24 @@ NETWORK = "network"
 """The word that plays runs with bad wires between machines."""
 STRANGERS = "strangers"
 """The word that attacks runs instead."""
+SCENARIO = "SCENARIO"
+_GOES_WITH = {
+    "short": (SCENARIO,),
+    "list_": (SCENARIO,),
+    "seed": (SCENARIO, CAMPAIGN, SOAK),
+    "minutes": (CAMPAIGN, SOAK),
+    "cases": (CAMPAIGN,),
+    "case": (CAMPAIGN,),
+    "attack": (STRANGERS,),
+    "seconds": (STRANGERS,),
+    "edge": (STRANGERS,),
+}
+"""The words with which an option has an effect. It is refused beside others."""
 
 
 @guarded
 def stress(
+    context: typer.Context,
     names: Annotated[
         list[str] | None,
         typer.Argument(
@@ -89,14 +103,11 @@ def stress(
 
     The exit code is 0 if all scenarios passed, and 1 if one failed.
     """
-    for option, given, word in (
-        ("--cases", cases is not None, CAMPAIGN),
-        ("--case", case is not None, CAMPAIGN),
-        ("--attack", bool(attack), STRANGERS),
-        ("--edge", edge, STRANGERS),
-    ):
-        if given and names != [word]:
-            raise ConfigurationError(f"{option} is for fedemu stress {word}; leave it out, or say {word}")
+    alone = names[0] if names and len(names) == 1 and names[0] in (CAMPAIGN, SOAK, NETWORK, STRANGERS) else SCENARIO
+    for name, words in _GOES_WITH.items():
+        if given(context, name) and alone not in words:
+            option = f"--{name.strip('_')}"
+            raise ConfigurationError(f"{option} is for fedemu stress {' or '.join(words)}; leave it out")
     if names == [CAMPAIGN]:
         played: list[CaseResult] = []
         with _folder(out, keep=lambda: not all(result.passed for result in played)) as folder:

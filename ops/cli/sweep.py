@@ -12,7 +12,7 @@ import typer
 
 from fedemu.ops.cli import complete, options
 from fedemu.ops.cli.guarded import guarded
-from fedemu.ops.cli.options import overrides_of
+from fedemu.ops.cli.options import given, overrides_of
 from fedemu.ops.engines.places import require_engine
 from fedemu.ops.experiment.presets import is_preset
 from fedemu.ops.experiment.sources import seed_of
@@ -63,6 +63,7 @@ ListOnly = Annotated[bool, typer.Option("--list", help="List the runs, and run n
 
 @guarded
 def sweep(
+    context: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -125,6 +126,9 @@ def sweep(
     values and seeds add runs. A run that fails does not end the others, and the exit code is that of the first of them.
     """
     _require_place(on)
+    for name in ("trials", "metric"):
+        if given(context, name) and not search:
+            raise ConfigurationError(f"--{name} is for a search; add --search KEY=LOW..HIGH, or leave it out")
     if search:
         if on != "here":
             raise ConfigurationError(f"--search looks at its results here, one after another; leave out --on {on}")
@@ -139,8 +143,8 @@ def sweep(
     else:
         overrides = overrides_of(settings, rounds=rounds, fleet__devices=devices)
         runs = chosen(runs_of(_part(source, grid, seeds, method, overrides)), only)
-    given = {"grid": grid, "method": method, "set": settings, "seeds": seeds, "rounds": rounds, "devices": devices}
-    again = _again("sweep", source, {"out": out, **given, "at-once": at_once, "only": only})
+    chose = {"grid": grid, "method": method, "set": settings, "seeds": seeds, "rounds": rounds, "devices": devices}
+    again = _again("sweep", source, {"out": out, **chose, "at-once": at_once, "only": only})
     experiments = loaded(runs)
     if list_only:
         for run in runs:
@@ -162,8 +166,8 @@ def _search(part: Part, out: Path, search: list[str], trials: int, metric: str, 
     from fedemu.ops.sweeps.searching import run_search
 
     spaces, figure = parse_space(search), figure_of(metric, [key for key in FIGURES if "rounds_to" not in key])
-    given = {"search": search, "trials": trials, "metric": metric, "seeds": ",".join(map(str, part.seeds))}
-    again = _again("sweep", part.experiments[0], {**given, "out": out, "set": part.set, "at-once": at_once})
+    chose = {"search": search, "trials": trials, "metric": metric, "seeds": ",".join(map(str, part.seeds))}
+    again = _again("sweep", part.experiments[0], {**chose, "out": out, "set": part.set, "at-once": at_once})
     tried = [override_of((space.key, space.least)) for space in spaces]
     loaded(runs_of(part.model_copy(update={"set": [*part.set, *tried]})))  # a mistake is told before the study begins
     study = Study(out, spaces, figure, part.seeds[0])
@@ -223,7 +227,7 @@ def suite(
     takes = f"; all of it takes about {span(seconds_of(runs))} of one core" if seconds_of(runs) else ""
     say(f"{source}, {size}: {said}{takes}")
     prepare(folder, experiments)
-    given = {"size": size, "out": folder, "method": method, "alone": alone, "at-once": at_once, "only": only}
+    chose = {"size": size, "out": folder, "method": method, "alone": alone, "at-once": at_once, "only": only}
 
     def conclude(folder: Path) -> None:
         # Importing numpy takes time, for which no other command should have to wait.
@@ -233,7 +237,7 @@ def suite(
         say(f"the table is in {write_standing(folder, standing)}")
         print(text(standing))
 
-    return run_sweep(folder, runs, experiments, at_once, _again("suite", source, given), conclude)
+    return run_sweep(folder, runs, experiments, at_once, _again("suite", source, chose), conclude)
 
 
 def _require_place(place: str) -> None:
