@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outcome, Outputs, Stage, Tree
+from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outcome, Outputs, Stage, Tree, mixes
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.trees import add
 
@@ -83,7 +83,7 @@ class Sums:
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """One stage: all samples once, in their order."""
-        return (Stage(in_order, self.step, rows_matter=False),)
+        return (Stage(in_order, self.step, rows_matter=mixes(self.model, train=False)),)
 
     def learning_rate(self, round: int, task: int) -> float:
         return 0.0

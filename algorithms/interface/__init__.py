@@ -1,6 +1,6 @@
 """The contract between methods and machinery: what a method, a program and a model are. Read this room first."""
 
-from fedemu.algorithms.interface.model import Model, Outputs, PartlyFrozen
+from fedemu.algorithms.interface.model import Mixing, Model, Outputs, PartlyFrozen, mixes
 from fedemu.algorithms.interface.program import (
     Augment,
     CountingSteps,
@@ -65,6 +65,7 @@ __all__ = [
     "LocalProgram",
     "Measuring",
     "Memory",
+    "Mixing",
     "Model",
     "Noting",
     "OfItsOwnKind",
@@ -88,6 +89,7 @@ __all__ = [
     "Tree",
     "collect",
     "mean",
+    "mixes",
     "total",
     "weighted_mean",
 ]

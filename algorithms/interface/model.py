@@ -57,3 +57,17 @@ class PartlyFrozen(Protocol):
     def frozen(self) -> Tree:
         """The frozen tensors by name. They are saved beside the variables of the final model."""
         ...
+
+
+@runtime_checkable
+class Mixing(Protocol):
+    """A model that tells whether it mixes the samples of a batch."""
+
+    def mixes(self, train: bool) -> bool:
+        """Whether what it says of a sample depends on the others of the batch, in training or in evaluation."""
+        ...
+
+
+def mixes(model: Model, train: bool) -> bool:
+    """Whether a model says that it mixes the samples of a batch."""
+    return isinstance(model, Mixing) and model.mixes(train)

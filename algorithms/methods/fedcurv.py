@@ -54,6 +54,7 @@ from fedemu.algorithms.interface import (
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD, Training, first_batches
 from fedemu.algorithms.training.losses import curvature_penalty
+from fedemu.algorithms.training.mixing import rows_matter
 from fedemu.algorithms.training.objective import LossFunction, Objective, Pass, Term
 from fedemu.algorithms.trees import add, flatten, map_leaves, only, subtract, unflatten, widened, without, zeros_like
 
@@ -91,9 +92,9 @@ class CurvatureSGD(LocalSGD):
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         some = first_batches(self.fisher_batches, self.fisher_batch_size)
-        rows_matter = bool(self.model.buffers)
-        training = Stage(self.plan, self.train, self.augment, rows_matter)
-        return training, Stage(some, self.square, self.augment, rows_matter)
+        matter = rows_matter(self.model)
+        training = Stage(self.plan, self.train, self.augment, matter)
+        return training, Stage(some, self.square, self.augment, matter)
 
     def initial_own(self, shared: Forest) -> Tree:
         return flatten({key: zeros_like(shared[key]) for key in ("fisher", "weighted")})

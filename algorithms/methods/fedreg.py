@@ -36,7 +36,20 @@ import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from fedemu.algorithms.interface import Ask, Batch, Context, Facts, Forest, Outcome, Reducer, Reply, Script, Stage, Tree
+from fedemu.algorithms.interface import (
+    Ask,
+    Batch,
+    Context,
+    Facts,
+    Forest,
+    Outcome,
+    Reducer,
+    Reply,
+    Script,
+    Stage,
+    Tree,
+    mixes,
+)
 from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState
 from fedemu.algorithms.methods.fednova import AVERAGES, Weights
 from fedemu.algorithms.training.ingredients import Ingredients
@@ -94,7 +107,7 @@ class RegularisedSGD(LocalSGD):
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        training = Stage(self.plan, self.train, self.augment, rows_matter=False)
+        training = Stage(self.plan, self.train, self.augment, rows_matter=mixes(self.model, train=True))
         if not self.rehearsals:
             return (training,)
         # Slots have room for whole batches, so padding stays.

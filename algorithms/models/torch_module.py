@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from fedemu.algorithms.models.random_functions import repeatable
 from fedemu.algorithms.trees import map_leaves, only
 from fedemu.protocol.errors import ConfigurationError
 
+T = TypeVar("T")
 ModuleKind = Literal["dense", "convolutional"]
 """The kinds that a module can have. See ``interface.Kind``."""
 Build = Callable[[int], nn.Module]
@@ -165,8 +166,8 @@ def from_module(build: Callable[[], nn.Module], kind: ModuleKind | None = None, 
     return ModuleModel(module, kind, lambda other: module if other == seed else under_seed(build, other))
 
 
-def under_seed(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """The module that ``build`` makes if torch, numpy and Python draw their numbers by ``seed``.
+def under_seed(build: Callable[[], T], seed: int) -> T:
+    """What ``build`` makes if torch, numpy and Python draw their numbers by ``seed``.
 
     Later draws are as if it had not been.
     """

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedemu.algorithms.interface import Augment, Batch, Facts, Forest, Model, Outcome, Plan, Stage, Tree
+from fedemu.algorithms.training.mixing import rows_matter
 from fedemu.algorithms.training.objective import Loss, LossFunction
 from fedemu.algorithms.trees import add, subtract, without, zeros_like
 
@@ -104,7 +105,7 @@ class LocalSGD:
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """One stage: the steps of ``plan``."""
-        return (Stage(self.plan, self.step, self.augment, rows_matter=bool(self.model.buffers)),)
+        return (Stage(self.plan, self.step, self.augment, rows_matter=rows_matter(self.model)),)
 
     @cached_property
     def optimiser(self) -> SGD:

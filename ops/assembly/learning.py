@@ -24,6 +24,7 @@ from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
 from fedemu.algorithms.terms.local_term import with_local_terms
 from fedemu.algorithms.terms.remembering import with_terms
 from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.mixing import OwnModel
 from fedemu.ops.assembly.stream import class_tasks
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol import seeds
@@ -91,6 +92,8 @@ def open_model(experiment: Experiment, corpus: Corpus) -> Model:
     """
     spec, seed = experiment.model, model_seed(experiment)
     model = build_model(spec.name, spec.options, corpus.input_shape, corpus.outputs, seed)
+    if ":" in spec.name:
+        model = OwnModel(model, corpus.input_shape, corpus.tokens)
     tasks = None if corpus.language else class_tasks(experiment, corpus.classes)
     if tasks is None:
         return model

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedemu.algorithms.interface import LocalProgram, Outputs, Plan, Tree
+from fedemu.algorithms.interface import LocalProgram, Outputs, Plan, Tree, mixes
 from fedemu.algorithms.models.draws import KEY_SHAPE, Draws
 from fedemu.algorithms.models.random_functions import Keyed
 from fedemu.coordinator.evaluation.evaluate import read
@@ -41,6 +41,7 @@ from fedemu.protocol.tensors import DTYPES
 SAMPLES = 2
 STACK_SIZE = 2
 """The number of devices that a vmapped executor takes at once: the smallest possible stack."""
+_FILLED = "filled up to local.batch_size with copies that have no weight in the loss"
 _NOT_OF_ALL = ("processed", "kind", "notes", "local_model", "measured")
 """What only some programs have: ``CountingSteps``, ``OfItsOwnKind``, ``Noting``, ``Revealing`` and ``Measuring``."""
 
@@ -173,6 +174,9 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
     computing = choose(experiment, attempt, stacked=stacked, draws_outside=_draws_outside(parts, samples))
     if isinstance(computing, Exception):
         _refuse(said, computing)
+    if not model.buffers and mixes(model, train=True):
+        filled = f"model {experiment.model.name!r} mixes the samples of a batch, so all batches are {_FILLED}"
+        computing = computing._replace(why="; ".join(filter(None, (computing.why, filled))))
     return computing
 
 

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from fedemu.algorithms.interface import Tree
+from fedemu.algorithms.trees import flatten
 from fedemu.device.compute.executors.executor import Job, JobResult
 from fedemu.device.compute.executors.private_torch import tree_leaves
 from fedemu.ops.assembly.parts import Parts
@@ -41,6 +44,19 @@ OWN = """
     class Dropping(Net):
         def between(self, h):
             return torch.dropout(h, 0.2, self.training)
+
+    class Centres(nn.Linear):
+        def __init__(self, input_shape, classes):
+            super().__init__(64, classes)
+
+        def forward(self, x):
+            x = x.flatten(1)
+            return super().forward(x - x.mean(0))
+
+    class Normalises(nn.Sequential):
+        def __init__(self, input_shape, classes):
+            norm = nn.BatchNorm1d(64, track_running_stats=False)
+            super().__init__(nn.Flatten(), norm, nn.Linear(64, classes))
 
     class Branches(Net):
         def between(self, h):
@@ -159,6 +175,34 @@ def test_an_own_model_trains_repeatably_by_the_executor_that_is_told(name: str, 
         results.append([leaf.numpy().tobytes() for leaf in tree_leaves(dict(result.payload["delta"]))])
     assert results[0] == results[1]
     assert results[0] != results[2]  # another order of the samples, and other draws
+
+
+@pytest.mark.parametrize("name", ["Centres", "Normalises"])
+def test_a_model_that_mixes_samples_trains_alike_by_every_executor(name: str) -> None:
+    sizes = (1, 3, 11)
+    found: dict[str, list[Tree]] = {}
+    settings = f"model.name=mine:{name}", "local.batch_size=8", "local.weight_decay=0"
+    for executor in ("serial", "vmapped", "plain"):
+        parts, said = tried(*settings, f"local.executor={executor}")
+        assert said == [
+            f"model 'mine:{name}' mixes the samples of a batch, so all batches are filled up to local.batch_size "
+            "with copies that have no weight in the loss"
+        ]
+        assert parts.experiment.local.executor == executor
+        trainer = open_trainer(parts.experiment.to_bytes(), "cpu")
+        jobs = [Job(device=i, round=1, task=0, indices=np.arange(size)) for i, size in enumerate(sizes)]
+        results = trainer.run("train", {"model": parts.variables}, jobs)
+        found[executor] = [flatten(result.payload) for result in results if isinstance(result, JobResult)]
+        assert len(found[executor]) == len(sizes)
+    for alone, stacked, plain in zip(*found.values(), strict=True):
+        largest = max(float(leaf.abs().max()) for leaf in alone.values())
+        for leaf, expected in alone.items():
+            torch.testing.assert_close(stacked[leaf], expected, rtol=0, atol=1e-4 * largest)
+            torch.testing.assert_close(plain[leaf], expected, rtol=0, atol=1e-4 * largest)
+    if name == "Centres":
+        # A sample alone is its own mean, and so are its copies: the weights see 0, and learn nothing.
+        assert float(found["serial"][0]["delta/weight"].abs().max()) < 1e-6
+        assert float(found["serial"][0]["delta/bias"].abs().max()) > 1e-2
 
 
 def test_a_model_that_keeps_something_from_batch_to_batch_is_refused() -> None:

@@ -1,0 +1,109 @@
+"""Whether a model mixes the samples of a batch, so that samples that only fill up a batch change its training.
+
+Buffers of a model are taken as a sign of it. A model of the user's own without buffers is asked by trying: it may, for
+example, subtract the mean of the batch, or take the samples for the steps of a sequence.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from fedemu.algorithms.interface import Kind, Model, Outputs, Tree, mixes
+from fedemu.algorithms.models.draws import KEY_SHAPE, Draws
+from fedemu.algorithms.models.frozen import frozen_of
+from fedemu.algorithms.models.layer_statistics import observed
+from fedemu.algorithms.models.random_functions import Keyed
+from fedemu.algorithms.models.torch_module import under_seed
+from fedemu.algorithms.trees import map_leaves, only, without
+
+_ROWS: Final = 4
+_ROW: Final = 2
+"""The sample that stays as it is while the others of its batch change. Some come before it and some after it."""
+_CHANGE: Final = 0.1
+"""The standard deviation of what is added to variables. Some begin with zeros, which hide what they scale."""
+
+
+def rows_matter(model: Model) -> bool:
+    """Whether samples of weight 0 may change a training step of the model."""
+    return bool(model.buffers) or mixes(model, train=True)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnModel:
+    """A model of the user's own, for samples of this shape, which tells by a trial whether it mixes them.
+
+    With ``tokens`` samples are whole numbers that name something.
+    """
+
+    inner: Model
+    input_shape: tuple[int, ...]
+    tokens: bool
+
+    @property
+    def kind(self) -> Kind:
+        return self.inner.kind
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        return self.inner.buffers
+
+    @property
+    def frozen(self) -> Tree:
+        return frozen_of(self.inner)
+
+    def init(self, seed: int) -> Tree:
+        return self.inner.init(seed)
+
+    def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
+        return self.inner.apply(variables, x, train)
+
+    def observed(self) -> OwnModel:
+        """The same model with ``Outputs.statistics``. Raises ConfigurationError if the inner model has none."""
+        return replace(self, inner=observed(self.inner))
+
+    def mixes(self, train: bool) -> bool:
+        """Whether what it says of one sample changes, by a single bit, with the other samples of the batch.
+
+        False for a model that cannot be stacked. It is computed one by one, where no batch has to be filled up.
+        """
+        key = torch.zeros(KEY_SHAPE, dtype=torch.int32)
+
+        def said(variables: Tree, key: Tensor, x: Tensor) -> Tensor:
+            buffers = only(variables, self.buffers)
+
+            def logits(trained: Tree) -> Tensor:
+                with Keyed(Draws(key)):
+                    outputs, _ = self.inner.apply({**trained, **buffers}, x, train)
+                return outputs.logits[_ROW]
+
+            # Some layers, such as nn.LSTM, can be stacked only where they are differentiated too.
+            found: Tensor = torch.func.vjp(logits, without(variables, self.buffers))[0]
+            return found
+
+        def stacked(variables: Tree, x: Tensor) -> Tensor:
+            stack = map_leaves(lambda leaf: leaf.clone()[None], variables), key[None], x[None]
+            with warnings.catch_warnings(), torch.no_grad():
+                warnings.filterwarnings("ignore", "There is a performance drop")
+                found: Tensor = under_seed(lambda: torch.func.vmap(said)(*stack), 0)
+            return found.nan_to_num()
+
+        first = self.inner.init(0)
+        x, other, changed = under_seed(lambda: (self._samples(), self._samples(), map_leaves(_changed, first)), 0)
+        other[_ROW] = x[_ROW]
+        try:
+            return not all(torch.equal(stacked(leaves, x), stacked(leaves, other)) for leaves in (first, changed))
+        except Exception:  # it cannot be stacked, or the training step will tell it better
+            return False
+
+    def _samples(self) -> Tensor:
+        shape = (_ROWS, *self.input_shape)
+        return torch.randint(0, 2, shape) if self.tokens else torch.randn(shape)
+
+
+def _changed(leaf: Tensor) -> Tensor:
+    return leaf + _CHANGE * torch.randn(leaf.shape, dtype=leaf.dtype) if leaf.is_floating_point() else leaf

@@ -1,0 +1,118 @@
+"""It is found out whether a model of the user's own mixes the samples of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedemu.algorithms.models.low_precision import with_precision
+from fedemu.algorithms.models.torch_module import from_module
+from fedemu.algorithms.training.mixing import OwnModel, rows_matter
+
+
+class Net(nn.Module):
+    def __init__(self, between: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 4), nn.Linear(4, 3)
+        self.between = between or nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.between(self.first(x)))
+        return logits
+
+
+class Gated(Net):
+    """What mixes is scaled by a parameter that begins with 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.gate * x.flip(0))
+
+
+class Sequence(Net):
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(2, 3, batch_first=batch_first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layer(x.view(-1, 3, 2))[0][:, -1]
+        return logits
+
+
+class Words(Net):
+    def __init__(self, mixing: bool) -> None:
+        super().__init__()
+        self.table, self.mixing = nn.Embedding(2, 1), mixing
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = self.table(x).squeeze(-1)
+        return super().forward(words - words.mean(0) if self.mixing else words)
+
+
+def normalised(**settings: bool) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, **settings), nn.Linear(4, 3))
+
+
+def branching(h: Tensor) -> Tensor:
+    return h - h.mean(0) if h.sum() < 1e6 else h
+
+
+def by_numpy(h: Tensor) -> Tensor:
+    return h * float(np.random.rand())
+
+
+MIXING: dict[str, Callable[[], nn.Module]] = {
+    "means": lambda: Net(lambda h: h - h.mean(0)),
+    "a gate that is closed at first": Gated,
+    "batch normalisation": lambda: normalised(track_running_stats=False),
+    "samples as the steps of a sequence": lambda: Sequence(batch_first=False),
+}
+APART: dict[str, Callable[[], nn.Module]] = {
+    "layers": Net,
+    "dropout": lambda: Net(nn.Dropout(0.5)),
+    "sequences": lambda: Sequence(batch_first=True),
+    "no stack": lambda: Net(branching),
+    "draws by numpy": lambda: Net(by_numpy),
+}
+
+
+@pytest.mark.parametrize("build", MIXING.values(), ids=MIXING)
+def test_a_model_that_mixes_samples_is_found(build: Callable[[], nn.Module]) -> None:
+    model = OwnModel(from_module(build), (6,), tokens=False)
+    assert not model.buffers
+    assert rows_matter(model)
+    assert rows_matter(with_precision(model, "bfloat16"))
+
+
+@pytest.mark.parametrize("build", APART.values(), ids=APART)
+def test_a_model_that_computes_each_sample_by_itself_or_cannot_be_stacked_is_none(
+    build: Callable[[], nn.Module],
+) -> None:
+    assert not rows_matter(OwnModel(from_module(build), (6,), tokens=False))
+
+
+def test_a_model_of_tokens_is_asked_by_tokens() -> None:
+    assert rows_matter(OwnModel(from_module(lambda: Words(mixing=True)), (6,), tokens=True))
+    assert not rows_matter(OwnModel(from_module(lambda: Words(mixing=False)), (6,), tokens=True))
+
+
+def test_running_statistics_mix_in_training_alone() -> None:
+    model = OwnModel(from_module(normalised), (6,), tokens=False)
+    assert (model.mixes(True), model.mixes(False)) == (True, False)
+
+
+def test_what_is_drawn_meanwhile_is_forgotten() -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)
+    expected = torch.rand(1), np.random.rand()
+    torch.manual_seed(0)
+    np.random.seed(0)
+    OwnModel(from_module(lambda: Net(by_numpy)), (6,), tokens=False).mixes(True)
+    assert (torch.rand(1), np.random.rand()) == expected
