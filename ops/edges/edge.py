@@ -19,7 +19,8 @@ from fedemu.ops.figures import readable_bytes
 from fedemu.ops.keys.choice import client_keys, in_words, server_keys
 from fedemu.ops.running.devices import ENDS, require_host, say
 from fedemu.ops.running.exits import exit_code_of
-from fedemu.protocol.errors import Interrupted
+from fedemu.ops.running.together import reachable
+from fedemu.protocol.errors import ConfigurationError, Interrupted
 from fedemu.protocol.host.open_files import allow_open_files
 from fedemu.protocol.host.private import working_folder
 from fedemu.protocol.transport.curve import ServerKeys
@@ -35,6 +36,11 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def edge_alone(runtime: Runtime) -> int:
     """Run an edge until the run is over, as ``fedemu edge`` does. Returns the exit code."""
     require_host(runtime.connect)
+    if _places(reachable(runtime.bind)) & _places(runtime.connect):
+        raise ConfigurationError(
+            f"this edge would connect to itself: --bind {runtime.bind} and --connect {runtime.connect} are one place; "
+            "give --bind another port"
+        )
     logging.basicConfig(level=runtime.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
 
     keys = server_keys(runtime, os.environ)
@@ -91,6 +97,18 @@ def run_edge(runtime: Runtime, opened: Callable[[str], None], below_keys: Server
 
     with working_folder("fedemu-edge-") as folder:
         return asyncio.run(serve(folder))
+
+
+def _places(address: str) -> set[str | tuple[object, ...]]:
+    """The hosts and ports that an address of a socket stands for. A port that is not chosen yet has none."""
+    if not address.startswith("tcp://"):
+        return {address}
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    except OSError:
+        return set()
+    return {place[:2] for *_, place in found if place[1]}
 
 
 def _most_connections() -> int:

@@ -126,6 +126,8 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["run", "--seeds", "0-1", "--transport", "memory", "--trainers", "2"], "--trainers has no effect with"),
     (["coordinator", "--set", "runtime.transport=memory", "--keys", "k"], "--keys has no effect with"),
     (["edge", "--bind", "tcp://127.0.0.1:0", "--metrics-address", "::1"], "--metrics-address needs --metrics-port"),
+    (["edge", "--bind", "tcp://127.0.0.1:5577"], "this edge would connect to itself: --bind tcp://127.0.0.1:5577 and"),
+    (["edge", "--bind", "tcp://0.0.0.0:5601", "--connect", "tcp://localhost:5601"], "give --bind another port"),
     (["device", "--metrics-address", "127.0.0.1"], "--metrics-address needs --metrics-port"),
     (["run", "--log-level", "loud"], "--log-level loud must be one of debug, info, warning, error; see"),
     (["device", "--n", "-1"], "--n -1 must be at least 1"),
