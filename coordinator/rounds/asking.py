@@ -90,7 +90,10 @@ class Asking:
         self._holdings = holdings
 
     async def exchange(self, ask_id: AskId, ask: Ask, context: Context, tally: Tally) -> Reply:
-        """Carry out an ask and reduce its replies. Raises TooFewReplies if too few devices reply."""
+        """Carry out an ask and reduce its replies. Raises TooFewReplies if too few devices reply.
+
+        Raises ConfigurationError if nobody is asked, and replies are needed.
+        """
         settings, timeline = self._settings, self._service.timeline
         with self._waiting(tally):
             cohort, wanted = await self._cohort(ask_id, ask, tally)
@@ -167,7 +170,12 @@ class Asking:
             # Those of numpy are numbers of Python from here on, which messages and checkpoints can hold.
             named = dict.fromkeys(DeviceId(int(device)) for device in ask.cohort)
             among = tuple(device for device in named if 0 <= device < self._settings.devices)
-        if ask.optional and among == ():  # nobody is named, so there is nobody to wait for
+        if among == () and not ask.optional:
+            raise ConfigurationError(
+                f"the algorithm asks for the program {ask.program!r}, and 'cohort' of this Ask names no device of the "
+                "fleet; name one, or make the Ask optional"
+            )
+        if among == ():  # nobody is named, so there is nobody to wait for
             eligible = self._service.roster.eligible(self._service.timeline.time)
         elif self._settings.clock == "virtual":
             eligible = await self._arrive(among, tally)

@@ -231,6 +231,16 @@ async def test_an_optional_ask_of_nobody_has_no_replies_and_is_over_at_once(
     assert (summary.outcome, left.rows[0].selected) == ("completed", 0)
 
 
+@pytest.mark.parametrize("clock", ["virtual", "wall"])
+@pytest.mark.parametrize("cohort", [(), np.array([], np.int64), [99]])
+async def test_an_ask_that_needs_replies_and_names_no_device_is_a_mistake_of_the_algorithm(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, clock: str, cohort: Any
+) -> None:
+    make_fleet()
+    with pytest.raises(ConfigurationError, match="'cohort' of this Ask names no device of the fleet; name one, or"):
+        await play(make_plan(rounds=1, cohort=cohort, clock=clock))
+
+
 async def test_downloads_are_charged_by_what_a_device_has_seen(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
