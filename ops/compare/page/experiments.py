@@ -60,7 +60,7 @@ def accuracy(comparison: Comparison) -> Figure | None:
         )
         shown.append(comparison.target)
     fit_shares(axes, shown, "test accuracy")
-    return legend_below(figure, axes)
+    return _with_legend(figure, axes, comparison)
 
 
 def accuracy_late(comparison: Comparison) -> Figure | None:
@@ -76,7 +76,7 @@ def accuracy_late(comparison: Comparison) -> Figure | None:
         return None
     figure, axes = new_figure("Accuracy, second half of the rounds", height=_height(comparison))
     fit_shares(axes, _draw_accuracy(axes, comparison, middle), "test accuracy")
-    return legend_below(figure, axes)
+    return _with_legend(figure, axes, comparison)
 
 
 def accuracy_by_bytes(comparison: Comparison) -> Figure | None:
@@ -85,7 +85,7 @@ def accuracy_by_bytes(comparison: Comparison) -> Figure | None:
     _draw_accuracy_against(axes, comparison, MOVED, 1.0)
     axes.set_xlabel("bytes down and up, emulated")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: readable_bytes(value)))
-    return legend_below(figure, axes)
+    return _with_legend(figure, axes, comparison)
 
 
 def accuracy_by_time(comparison: Comparison) -> Figure | None:
@@ -95,7 +95,7 @@ def accuracy_by_time(comparison: Comparison) -> Figure | None:
     divisor, unit = time_unit(max(spans, default=0.0))
     _draw_accuracy_against(axes, comparison, "virtual_time", divisor)
     axes.set_xlabel(f"time of the experiment [{unit}]")
-    return legend_below(figure, axes)
+    return _with_legend(figure, axes, comparison)
 
 
 def forgetting_and_accuracy(comparison: Comparison) -> Figure | None:
@@ -153,25 +153,28 @@ def round_forgetting_ecdf(comparison: Comparison) -> Figure | None:
     axes.set_xlabel("round forgetting of at most")
     axes.yaxis.set_major_formatter(SHARES)
     axes.set_ylabel("rounds")
-    return legend_below(figure, axes)
+    return _with_legend(figure, axes, comparison)
 
 
 def round_forgetting(comparison: Comparison) -> Figure | None:
-    """The accuracy that classes lost in each round (Aljahdali et al., figure 14). Jagged curves are running means."""
+    """The accuracy that classes lost in each round (Aljahdali et al., figure 14). Jagged curves are running means.
+
+    A curve of fewer rounds than such a mean takes is one point, the mean over all of them.
+    """
     curves = [(curve(entry, "round_forgetting"), entry.place, look) for entry, look in _looks(comparison)]
     longest = max(len(drawn.rounds) for drawn, _, _ in curves)
     window = 1 if longest < _SMOOTH_FROM else max(3, longest // 20)
     title = "Round forgetting" if window == 1 else f"Round forgetting, running mean of {window}"
     figure, axes = new_figure(title, height=_height(comparison))
     for drawn, place, look in curves:
-        if len(drawn.rounds) >= window:
-            kernel = np.ones(window) / window
+        if width := min(window, len(drawn.rounds)):
+            kernel = np.ones(width) / width
             smooth = Curve(*(np.convolve(values, kernel, mode="valid") for values in drawn))
             axes.plot(smooth.rounds, smooth.mean, linewidth=1.6, **markers(place, len(smooth.rounds)), **look)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(SHARES)
     axes.set_ylabel("accuracy lost, mean over classes")
-    return legend_below(figure, axes)
+    return _with_legend(figure, axes, comparison)
 
 
 def class_accuracy(comparison: Comparison) -> Figure | None:
@@ -215,6 +218,18 @@ def _looks(comparison: Comparison) -> Iterator[tuple[Entry, dict[str, Any]]]:
     """Every entry with the colour, line style and name of its line, the same in all pictures."""
     for entry in comparison.entries:
         yield entry, {**line_look(entry.place), "label": label_of(entry.label)}
+
+
+def _with_legend(figure: Figure, axes: Any, comparison: Comparison) -> Figure | None:
+    """The figure with its legend, which also names experiments that have no values here. None if none has any."""
+    drawn = {line.get_label() for line in axes.lines}
+    looks = [look for _, look in _looks(comparison)]
+    lacking = [look for look in looks if look["label"] not in drawn]
+    if len(lacking) == len(looks):
+        return None
+    for look in lacking:
+        axes.plot([], [], **{**look, "label": f"{look['label']} (no values)"})
+    return legend_below(figure, axes)
 
 
 def _draw_accuracy(axes: Any, comparison: Comparison, since: float) -> list[float]:

@@ -13,7 +13,13 @@ import pytest
 from fedemu.algorithms.names import LOSSES, METHODS
 from fedemu.ops.compare.compare import Comparison, compare
 from fedemu.ops.compare.looks import COLOURS, places
-from fedemu.ops.compare.page.experiments import accuracy, accuracy_late, class_accuracy, forgetting_and_accuracy
+from fedemu.ops.compare.page.experiments import (
+    accuracy,
+    accuracy_late,
+    class_accuracy,
+    forgetting_and_accuracy,
+    round_forgetting,
+)
 from fedemu.ops.compare.page.head import head, swatches
 from fedemu.ops.compare.page.page import all_figures
 from fedemu.ops.experiment import Experiment
@@ -49,6 +55,24 @@ def close(tmp_path: Path) -> Comparison:
 
 def lines(figure: Any) -> dict[str, str]:
     return {line.get_label(): line.get_color() for line in figure.axes[0].lines if line.get_label()[0] != "_"}
+
+
+def test_experiments_of_few_rounds_are_drawn_or_named_as_those_without_values(tmp_path: Path) -> None:
+    for method, rounds in (("fedavg", 61), ("fedprox", 3), ("scaffold", 1)):
+        path = write_run(tmp_path / method, [], algorithm={"name": method})
+        rows = [
+            {"round": place + 1, "accuracy": 0.5, "round_forgetting": 0.1 * place or None} for place in range(rounds)
+        ]
+        (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    comparison = compare([tmp_path / name for name in ("fedavg", "fedprox", "scaffold")])
+    figure = round_forgetting(comparison)
+    assert figure is not None
+    long, short, none = figure.axes[0].lines
+    assert [line.get_label() for line in (long, short, none)] == ["fedavg", "fedprox", "scaffold (no values)"]
+    assert len(long.get_xdata()) == 58
+    assert [*short.get_xdata(), *short.get_ydata()] == pytest.approx([2.5, 0.15])
+    assert len(none.get_xdata()) == 0
+    assert {datum.series for datum in data_behind(figure)} == {"fedavg", "fedprox"}
 
 
 def test_methods_a_point_apart_fill_the_axis_of_the_second_half(close: Comparison) -> None:
