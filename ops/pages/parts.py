@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from fedemu.ops.pages.style import drawn, saved
 from fedemu.ops.pages.svg import inline_svg
 
-Kind = Literal["words", "number", "code"]
+Kind = Literal["words", "number", "date", "code"]
 """What a column holds. The kind is also the CSS class of the column's cells."""
 Draw = Callable[[], Figure | None]
 """Draws one figure. None if its data are missing."""

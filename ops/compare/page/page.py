@@ -135,7 +135,7 @@ def _runs(comparison: Comparison) -> Table:
         ("seed", "number"),
         ("rounds", "number"),
         ("outcome", "words"),
-        ("date", "words"),
+        ("date", "date"),
         ("run again", "code"),
         ("model digest", "code"),
         ("directory", "code"),

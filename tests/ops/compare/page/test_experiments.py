@@ -21,7 +21,7 @@ from fedemu.ops.compare.page.experiments import (
     round_forgetting,
 )
 from fedemu.ops.compare.page.head import head, swatches
-from fedemu.ops.compare.page.page import all_figures
+from fedemu.ops.compare.page.page import all_figures, write_comparison
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import write_frozen
 from fedemu.ops.pages.behind import data_behind
@@ -73,6 +73,14 @@ def test_experiments_of_few_rounds_are_drawn_or_named_as_those_without_values(tm
     assert [*short.get_xdata(), *short.get_ydata()] == pytest.approx([2.5, 0.15])
     assert len(none.get_xdata()) == 0
     assert {datum.series for datum in data_behind(figure)} == {"fedavg", "fedprox"}
+
+
+def test_the_date_of_a_run_stays_on_one_line_however_long_the_path_is(tmp_path: Path) -> None:
+    write_run(tmp_path / "long" / "run", [0.5])
+    (tmp_path / "page" / "plots").mkdir(parents=True)
+    text = write_comparison(compare([tmp_path / "long" / "run"]), tmp_path / "page").read_text()
+    assert '<td class="date">2026-03-01\N{NO-BREAK SPACE}12:30\N{NO-BREAK SPACE}UTC</td>' in text
+    assert ".date { white-space: nowrap }" in text
 
 
 def test_methods_a_point_apart_fill_the_axis_of_the_second_half(close: Comparison) -> None:
