@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -14,7 +15,7 @@ from fedemu.ops.cli.complete import offer
 from fedemu.ops.experiment.near import did_you_mean, near
 from fedemu.ops.experiment.presets import DEFAULT, JOINT, example_of, is_preset, kind_of, part_names
 from fedemu.ops.running.codes import INTERRUPTED
-from fedemu.ops.running.exits import complain
+from fedemu.ops.running.exits import complain, end_output, exit_code_of
 from fedemu.protocol.wording import demand
 
 _BOTH_BOUNDS = re.compile(r"(\S+)<=x<=([^\];]+)")
@@ -67,14 +68,26 @@ class Commands(TyperGroup):
         except typer.Abort:
             complain("interrupted")
             code = INTERRUPTED
+        except SystemExit as ended:
+            # So typer ends if nobody reads the help that it writes.
+            if not isinstance(ended.__context__, BrokenPipeError):
+                raise
+            code = 0
+        except OSError as error:
+            code = exit_code_of(partial(_raise, error))
         except Exception as error:
             # What typer raises for wrong usage has this method in every version, and a public class only in the latest.
             if not hasattr(error, "format_message"):
                 raise
             code = _tell(error)
+        code = end_output(code or 0)
         if standalone_mode:
             sys.exit(code)
         return code
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _write_options(command: Any, ctx: Any, formatter: Any) -> None:

@@ -51,12 +51,35 @@ def exit_code_of(action: Callable[[], int]) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of stdout went away (`fedemu presets | head -1`). Nobody reads what is left.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
     except typer.Exit:
         raise
     except (Exception, SystemExit) as error:
         return _unforeseen(error)
+
+
+def end_output(code: int) -> int:
+    """Write what stdout still holds back, at the end of a command with this exit code. Returns the code.
+
+    If that fails, an action that had succeeded has failed. The interpreter itself would try it too late to tell it.
+    """
+
+    def end() -> int:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
+            if not code:
+                raise
+        return code
+
+    return exit_code_of(end)
+
+
+def _drop_output() -> None:
+    """Let stdout lead nowhere from now on, so that what it holds back cannot fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _unforeseen(error: Exception | SystemExit) -> int:
