@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from fedemu.ops.pages.style import drawn, saved
 from fedemu.ops.pages.svg import inline_svg
+from fedemu.protocol.host.files import write_whole
 
 Kind = Literal["words", "number", "date", "code"]
 """What a column holds. The kind is also the CSS class of the column's cells."""
@@ -55,13 +56,13 @@ def bound(plots: Mapping[str, Callable[[Any], Figure | None]], data: Any) -> dic
 def draw_all(plots: Mapping[str, Draw], folder: Path, prefix: str = "") -> list[Picture]:
     """Draw every plot for which there is data, and keep each as ``folder/<prefix><name>.png``.
 
-    Pictures of one page that have the same name need different prefixes.
+    Pictures of one page that have the same name need different prefixes. Raises FedemuError if the disk refuses one.
     """
     pictures = []
     for name, draw in plots.items():
         figure = drawn(draw)
         if figure is not None:
-            (folder / f"{prefix}{name}.png").write_bytes(saved(figure, "png"))
+            write_whole(folder / f"{prefix}{name}.png", saved(figure, "png"))
             figure.set_layout_engine("none")  # the layout stands, and takes as long as the drawing
             title = name.replace("_", " ").replace("-", " ")
             svg = inline_svg(saved(figure, "svg").decode(), f"{prefix}{name}", title)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from fedemu.coordinator.record.run import Run, read_generated, read_run
@@ -15,6 +16,7 @@ from fedemu.ops.report.periods import period_table
 from fedemu.ops.report.plots.generated import is_broad
 from fedemu.ops.results.doubts import doubts
 from fedemu.ops.results.periods import PeriodResults, period_results
+from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
 
 
@@ -27,6 +29,8 @@ def write_report(directory: Path) -> Path:
     run, made = read_run(directory), read_generated(directory)
     folder = directory / "plots"
     folder.mkdir(exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise ConfigurationError(f"{folder} is read-only; make it writable, or write the report of a copy of the run")
     sections = figures(directory, run, made)
     plots = {heading: draw_all(draws, folder) for heading, draws in sections.items()}
     above = list(plots)[: list(plots).index(ROUNDS)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ def claim_folder(out: Path) -> None:
         if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / NUMBERS).is_file())):
             raise ConfigurationError(f"{out} exists and holds no comparison; choose another folder with --out")
         (out / "plots").mkdir(parents=True, exist_ok=True)
+        if not os.access(out / "plots", os.W_OK):
+            raise ConfigurationError(f"{out / 'plots'} is read-only; choose another folder with --out")
     except OSError as error:
         raise ConfigurationError(f"can't write to {out}: {error.strerror}; choose another folder with --out") from error
 

@@ -174,6 +174,19 @@ def test_a_wrong_input_is_refused_in_one_plain_sentence(
     assert sorted(Path().rglob("*")) == before
 
 
+@pytest.mark.parametrize(("command", "folder"), [("report", "shown/plots"), ("compare", "compare/plots")])
+def test_a_read_only_folder_for_plots_is_refused(
+    command: str, folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("taken/plots").unlink()
+    Path("taken").rename("shown")
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != folder)
+    with pytest.raises(SystemExit) as ended:
+        commands.app([command, "shown"], prog_name="fedemu")
+    assert (ended.value.code, list(Path(folder).iterdir())) == (2, [])
+    assert f"fedemu: {folder} is read-only; " in capsys.readouterr().err
+
+
 def test_a_mistyped_variable_is_told_where_it_is_no_mistake_and_refused_where_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

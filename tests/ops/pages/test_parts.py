@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import pytest
 from matplotlib.figure import Figure
 
 from fedemu.ops.pages.parts import about, bound, draw_all, numbers_by_name
 from fedemu.ops.pages.style import new_figure
+from fedemu.protocol.errors import FedemuError
 
 
 def titled(title: str) -> Figure | None:
@@ -25,6 +27,13 @@ def test_every_plot_that_has_data_is_kept_as_a_file_and_stands_in_the_page_itsel
     (file,) = tmp_path.iterdir()
     assert file.name == "first.png"
     assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_the_disk_does_not_take_is_named(tmp_path: Path) -> None:
+    (tmp_path / "one-first.png.partial").symlink_to("/dev/full")
+    (tmp_path / "one-first.png").symlink_to("/dev/full")
+    with pytest.raises(FedemuError, match=r"/one-first\.png cannot be written: the disk is full; make room there"):
+        draw_all({"first": partial(titled, "a title")}, tmp_path, "one-")
 
 
 def test_a_picture_is_explained_in_the_words_of_its_function_that_are_for_readers() -> None:
