@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 from typing import NoReturn
 
-from fedemu.ops.running.codes import leave_on_signals
+from fedemu.ops.running.codes import keep_the_code, leave_on_signals
 from fedemu.protocol.host.kernel import keep_one_heap
 
 
@@ -17,6 +18,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """
     # Imports take half a second, in which Ctrl-C must not end in a traceback. A command changes that when it begins.
     leave_on_signals()
+    atexit.register(keep_the_code)  # the first that is registered is the last that is called
     keep_one_heap()
     # The collector finds nothing in what imports make.
     gc.disable()

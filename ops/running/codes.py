@@ -54,6 +54,12 @@ def interrupt_on_signals() -> None:
             signal.signal(sign, signal.default_int_handler)
 
 
+def keep_the_code() -> None:
+    """Ignore such signals from now on: at its very end the interpreter lets them kill the process, without a code."""
+    for sign in STOP_SIGNALS:
+        signal.signal(sign, signal.SIG_IGN)
+
+
 def _leave(number: int, frame: FrameType | None) -> None:
     with suppress(OSError):  # nobody reads it any more
         os.write(sys.stderr.fileno(), b"fedemu: interrupted\n")

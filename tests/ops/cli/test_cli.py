@@ -4,8 +4,10 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -255,6 +257,23 @@ def test_the_console_script_and_the_package_are_the_same_command() -> None:
         for command in ([str(script), "presets"], [sys.executable, "-m", "fedemu", "presets"])
     ]
     assert shown[0] == shown[1] != ""
+
+
+@pytest.mark.parametrize("sign", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_at_the_very_end_of_the_process_does_not_take_its_exit_code(sign: str) -> None:
+    script = f"""
+        import os, sys
+        from fedemu.ops.cli.__main__ import main
+        class Late:
+            def __del__(self, kill=os.kill, process=os.getpid()):
+                kill(process, {signal.Signals[sign]:d})
+        sys.late = Late()
+        main(["nonsense"])
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 2
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
