@@ -1,4 +1,4 @@
-"""Layers that torch computes in one piece, written out, so that their dropout draws by a key.
+"""Layers that torch computes in one piece, changed so that their dropout draws by a key, and that they can be stacked.
 
 Attention is written out even without dropout: torch would choose among several implementations, some of which can be
 neither mapped over devices nor repeated to the bit.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedemu.algorithms.models.draws import Draws
+from fedemu.algorithms.models.private_functions import inside_vmap
+
+_HALVES: Final = (torch.float16, torch.bfloat16)
 
 
 def attention(
@@ -72,11 +76,37 @@ def _layered(function: Callable[..., Any], states: int) -> Callable[..., Any]:
     return run
 
 
+def _normalised(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A normalisation that computes half precision in float32 where it is mapped with variables of float32.
+
+    torch does so by itself where it is not mapped, but cannot map it.
+    """
+
+    def run(draws: Draws, input: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
+        exact = any(
+            isinstance(leaf, Tensor) and leaf.dtype == torch.float32 for leaf in (*arguments, *keywords.values())
+        )
+        if input.dtype not in _HALVES or not exact or not inside_vmap():
+            return function(input, *arguments, **keywords)
+        return function(input.float(), *arguments, **keywords).to(input.dtype)
+
+    return run
+
+
+def _layer_norm(draws: Draws, input: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
+    # A GPU's autocast computes it in float32 by itself, and leaves the result so.
+    function = torch.layer_norm if input.is_cuda else partial(_normalised(torch.layer_norm), draws)
+    return function(input, *arguments, **keywords)
+
+
 LAYERS: Final[dict[Any, Callable[..., Any]]] = {
     functional.scaled_dot_product_attention: attention,
     torch.lstm: _layered(torch.lstm, 2),
     torch.gru: _layered(torch.gru, 1),
     torch.rnn_tanh: _layered(torch.rnn_tanh, 1),
     torch.rnn_relu: _layered(torch.rnn_relu, 1),
+    torch.batch_norm: _normalised(torch.batch_norm),
+    torch.instance_norm: _normalised(torch.instance_norm),
+    torch.layer_norm: _layer_norm,
 }
 """What stands for each function of torch."""

@@ -1,7 +1,7 @@
-"""torch's functions that are written in Python, without the check by which they hand themselves to a context.
+"""What models use of torch's private parts: functions without a check, and which transformations are around a call.
 
-A context such as ``Keyed`` is asked about ``multi_head_attention_forward`` as a whole, and is not active inside of it.
-So it could not see the dropout there.
+torch's functions that are written in Python hand themselves to a context. A context such as ``Keyed`` is asked about
+``multi_head_attention_forward`` as a whole, and is not active inside of it. So it could not see the dropout there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import cache
 from types import FunctionType
 from typing import Any
 
+import torch
 import torch.nn.functional
 
 
@@ -33,3 +34,9 @@ def _opened(function: FunctionType) -> FunctionType:
 
 def _never(*tensors: object) -> bool:
     return False
+
+
+def inside_vmap() -> bool:
+    """Whether ``torch.func.vmap`` is around this call."""
+    around = torch._C._functorch.get_interpreter_stack() or []
+    return any(level.key() == torch._C._functorch.TransformType.Vmap for level in around)

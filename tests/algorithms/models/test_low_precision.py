@@ -22,6 +22,7 @@ from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
+from fedemu.algorithms.trees import only, without
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
 
@@ -64,6 +65,50 @@ def test_gradients_and_variables_stay_float32_and_devices_can_be_stacked() -> No
     for name, leaf in one.items():
         assert leaf.dtype == torch.float32
         assert torch.allclose(two[name][1], leaf, rtol=2**-6, atol=1e-3)
+
+
+NORMS: dict[str, Callable[[], torch.nn.Module]] = {
+    "layers": lambda: torch.nn.LayerNorm(64),
+    "batches": lambda: torch.nn.BatchNorm1d(64),
+    "batches without variables": lambda: torch.nn.BatchNorm1d(64, affine=False, track_running_stats=False),
+    "instances": lambda: torch.nn.Sequential(
+        torch.nn.Unflatten(1, (4, 16)), torch.nn.InstanceNorm1d(4, affine=True), torch.nn.Flatten()
+    ),
+    "groups": lambda: torch.nn.GroupNorm(2, 64),
+}
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+def test_normalisations_of_modules_can_be_stacked(norm: Callable[[], torch.nn.Module], half: bool) -> None:
+    """By rounded products between variables of float32, and in a module whose variables are of half precision."""
+
+    class Normalised(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = torch.nn.Linear(64, 64), norm(), torch.nn.Linear(64, 4)
+            if half:
+                self.bfloat16()
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.norm(self.first(x.flatten(1).bfloat16() if half else x.flatten(1)))
+            logits: Tensor = self.last(hidden.tanh())
+            return logits
+
+    model = with_precision(from_module(Normalised), "float32" if half else "bfloat16")
+
+    def loss(trained: Tree, buffers: Tree, x: Tensor) -> Tensor:
+        return model.apply({**trained, **buffers}, x, True)[0].logits.float().log_softmax(-1)[:, 0].mean()
+
+    variables = model.init(3)
+    trained, buffers = without(variables, model.buffers), only(variables, model.buffers)
+    one = grad(loss)(trained, buffers, X)
+    stack = [{name: torch.stack([leaf, leaf]) for name, leaf in tree.items()} for tree in (trained, buffers)]
+    two = vmap(grad(loss))(*stack, torch.stack([X + 1, X]))
+    largest = max(float(leaf.abs().max()) for leaf in one.values())
+    for name, leaf in one.items():
+        assert two[name].dtype == leaf.dtype
+        torch.testing.assert_close(two[name][1].float(), leaf.float(), rtol=2**-6, atol=2**-6 * largest)
 
 
 @pytest.mark.parametrize("executor", [Serial(), Vmapped(2)])
