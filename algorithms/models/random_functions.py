@@ -325,6 +325,11 @@ def _in_any_memory(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return viewed
 
 
+def _as_strided(draws: Draws, tensor: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
+    """The view of a tensor in C order, whose memory may be in another order here, as that of images is."""
+    return torch.as_strided(tensor.contiguous(), *arguments, **keywords)
+
+
 _REPLACED: Final[dict[Any, Callable[..., Any]]] = {
     torch.dropout: _dropout,
     torch.dropout_: _dropout_,
@@ -356,6 +361,8 @@ _REPLACED: Final[dict[Any, Callable[..., Any]]] = {
     Tensor.exponential_: _filled(_exponential_),
     Tensor.bernoulli_: _filled(_bernoulli_),
     Tensor.cauchy_: _filled(_cauchy_),
+    torch.as_strided: _as_strided,
+    Tensor.as_strided: _as_strided,
     **LAYERS,
     **{view: _in_any_memory(view) for view in (Tensor.view, Tensor.view_as, torch.view_as_complex)},
 }

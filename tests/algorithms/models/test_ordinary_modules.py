@@ -134,9 +134,27 @@ class Viewing(nn.Module):
         return rows
 
 
+class Thinning(nn.Module):
+    """Every second pixel of a convolution's result. With ``views`` it is found by its place in C order."""
+
+    def __init__(self, views: bool = True) -> None:
+        super().__init__()
+        self.views = views
+        self.convolution, self.head = nn.Conv2d(1, 3, 3, padding=1), nn.Linear(48, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.convolution(x)
+        x = x.as_strided((len(x), 3, 4, 4), (192, 64, 16, 2)) if self.views else x[:, :, ::2, ::2]
+        logits: Tensor = self.head(x.flatten(1))
+        return logits
+
+
+@pytest.mark.parametrize("build", [Viewing, Thinning])
 @pytest.mark.parametrize("executor", [Serial(), Serial(plain=True), Vmapped(2)], ids=["serial", "plain", "stack-2"])
-def test_views_of_images_whose_channels_come_last_are_copies(executor: Executor, digits: Corpus) -> None:
-    model, copying = from_module(Viewing), from_module(lambda: Viewing(views=False))
+def test_views_of_images_whose_channels_come_last_are_copies(
+    executor: Executor, build: Callable[..., nn.Module], digits: Corpus
+) -> None:
+    model, copying = from_module(build), from_module(lambda: build(views=False))
     shared, source = {"model": model.init(0)}, Source(digits, 1, torch.device("cpu"))
     jobs = [Job(device, 1, 0, np.arange(device, device + 7)) for device in (3, 9)]
     found, expected = (
