@@ -58,6 +58,9 @@ def account(error: BaseException) -> str:
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The frames of the user's own code, the outermost first. A SyntaxError adds the place that it tells of."""
+    if isinstance(error.__cause__, StopIteration):
+        # Python lets no StopIteration leave a generator: it raises a RuntimeError at the caller in its place.
+        error = error.__cause__
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
     if isinstance(error, SyntaxError) and error.filename and error.lineno and is_own(error.filename):
         line = error.text.strip() if error.text else None

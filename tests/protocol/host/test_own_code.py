@@ -35,6 +35,9 @@ def long():
 def of_fedemu():
     from fedemu.protocol.seeds import generator
     generator("seed")
+
+def rounds():
+    yield next(iter(()))
 """
 
 
@@ -71,6 +74,16 @@ def test_frames_of_python_are_left_out(own: Path) -> None:
 
 def test_an_error_without_a_message_has_a_type_and_a_place(own: Path) -> None:
     assert account(failure(own, "silent")).splitlines()[0] == "AssertionError, own.py:13"
+
+
+def test_a_stop_iteration_in_a_generator_is_told_at_its_line(own: Path) -> None:
+    rounds = load(f"{own}:rounds")()
+    with pytest.raises(RuntimeError) as caught:
+        list(rounds)
+    assert account(caught.value).splitlines() == [
+        "RuntimeError: generator raised StopIteration, own.py:26",
+        "    own.py:26 in rounds: yield next(iter(()))",
+    ]
 
 
 def test_only_the_last_frames_of_many_are_shown_and_a_long_message_is_cut(own: Path) -> None:
