@@ -6,7 +6,7 @@ checkpoint, beside the next one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -24,6 +24,7 @@ from fedemu.coordinator.rounds.numerics import Numerics
 from fedemu.coordinator.rounds.tally import Tally
 from fedemu.coordinator.service.service import Service
 from fedemu.coordinator.sums.partial import RULE
+from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.own_code import account
 
 S = TypeVar("S")
@@ -102,7 +103,7 @@ class Rounds(Generic[S]):
         found = await self._examine(tally.diagnosis, state)
         if round == 1 or self._settings.task_of_round(round - 1) != task:
             await self._show(task, state)
-        remarks = dict(self._algorithm.remarks(state)) if isinstance(self._algorithm, Remarking) else {}
+        remarks = self._remarks(state)
         await self._conclusions.complete()
         tally.end(service.timeline, service.traffic())
         if found is not None:
@@ -149,6 +150,16 @@ class Rounds(Generic[S]):
             if not bool(torch.isfinite(tensor).all()):
                 raise Diverged(f"{name} has values that are not finite after round {context.round}")
         return settled
+
+    def _remarks(self, state: S) -> dict[str, Any]:
+        """What the method says of the round. Raises ConfigurationError if this has no names."""
+        said: object = self._algorithm.remarks(state) if isinstance(self._algorithm, Remarking) else {}
+        if not isinstance(said, Mapping):
+            raise ConfigurationError(
+                f"the algorithm's remarks(state) is a {type(said).__name__}; it must be numbers by name, "
+                'as in {"distance": 0.5}'
+            )
+        return dict(said)
 
     async def _examine(self, diagnosis: RoundDiagnosis | None, state: S) -> dict[str, Any] | None:
         """What the diagnosis of the round found, None if the round was not diagnosed."""

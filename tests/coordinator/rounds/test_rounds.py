@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -16,6 +17,7 @@ from fedemu.coordinator.evaluation.evaluate import Evaluation
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import Summary
+from fedemu.protocol.errors import ConfigurationError
 
 MakePlan = Callable[..., CoordinatorPlan]
 MakeFleet = Callable[..., Any]
@@ -104,6 +106,16 @@ async def test_a_method_is_told_where_a_period_ends_and_its_remarks_are_in_the_r
     ]  # fmt: skip
     # The fake evaluator's loss is the model's first value.
     assert [row.remarks for row in left.rows] == [{"first": [row.loss]} for row in left.rows]
+
+
+async def test_remarks_without_names_are_refused_in_a_sentence(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet()
+    plan = make_plan(rounds=1)
+    algorithm = type("Told", (type(plan.algorithm),), {"remarks": lambda self, state: 3})()
+    with pytest.raises(ConfigurationError, match=r"the algorithm's remarks\(state\) is a int; it must be numbers by"):
+        await play(replace(plan, algorithm=algorithm))
 
 
 async def test_without_periods_their_columns_are_there_and_empty(
