@@ -25,12 +25,12 @@ from fedemu.algorithms.models.draws import KEY_SHAPE, Draws
 from fedemu.algorithms.models.random_functions import Keyed
 from fedemu.coordinator.evaluation.evaluate import read
 from fedemu.coordinator.rounds.server_job_worker import settle
-from fedemu.device.compute.executors.executor import Job, Source
+from fedemu.device.compute.executors.executor import Job, Source, is_machine_fault
 from fedemu.device.compute.rule import compute_rule, kind_of
 from fedemu.device.compute.trainer import open_executor
 from fedemu.ops.assembly.computing import Computing, choose
 from fedemu.ops.assembly.extremes import extremes
-from fedemu.ops.assembly.learning import first_ask, lacks_memory
+from fedemu.ops.assembly.learning import first_ask
 from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.data.apart import decode_apart
 from fedemu.ops.experiment import Experiment
@@ -89,6 +89,10 @@ def try_out(parts: Parts) -> Computing:
             return told(error)
         except SystemExit as error:
             return told(error, f"the first training step ends its process: {account(error)}")
+        except Exception as error:
+            if is_machine_fault(error):
+                raise
+            return told(error, f"the first training step can't be tried: {account(error)}")
 
     result = _apart(found) if len(samples) else None
     if isinstance(result, Told):
@@ -245,7 +249,7 @@ def _refuse(said: str, error: Exception) -> NoReturn:
 
     An error that means a lack of memory is raised unchanged, because it is no fault of the experiment.
     """
-    if lacks_memory(error):
+    if is_machine_fault(error):
         raise error
     raise ConfigurationError(f"{said}: {account(error).removeprefix('device 0: ')}") from error
 

@@ -25,6 +25,7 @@ OWN = """
     import torch
     from torch import nn
 
+    from fedemu.algorithms import Ask
     from fedemu.algorithms.methods.fedavg import FedAvg
 
     class Linear(nn.Module):
@@ -132,6 +133,16 @@ OWN = """
         def variables(self, state):
             state.variables
 
+    class GivesAList(FedAvg):
+        def round(self, state, context):
+            yield Ask("train", {"model": state.variables}, {}, each=[state.variables])
+
+    class LacksMemoryInTraining(Linear):
+        def forward(self, x):
+            if self.training:
+                raise MemoryError
+            return super().forward(x)
+
     class AsksForAnother(FedAvg):
         def __init__(self, ingredients):
             super().__init__(ingredients)
@@ -214,6 +225,10 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
             ["algorithm.name=tried:TellsNoModel"],
             "variables(state) is a NoneType; it must be the model, as tensors",
         ),
+        (
+            ["algorithm.name=tried:GivesAList"],
+            "the first training step can't be tried: AttributeError: 'list' object has no attribute 'values'",
+        ),
         (["algorithm.name=tried:AsksForAnother"], "asks for the program 'train', which it does not have"),
     ],
 )
@@ -269,7 +284,7 @@ def test_a_trial_changes_nothing_in_this_process() -> None:
     assert torch.get_num_threads() == threads
 
 
-@pytest.mark.parametrize("name", ["Dies", "LacksMemory"])
+@pytest.mark.parametrize("name", ["Dies", "LacksMemory", "LacksMemoryInTraining"])
 def test_a_failure_of_this_machine_is_no_refusal(name: str) -> None:
     tried(f"model.name=tried:{name}")
 
