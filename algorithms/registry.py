@@ -45,7 +45,7 @@ from fedemu.algorithms.models.growing import Growing
 from fedemu.algorithms.models.gru import gru
 from fedemu.algorithms.models.random_features import random_features
 from fedemu.algorithms.models.resnet import resnet18
-from fedemu.algorithms.models.torch_module import from_module, under_seed
+from fedemu.algorithms.models.torch_module import from_module, under_seed, unrepeated
 from fedemu.algorithms.terms.consolidation import ewc, mas
 from fedemu.algorithms.terms.dark_experience import der
 from fedemu.algorithms.terms.local_term import LocalTerm
@@ -137,8 +137,8 @@ def build_model(
     """The model ``name`` for samples of this shape; ``options`` are the further arguments of its builder.
 
     ``outputs`` is the number of classes, or of the vocabulary's tokens (``Corpus.outputs``). What is frozen in a module
-    is built under ``seed``. Raises ConfigurationError if there is no such model, if the options do not fit it, or if
-    nothing in a module is trained.
+    is built under ``seed``. Raises ConfigurationError if there is no such model, if the options do not fit it, if
+    nothing in a module is trained, or if a module is another one each time it is built.
     """
     builder = find("model", name, MODELS)
 
@@ -149,7 +149,13 @@ def build_model(
 
     model = under_seed(build, seed)
     if isinstance(model, nn.Module):
-        return from_module(build, seed=seed)
+        made = from_module(build, seed=seed)
+        if differing := unrepeated(model, {**made.init(seed), **made.frozen}):
+            raise ConfigurationError(
+                f"model {name!r} begins with another {differing!r} each time it is built; let its constructor draw by "
+                "torch, random or numpy.random, or by a generator with a fixed seed"
+            )
+        return made
     built: Model = _with_members(model, "model", name, ("kind", "buffers", "init", "apply"))
     return built
 

@@ -181,3 +181,13 @@ def under_seed(build: Callable[[], T], seed: int) -> T:
         finally:
             random.setstate(python)
             np.random.set_state(legacy)
+
+
+def unrepeated(module: nn.Module, leaves: Tree) -> str | None:
+    """The name of a tensor of the module that another building of it gave other values. None if there is none."""
+    own = {**module.state_dict(), **dict(module.named_parameters()), **dict(module.named_buffers())}
+    return next((name for name, leaf in leaves.items() if not _same(own[name], leaf)), None)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool(torch.isclose(one, other, rtol=0, atol=0, equal_nan=True).all())

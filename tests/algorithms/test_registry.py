@@ -20,6 +20,7 @@ from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.protocol.errors import ConfigurationError
 
 OWN = '''
+import numpy as np
 import torch
 from torch import nn
 from fedemu.algorithms.methods.fedavg import FedAvg
@@ -49,6 +50,14 @@ def nothing(ingredients):
 
 def refuses(ingredients):
     raise ValueError("mu and nu exclude each other")
+
+
+class DrawsOnItsOwn(nn.Linear):
+    def __init__(self, frozen=False, seed=None):
+        super().__init__(4, 3)
+        self.register_buffer("nothing", torch.full((2,), torch.nan))
+        self.weight.data.copy_(torch.from_numpy(np.random.default_rng(seed).random((3, 4))))
+        self.weight.requires_grad_(not frozen)
 
 
 class Listed(FedAvg):
@@ -137,6 +146,15 @@ def test_an_own_torch_module_becomes_a_model(own: str) -> None:
 def test_a_module_that_needs_no_arguments_is_built_without_any(own: str) -> None:
     assert build_model(f"{own}:OfItsOwnSizes", {}, (4,), 3).init(0).keys() == {"weight", "bias"}
     assert build_model(f"{own}:OfItsOwnSizes", {"bias": False}, (4,), 3).init(0).keys() == {"weight"}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_module_that_is_another_one_each_time_it_is_built_is_refused(own: str, frozen: bool) -> None:
+    with pytest.raises(
+        ConfigurationError, match="DrawsOnItsOwn' begins with another 'weight' each time it is built; let"
+    ):
+        build_model(f"{own}:DrawsOnItsOwn", {"frozen": frozen}, (4,), 3)
+    build_model(f"{own}:DrawsOnItsOwn", {"frozen": frozen, "seed": 3}, (4,), 3)
 
 
 def test_an_own_criterion_and_a_file_by_its_path(own: str, tmp_path: Path) -> None:
