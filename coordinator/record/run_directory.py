@@ -13,9 +13,9 @@ import io
 import json
 import math
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from itertools import chain, count
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -169,9 +169,8 @@ class RunDirectory:
                     f"{fault}, so the run cannot be resumed; put the file back, or start the run anew."
                 )
             if fault:
-                kept = path.with_name(f"{log}.damaged.jsonl")
+                sums[log], size, kept = self._mend(log, size)
                 damage.append(f"{fault}; it is kept as {kept.name}")
-                sums[log], size = self._mend(log, size, kept)
             with named_failure(path):
                 os.truncate(path, size)
         self._sums = sums
@@ -182,19 +181,21 @@ class RunDirectory:
         for name in ("summary.json", "model.safetensors"):
             (self.path / name).unlink(missing_ok=True)
 
-    def _mend(self, log: str, size: int, kept: Path) -> tuple[hashlib._Hash, int]:
-        """Keep a damaged log as ``kept``, and leave only lines of its first ``size`` bytes that can be read.
+    def _mend(self, log: str, size: int) -> tuple[hashlib._Hash, int, Path]:
+        """Keep a damaged log under another name, and leave only lines of its first ``size`` bytes that can be read.
 
-        Returns the checksum and the size of what is left.
+        Returns the checksum and the size of what is left, and where the log as it was is kept.
         """
         path = self.path / f"{log}.jsonl"
-        with named_failure(kept):
-            shutil.copyfile(path, kept)
-        lines = b"".join(line for line in path.read_bytes()[:size].splitlines(keepends=True) if is_object(line))
+        harmed = path.read_bytes()
+        names = chain([f"{log}.damaged.jsonl"], (f"{log}.damaged-{number}.jsonl" for number in count(2)))
+        kept = next(place for name in names if not (place := self.path / name).exists())
+        write_whole(kept, harmed)
+        lines = b"".join(line for line in harmed[:size].splitlines(keepends=True) if is_object(line))
         write_whole(path, lines)
         self._logs[log].close()
         self._logs[log] = _log(path)
-        return hashlib.sha256(lines), len(lines)
+        return hashlib.sha256(lines), len(lines), kept
 
     def finish(self, summary: Summary, variables: Tree) -> None:
         """Write ``model.safetensors``, then ``summary.json``, so that the model is there once the summary is."""

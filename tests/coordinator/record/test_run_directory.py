@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import re
 import resource
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedemu.algorithms.trees import model_digest
+from fedemu.coordinator.record import run_directory
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.record.run_directory import RunDirectory, claim_folder
@@ -123,6 +123,23 @@ def test_events_that_were_changed_are_told_and_the_log_goes_on(tmp_path: Path):
         assert third.rewind({"metrics": 0, "events": 0}) == []  # the cursor of an earlier version has no checksums
 
 
+def test_a_log_that_is_found_damaged_again_is_kept_beside_what_was_kept_before(tmp_path: Path):
+    """A run that is killed before its next checkpoint is resumed from the same cursor, and finds what it has mended."""
+    with opened(tmp_path) as first:
+        for device in (3, 4):
+            first.event("join", 1.0, 2.0, device=device)
+        cursor = first.cursor()
+    log = tmp_path / "events.jsonl"
+    harmed = log.read_bytes().replace(b":3}", b";3}")
+    log.write_bytes(harmed)
+    for name in ("events.damaged.jsonl", "events.damaged-2.jsonl"):
+        with RunDirectory(tmp_path) as next_life:
+            [sentence] = next_life.rewind(cursor)
+        assert sentence.endswith(f"it is kept as {name}")
+    assert (tmp_path / "events.damaged.jsonl").read_bytes() == harmed
+    assert (tmp_path / "events.damaged-2.jsonl").read_bytes() == log.read_bytes()
+
+
 def test_events_that_were_cut_are_told_and_the_log_goes_on(tmp_path: Path):
     with opened(tmp_path) as first:
         for device in (3, 4):
@@ -166,13 +183,13 @@ def test_a_damaged_log_stays_as_it_is_if_a_full_disk_does_not_take_what_is_left_
     harmed = log.read_bytes().replace(b":3}", b";3}")
     log.write_bytes(harmed)
     with RunDirectory(tmp_path) as second, files_end_at(len(harmed)), monkeypatch.context() as patch:
-        copy = shutil.copyfile
+        write = run_directory.write_whole
 
-        def last_room(*paths: Path) -> None:
-            copy(*paths)
+        def last_room(path: Path, content: bytes) -> None:
+            write(path, content)
             resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
-        patch.setattr(shutil, "copyfile", last_room)
+        patch.setattr(run_directory, "write_whole", last_room)
         with pytest.raises(FedemuError, match=r"events\.jsonl cannot be written"):
             second.rewind(cursor)
     assert (tmp_path / "events.damaged.jsonl").read_bytes() == log.read_bytes() == harmed
