@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -37,12 +37,18 @@ def rows_matter(model: Model) -> bool:
 class OwnModel:
     """A model of the user's own, for samples of this shape, which tells by a trial whether it mixes them.
 
-    With ``tokens`` samples are whole numbers that name something.
+    With ``tokens`` samples are whole numbers that name something. A method of the user's own may use whatever else the
+    ``inner`` model has.
     """
 
     inner: Model
     input_shape: tuple[int, ...]
     tokens: bool
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # a copy that is being made has none yet
+            raise AttributeError(name)
+        return getattr(self.inner, name)
 
     @property
     def kind(self) -> Kind:

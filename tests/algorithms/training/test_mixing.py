@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedemu.algorithms.models.low_precision import with_precision
-from fedemu.algorithms.models.torch_module import from_module
+from fedemu.algorithms.models.torch_module import ModuleModel, from_module
 from fedemu.algorithms.training.mixing import OwnModel, rows_matter
 
 
@@ -106,6 +107,16 @@ def test_a_model_of_tokens_is_asked_by_tokens() -> None:
 def test_running_statistics_mix_in_training_alone() -> None:
     model = OwnModel(from_module(normalised), (6,), tokens=False)
     assert (model.mixes(True), model.mixes(False)) == (True, False)
+
+
+def test_a_method_reaches_what_else_its_model_has() -> None:
+    class Measured(ModuleModel):
+        depth = 3
+
+    model = OwnModel(Measured(Net(), "dense", lambda seed: Net()), (6,), tokens=False)
+    assert copy.copy(model).depth == 3
+    with pytest.raises(AttributeError, match="width"):
+        _ = model.width
 
 
 def test_what_is_drawn_meanwhile_is_forgotten() -> None:
