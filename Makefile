@@ -16,7 +16,7 @@ COMPILED := fedemu.ops.running.coordinator, fedemu.ops.assembly.trainer, fedemu.
 unexport PYTHONDONTWRITEBYTECODE
 TYPED := build/typed
 
-.PHONY: help run install test gpu lint docs screenshots wheel pins clean
+.PHONY: help run install test gpu lint docs screenshots wheel pins oldest clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -60,6 +60,12 @@ pins: ## Renew constraints.txt from what an installation without it brings (torc
 	@{ head -2 constraints.txt; build/pins/bin/python -m pip freeze --all | grep -v -E '^(pip|fedemu)[ =]' \
 		| sed -E 's/\+[a-z0-9.]+$$//' | sort -f; } > build/pins/constraints.txt
 	@mv build/pins/constraints.txt constraints.txt && rm -rf build/pins
+
+oldest: ## Run the tests with the oldest versions that pyproject.toml allows (some gigabytes; some: ARGS="-k fleet")
+	@rm -rf build/oldest && $(PYTHON) -m venv build/oldest
+	@.ci/oldest > build/oldest/constraints.txt
+	@build/oldest/bin/python -m pip install --quiet --constraint build/oldest/constraints.txt --editable '.[test]'
+	build/oldest/bin/pytest $(or $(ARGS),-n 3 --dist loadfile --no-loadscope-reorder)
 
 clean: ## Remove the virtual environment and everything that was built (runs/ stays)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
