@@ -23,6 +23,8 @@ from torch import Tensor
 from fedemu.algorithms.interface import LocalProgram, Outputs, Plan, Tree, mixes
 from fedemu.algorithms.models.draws import KEY_SHAPE, Draws
 from fedemu.algorithms.models.random_functions import Keyed
+from fedemu.algorithms.training.local_sgd import LocalSGD
+from fedemu.algorithms.trees import map_leaves, without
 from fedemu.coordinator.evaluation.evaluate import read
 from fedemu.coordinator.rounds.server_job_worker import settle
 from fedemu.device.compute.executors.executor import Job, Source, is_machine_fault
@@ -178,10 +180,31 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
     computing = choose(experiment, attempt, stacked=stacked, draws_outside=_draws_outside(parts, samples))
     if isinstance(computing, Exception):
         _refuse(said, computing)
+    if isinstance(program, LocalSGD):
+        _require_gradient(parts, samples)
     if not model.buffers and mixes(model, train=True):
         filled = f"model {experiment.model.name!r} mixes the samples of a batch, so all batches are {_FILLED}"
         computing = computing._replace(why="; ".join(filter(None, (computing.why, filled))))
     return computing
+
+
+def _require_gradient(parts: Parts, samples: NDArray[np.int64]) -> None:
+    """Raise ConfigurationError if the logits of a model of the user's own depend on no variable that is trained."""
+    corpus, model, name = parts.corpus, parts.model, parts.experiment.model.name
+    if ":" not in name:
+        return
+    [(x, _)] = read(model, corpus, corpus.train, samples)
+    try:
+        trained = map_leaves(lambda leaf: leaf.clone().requires_grad_(), without(parts.variables, model.buffers))
+        with torch.enable_grad():
+            outputs, _ = model.apply({**parts.variables, **trained}, x, True)
+    except Exception:  # the training step will tell it better
+        return
+    if not outputs.logits.requires_grad:
+        raise ConfigurationError(
+            f"model {name!r} gives logits that no variable has a gradient of, so training changes nothing; its forward "
+            "must not detach them, and must not compute them under torch.no_grad or from .item() or .numpy()"
+        )
 
 
 def _draws_outside(parts: Parts, samples: NDArray[np.int64]) -> bool:

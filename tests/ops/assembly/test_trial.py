@@ -66,6 +66,10 @@ OWN = """
         def forward(self, x):
             return super().forward(x).long()
 
+    class Detaches(Linear):
+        def forward(self, x):
+            return super().forward(x).detach(), x.flatten(1)
+
     class Writes(Linear):
         def forward(self, x):
             torch.rand(())
@@ -209,6 +213,10 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
             ["model.name=tried:RaisesInTraining"],
             CANNOT.format(model="tried:RaisesInTraining", loss="cross_entropy") + "ValueError: not today",
         ),
+        (
+            ["model.name=tried:Detaches"],
+            "model 'tried:Detaches' gives logits that no variable has a gradient of, so training changes nothing; its",
+        ),
         (["model.name=tried:Exits"], "the first training step ends its process: SystemExit: 3, "),
         (
             ["algorithm.loss=tried:vector"],
@@ -242,6 +250,10 @@ def test_an_experiment_that_cannot_be_computed_is_refused_in_one_sentence(settin
 
 def test_a_model_may_count_in_a_buffer_of_signed_numbers() -> None:
     tried("model={name='tried:Counts',kind='int32'}")
+
+
+def test_a_model_without_gradients_goes_with_a_method_that_does_not_train() -> None:
+    tried("model.name=tried:Detaches", preset="digits-small+ncm-random")
 
 
 def test_an_error_in_somebodys_own_code_is_told_with_its_file_and_its_lines(tmp_path: Path) -> None:
