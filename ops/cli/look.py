@@ -104,15 +104,18 @@ def watch(
 ) -> int:
     """Serve a page that shows runs as they go on. Prints its address, and a token for the buttons that break things.
 
-    Only this machine reaches the page. Several runs stand side by side; those of a folder are found at any depth
-    when the page begins. Ctrl-C ends it, and the runs go on.
+    Only this machine reaches the page. Several runs stand side by side; those of a folder are found at any depth,
+    also when they begin later. Ctrl-C ends it, and the runs go on.
     """
     # The other commands do not need what this imports.
     from fedemu.ops.live.serving import serve_page
     from fedemu.ops.live.starting import announce
 
+    def there() -> list[Path]:
+        return [run.resolve() for directory in directories for run in find(directory)]
+
     runs = dict.fromkeys(run.resolve() for directory in directories for run in ([*find(directory)] or [directory]))
-    serve_page(_readable([*runs]), port, announce)
+    serve_page(_readable([*runs]), port, announce, find=there)
     return 0
 
 

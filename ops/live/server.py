@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -17,12 +17,14 @@ from fedemu.ops.live.guards import add_headers, guard, may_act, told
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.story import Stories
 from fedemu.ops.live.stream import Stream, frame
-from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 STATIC: Final = Path(__file__).parent / "static"
 STYLE: Final = Path(__file__).parent.parent / "pages" / "templates" / "style.css"
 LOOK_SECONDS: Final = 0.25
 """How often the run directories are looked at while somebody watches."""
+FIND_SECONDS: Final = 2.0
+"""How often runs that have begun since are looked for while somebody watches."""
 REST: Final = 4
 """The pause between two looks is at least so many times as long as a look took."""
 BEAT_SECONDS: Final = 10.0
@@ -36,12 +38,14 @@ MOST_BODY: Final = 2**20
 class Page:
     """The page of some runs. ``viewers`` is the number of streams that are open.
 
-    Raises ConfigurationError if a directory holds no run.
+    ``find`` gives all run directories that there are now, in a thread: those that come later get a place on the page.
+    Raises ConfigurationError if one of ``directories`` holds no run.
     """
 
-    def __init__(self, directories: Iterable[Path], token: str) -> None:
+    def __init__(self, directories: Iterable[Path], token: str, find: Callable[[], Iterable[Path]] = tuple) -> None:
         self.stream = Stream()
         self._runs = [LiveRun(number, directory, self.stream) for number, directory in enumerate(directories)]
+        self._find = find
         self.token = token
         self._stories = Stories()
         self._breaking = Breaking()
@@ -75,7 +79,26 @@ class Page:
         return application
 
     async def follow(self) -> None:
-        """Look at the runs as long as somebody watches them. Ends only if it is cancelled."""
+        """Look at the runs, and for new ones, as long as somebody watches. Ends only if it is cancelled."""
+        await asyncio.gather(self._follow_runs(), self._follow_folders())
+
+    async def _follow_folders(self) -> None:
+        while True:
+            began = time.monotonic()
+            if self.viewers:
+                for directory in await asyncio.to_thread(lambda: list(self._find())):
+                    if all(run.directory != directory for run in self._runs):
+                        self._add(directory)
+            await asyncio.sleep(max(FIND_SECONDS, REST * (time.monotonic() - began)))
+
+    def _add(self, directory: Path) -> None:
+        """Give a run that has begun since its place. One whose settings can't be read yet is tried again later."""
+        with suppress(ConfigurationError):
+            run = LiveRun(len(self._runs), directory, self.stream)
+            self._runs.append(run)
+            self.stream.add("snapshot", run.snapshot())
+
+    async def _follow_runs(self) -> None:
         while True:
             began = time.monotonic()
             if self.viewers:

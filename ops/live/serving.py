@@ -8,7 +8,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -26,15 +26,20 @@ LINGER_SECONDS: Final = 20.0
 
 
 def serve_page(
-    directories: Sequence[Path], port: int | None, opened: Callable[[str, str], None], parent: int | None = None
+    directories: Sequence[Path],
+    port: int | None,
+    opened: Callable[[str, str], None],
+    parent: int | None = None,
+    find: Callable[[], Iterable[Path]] = tuple,
 ) -> None:
     """Serve the page of these run directories. ``opened`` is told its address and the token of its buttons.
 
+    Those that ``find`` gives later, among all that there are then, come to the page as they begin.
     Without a ``port`` a free one is taken. The page is served until a stop signal comes, or, with a ``parent``, until
     that process has ended and nobody has watched for a while. Raises ConfigurationError if a directory holds no run,
     or if the port can't be used.
     """
-    page = Page(directories, secrets.token_hex(8))
+    page = Page(directories, secrets.token_hex(8), find)
     asyncio.run(_serve(page, _bind(port), opened, parent))
 
 

@@ -7,7 +7,8 @@ import { View, stateOf } from "./view.js";
 
 const content = document.getElementById("content"), tabs = document.getElementById("tabs"), connection = document.getElementById("connection");
 const MOST_DRAWN = 2 * TONES.length; // of more runs the charts show the first ones until others are chosen
-let runs = [], shown = null;
+const runs = [], ticked = new Map(); // number of a run -> whether the charts show it
+let shown = null;
 
 // The shortest names by which all runs can be told apart.
 function namesOf(runs) {
@@ -35,7 +36,7 @@ class SideBySide {
   constructor(runs, place) {
     this.runs = runs;
     this.names = namesOf(runs);
-    this.cards = runs.map((run, number) => new Card(run, this.names[number], number < MOST_DRAWN, () => open(number), () => this.choose()));
+    this.cards = runs.map((run, number) => new Card(run, this.names[number], ticked.get(number) ?? number < MOST_DRAWN, () => open(number), () => this.choose()));
     this.place = make("div", { class: "charts" });
     place.replaceChildren(make("h1", {}, counted(runs.length, "run")), make("p", { class: "sub" }, "A click on a name shows the run. The charts below show those that are ticked."),
       make("div", { class: "side" }, ...this.cards.map((card) => card.element)), this.place);
@@ -48,6 +49,7 @@ class SideBySide {
 
   // Makes the charts of the runs that are ticked.
   choose() {
+    this.cards.forEach((card, number) => ticked.set(number, card.box.checked));
     const chosen = this.runs.filter((run, number) => this.cards[number].box.checked);
     const look = (place) => [TONES[place % TONES.length], DASHES[Math.floor(place / TONES.length) % DASHES.length]];
     this.cards.forEach((card) => card.mark(...(card.box.checked ? look(chosen.indexOf(card.run)) : ["line"])));
@@ -118,6 +120,28 @@ class Card {
   }
 }
 
+function showTabs() {
+  tabs.hidden = runs.length < 2;
+  tabs.replaceChildren(make("button", { type: "button", "data-run": "null", onclick: () => open(null) }, "All"),
+    ...namesOf(runs).map((name, number) => make("button", { type: "button", "data-run": number, onclick: () => open(number) }, name)));
+}
+
+function add(about) {
+  const run = new Run(about);
+  run.addEventListener("change", (event) => event.detail.has("connection") && connected());
+  runs.push(run);
+  return run;
+}
+
+// A run has begun since. Who looks at one run goes on to do so.
+function arrive(about) {
+  add(about).connection(true);
+  const current = shown instanceof SideBySide ? null : shown.run.about.number;
+  showTabs();
+  if (current === null) open(null);
+  else for (const tab of tabs.children) tab.setAttribute("aria-current", String(tab.dataset.run === String(current)));
+}
+
 async function begin() {
   takeToken();
   let list = null;
@@ -128,16 +152,11 @@ async function begin() {
       await new Promise((done) => setTimeout(done, 1000));
     }
   }
-  runs = list.map((about) => new Run(about));
-  for (const run of runs) run.addEventListener("change", (event) => event.detail.has("connection") && connected());
-  if (runs.length > 1) {
-    tabs.hidden = false;
-    tabs.append(make("button", { type: "button", "data-run": "null", onclick: () => open(null) }, "All"),
-      ...namesOf(runs).map((name, number) => make("button", { type: "button", "data-run": number, onclick: () => open(number) }, name)));
-  }
+  list.forEach(add);
+  showTabs();
   const named = /run=(\d+)/.exec(location.hash);
   open(runs.length === 1 ? 0 : named && Number(named[1]) < runs.length ? Number(named[1]) : null);
-  connect(runs);
+  connect(runs, arrive);
   window.fedemu = { runs, frames: () => runs.reduce((sum, run) => sum + run.frames, 0) };
 }
 

@@ -84,16 +84,20 @@ export class Run extends EventTarget {
 }
 
 // Opens the stream, and tells each run what is about it. One connection serves all: browsers allow few to one server.
-export function connect(runs) {
+// A run of which it has not heard before is told to ``arrive``.
+export function connect(runs, arrive) {
   const source = new EventSource("/api/stream"), all = (there) => runs.forEach((run) => run.connection(there));
   source.addEventListener("open", () => all(true));
   source.addEventListener("error", () => {
     all(false);
     // A browser gives up for good after an answer that is no stream, as while the server starts again.
-    if (source.readyState === EventSource.CLOSED) setTimeout(() => connect(runs), 1500);
+    if (source.readyState === EventSource.CLOSED) setTimeout(() => connect(runs, arrive), 1500);
   });
   const told = (name, tell) => source.addEventListener(name, (event) => tell(JSON.parse(event.data)));
-  told("snapshot", (one) => runs[one.run.number].begin(one));
+  told("snapshot", (one) => {
+    if (!runs[one.run.number]) arrive(one.run);
+    runs[one.run.number].begin(one);
+  });
   told("tick", (one) => runs[one.number].tick(one));
 }
 

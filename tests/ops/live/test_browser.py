@@ -249,6 +249,29 @@ def test_a_run_whose_folder_was_removed_is_not_offered_to_be_resumed(
         shown.end()
 
 
+def test_a_run_that_begins_later_comes_to_the_page(
+    make: Callable[[str], Any], visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    make("runs/first")
+    shown = Shown("watch", str(tmp_path / "runs"), log=tmp_path / "terminal")
+    try:
+        page = visit(shown.address)
+        assert page.is_hidden("#tabs")
+        until(page, "() => window.fedemu.runs[0].ready")
+        second = make("runs/second")
+        until(page, "() => document.querySelectorAll('#tabs button').length === 3")
+        assert page.locator("#tabs [aria-current=true]").inner_text() == "runs/first"
+        page.locator("#tabs button").first.click()
+        page.locator(".side input").first.uncheck()
+        second.row(3)
+        make("runs/third")
+        until(page, "() => document.querySelectorAll('.side .panel').length === 3")
+        assert [box.is_checked() for box in page.locator(".side input").all()] == [False, True, True]
+        until(page, "() => window.fedemu.runs[1].rows.length === 1 && window.fedemu.runs[2].ready")
+    finally:
+        shown.end()
+
+
 def test_the_legend_explains_the_colours_by_visits(made: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
     made.ask(1, [3, 4], "ad")
     made.ask(2, [4, 7], "aa")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from fedemu.ops.live import server
 from fedemu.ops.live.server import MOST_VIEWERS, Page
 from fedemu.ops.results.holder import UNNAMED
 
@@ -21,12 +22,14 @@ TOKEN = "0123456789abcdef"
 
 
 @contextlib.asynccontextmanager
-async def served(*directories: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, Page]]:
-    """A session that speaks to the page of these runs."""
+async def served(
+    *directories: Path, find: Callable[[], Iterable[Path]] = tuple
+) -> AsyncIterator[tuple[aiohttp.ClientSession, Page]]:
+    """A session that speaks to the page of these runs, and of those that ``find`` gives later."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     port = listening.getsockname()[1]
-    page = Page(directories, TOKEN)
+    page = Page(directories, TOKEN, find)
     runner = web.AppRunner(page.application(port), shutdown_timeout=0.1)
     await runner.setup()
     await web.SockSite(runner, listening).start()
@@ -97,6 +100,30 @@ async def test_one_stream_tells_of_all_runs(make: Any) -> None:
         assert (message["number"], [row["round"] for row in message["rows"]]) == (6, [1])
         assert message["message"] > told[6][2]["message"]
     assert page.stream.number_of(id) == page.stream.last
+
+
+async def test_a_run_that_begins_later_gets_its_place_as_soon_as_it_can_be_read(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "FIND_SECONDS", 0.05)
+    first = make("first")
+    later = tmp_path / "later"
+    there = [first.directory, later]
+    async with (
+        served(first.directory, find=lambda: there) as (session, _),
+        session.get("/api/stream") as answer,
+    ):
+        assert (await event(answer))[2]["run"]["number"] == 0
+        second = make("later")
+        while (told := await event(answer))[0] != "snapshot":
+            pass
+        assert told[2]["run"]["directory"] == str(later)
+        second.row(1)
+        while "rows" not in (told := await event(answer))[2]:
+            assert told[0] == "tick"
+        assert (told[2]["number"], told[2]["rows"][0]["round"]) == (1, 1)
+        async with session.get("/api/runs") as runs:
+            assert [about["number"] for about in await runs.json()] == [0, 1]
 
 
 async def test_only_the_loopback_by_its_name_is_answered(made: Any) -> None:
