@@ -44,14 +44,17 @@ class Waiting:
 
         Returns when ``hear`` says by False that the other side has closed the line, or when the line breaks.
         """
-        with suppress(BrokenPipeError, ConnectionResetError):
-            while True:
-                for key, _ in self._selector.select():
-                    if key.fileobj is self._wake:
-                        self._wake.recv(READ_BYTES)
-                        reap()
-                    elif not hear():
-                        return
+        try:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                while True:
+                    for key, _ in self._selector.select():
+                        if key.fileobj is self._wake:
+                            self._wake.recv(READ_BYTES)
+                            reap()
+                        elif not hear():
+                            return
+        finally:
+            signal.set_wakeup_fd(-1)  # children that end later find no closed descriptor
 
     def leave(self) -> None:
         """Give up, in a forked child, the line and what belongs to this process alone."""
