@@ -27,9 +27,13 @@ export class Story {
     this.place.focus({ preventScroll: window.innerWidth > 900 });
   }
 
-  // Says anew what the device does now.
+  // Says anew what the device does now, and what it has done so far.
   again() {
-    if (this.device !== null) this.now.textContent = STATES[this.run.states[this.device]];
+    if (this.device === null) return;
+    const { states, outcomes, visits } = this.run, { now, asked, last } = this.facts;
+    now.textContent = STATES[states[this.device]];
+    asked.textContent = counted(visits[this.device], "time");
+    last.textContent = OUTCOMES[outcomes[this.device]];
   }
 
   close() {
@@ -39,11 +43,11 @@ export class Story {
   }
 
   show(device, told, problem) {
-    const { states, outcomes, visits } = this.run;
     const close = make("button", { type: "button", onclick: () => this.close(), "aria-label": "Close the story" }, "✕");
     const parts = [make("h3", {}, `Device ${device}`, close)];
-    this.now = make("span", {}, STATES[states[device]]);
-    const facts = [["now", this.now], ["asked", counted(visits[device], "time")], ["last outcome", OUTCOMES[outcomes[device]]]];
+    this.facts = { now: make("span"), asked: make("span"), last: make("span") };
+    this.again();
+    const facts = [["now", this.facts.now], ["asked", this.facts.asked], ["last outcome", this.facts.last]];
     if (told) {
       const { seconds_per_sample: pace, down_kbps: down, up_kbps: up, latency } = told.profile;
       if (known(pace)) facts.push(["speed", `${(1000 * pace).toFixed(1)} ms a sample, ${(down / 1000).toFixed(1)} Mbit/s down, ${(up / 1000).toFixed(1)} up, ${(1000 * latency).toFixed(0)} ms latency`]);

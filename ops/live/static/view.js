@@ -73,7 +73,8 @@ export class View {
     if (changed.has("status") || changed.has("rows") || changed.has("connection")) this.head();
     if (changed.has("all") && this.run.status.state === "completed" && !this.coloured) this.parts.colouring.value = "outcome";
     this.coloured = true;
-    if (changed.has("fleet") || changed.has("all")) { this.field.draw(); this.story.again(); }
+    if (changed.has("fleet") || changed.has("all")) this.field.draw();
+    if (changed.has("fleet") || changed.has("visited") || changed.has("all")) this.story.again();
     if (changed.has("asks") || changed.has("status") || changed.has("all")) this.asks.draw();
     if (changed.has("events") || changed.has("all")) this.log.draw();
     for (const [chart, part] of this.charts) if (changed.has(part) || changed.has("all")) chart.draw(this.run[part]);

@@ -272,6 +272,24 @@ def test_a_run_that_begins_later_comes_to_the_page(
         shown.end()
 
 
+def test_an_open_story_counts_on(made: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+    made.ask(1, [0, 3], "aa")
+    shown = Shown("watch", str(made.directory), log=tmp_path / "terminal")
+    try:
+        page = visit(shown.address)
+        until(page, "() => window.fedemu.runs[0].ready")
+        page.focus("[data-part=field]")
+        page.keyboard.press("Enter")
+        facts = "[...document.querySelectorAll('[data-part=story] .facts dd')].slice(1, 3).map(one => one.textContent)"
+        until(page, f"() => String({facts}) === '1 time,accepted'")
+        made.ask(2, [0, 3], "aa")
+        until(page, f"() => String({facts}) === '2 times,accepted'")
+        made.ask(3, [0, 3], "la")
+        until(page, f"() => String({facts}) === '3 times,late'")
+    finally:
+        shown.end()
+
+
 def test_the_legend_explains_the_colours_by_visits(made: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
     made.ask(1, [3, 4], "ad")
     made.ask(2, [4, 7], "aa")
