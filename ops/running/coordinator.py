@@ -108,8 +108,9 @@ def coordinate(
 
     ``opened`` is called with its address when the coordinator begins to wait for devices, before anything is shown.
     Before that, an experiment may turn out to be impossible. ``bring`` tells for this address the command with which
-    people bring devices. While the coordinator listens, the file ``address`` of the directory has its address. Raises
-    every FedemuError that ends a run early, except Interrupted, for which the code INTERRUPTED is returned.
+    people bring devices. While the coordinator listens, which it does not in memory, the file ``address`` of the
+    directory has its address. Raises every FedemuError that ends a run early, except Interrupted, for which the code
+    INTERRUPTED is returned.
     """
     open_log(directory / "logs" / "coordinator.log", runtime.log_level)
     shares = experiment.fleet.link == "shared" or experiment.tree.edges
@@ -132,8 +133,9 @@ def coordinate(
 
                 def begin(address: str) -> None:
                     state.bring = bring(address)
-                    write_whole(directory / ADDRESS, reachable_elsewhere(address))
-                    shown.callback(_remove, directory / ADDRESS)
+                    if runtime.transport != "memory":
+                        write_whole(directory / ADDRESS, reachable_elsewhere(address))
+                        shown.callback(_remove, directory / ADDRESS)
                     opened(address)
                     shown.enter_context(display)
                     if runtime.transport != "memory":  # otherwise this may be a notebook, whose objects come and go

@@ -244,9 +244,12 @@ def test_a_refused_resume_with_more_rounds_changes_nothing(
         return ended.value.code
 
     new = ("run", "digits-small", "--transport", "memory", "--rounds", "1", "--set", "runtime.report=false")
+    written: list[str] = []
     with monkeypatch.context() as few:
         few.setattr(coordinator, "most_open_files", lambda: 200)  # without sockets none are needed
+        few.setattr(coordinator, "write_whole", lambda path, content: written.append(path.name))
         assert call(*new, "--out", "done") == 0
+    assert written == [], "without sockets there is no address"
     names = ("config.toml", "summary.json", "model.safetensors", "metrics.jsonl")
     before = {name: Path("done", name).read_bytes() for name in names}
     with socket.create_server(("127.0.0.1", 0)) as taken:
