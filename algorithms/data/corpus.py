@@ -100,16 +100,18 @@ class Corpus:
         if self.tokens:
             return torch.from_numpy(split.x.take(indices, axis=0).astype(np.int64)), y
         x = split.x.take(indices, axis=0).astype(np.float32, copy=False)
-        np.multiply(x, self._scale, out=x)
-        np.add(x, self._shift, out=x)
+        np.multiply(x, self.scale, out=x)
+        np.add(x, self.shift, out=x)
         return torch.from_numpy(x), y
 
     @cached_property
-    def _scale(self) -> NDArray[np.float32]:
+    def scale(self) -> NDArray[np.float32]:
+        """What samples are multiplied by before ``shift`` is added, ``[channels, 1, ...]``."""
         return self._per_channel(1.0 / self.std)
 
     @cached_property
-    def _shift(self) -> NDArray[np.float32]:
+    def shift(self) -> NDArray[np.float32]:
+        """What is added to samples after they were multiplied by ``scale``, ``[channels, 1, ...]``."""
         return self._per_channel(-self.mean / self.std)
 
     def _per_channel(self, values: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -21,8 +21,23 @@ gather the batches counts. The convolutions train on 170 images in batches of 50
 So on a CPU dense models are stacked, and convolutions are not. Models of sequences are not stacked either: their steps
 take as long in a stack of 8 as one by one (measured with a BERT of two layers of 64, and with a recurrent layer of
 128). A program that makes samples with a generator is of the generator's kind: perceptrons that rehearse from a
-generator run faster one by one, in 0.34 to 0.8 of the time that a stack takes. Nothing was measured on CUDA.
-There all kinds are stacked, because the kernels of one device are far too small to fill a GPU.
+generator run faster one by one, in 0.34 to 0.8 of the time that a stack takes.
+
+On a GPU all kinds are stacked, because the kernels of one device are far too small to fill it. Device updates per
+second on an NVIDIA H200 with torch 2.11, with captured steps in stacks:
+
+=================================  ======  ==========  ===========  ===========  ===========  ============
+work                               serial  stack of 8  stack of 16  stack of 32  stack of 64  stack of 128
+=================================  ======  ==========  ===========  ===========  ===========  ============
+digits, 64-64-10 perceptron           248       2,497        3,709        7,040       11,978        18,846
+CIFAR-10 shapes, two convolutions     117         371            -          590            -             -
+ResNet-18, batches of 20               28          95            -            -            -             -
+BERT of two layers of 64               22         379            -        1,237            -             -
+=================================  ======  ==========  ===========  ===========  ===========  ============
+
+A stack takes nearly as long half empty as full. A stack of 64 perceptrons takes 5.3 ms and one of 32 takes 4.5 ms, so
+stacks of 64 cost small cohorts little. Those of 32 convolutions take 2.5 times as long as those of 8, and as much more
+memory, so convolutions stay at 8.
 """
 
 from __future__ import annotations
@@ -48,9 +63,9 @@ RULES: Final[dict[tuple[Kind, DeviceType], ComputeRule]] = {
     ("dense", "cpu"): ComputeRule("vmapped", 16),
     ("convolutional", "cpu"): ComputeRule("serial", 1),
     ("sequence", "cpu"): ComputeRule("serial", 1),
-    ("dense", "cuda"): ComputeRule("vmapped", 32),
+    ("dense", "cuda"): ComputeRule("vmapped", 64),
     ("convolutional", "cuda"): ComputeRule("vmapped", 8),
-    ("sequence", "cuda"): ComputeRule("vmapped", 8),
+    ("sequence", "cuda"): ComputeRule("vmapped", 32),
 }
 
 STACK_SIZE_WHERE_FORCED: Final = 8

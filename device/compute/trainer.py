@@ -14,7 +14,7 @@ from fedemu.algorithms.interface import Forest, Kind, LocalProgram, Query, Tree
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.capture import Captures, GraphRecorder
-from fedemu.device.compute.executors.checked import Checked
+from fedemu.device.compute.executors.checked import GPU_TOLERANCE, TOLERANCE, Checked
 from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source, failed
 from fedemu.device.compute.executors.lowering import Lowered
 from fedemu.device.compute.executors.query import catch_up, run_query
@@ -158,7 +158,8 @@ def open_executor(name: str, kind: Kind, device_type: DeviceType, stack_size: in
         case "vmapped":
             return Vmapped(rule.stack_size, run_step)
         case "checked":
-            return Checked(Serial(), Vmapped(rule.stack_size, run_step))
+            tolerance = GPU_TOLERANCE if device_type == "cuda" else TOLERANCE
+            return Checked(Serial(), Vmapped(rule.stack_size, run_step), tolerance)
 
 
 def _with_buffer(result: JobResult | TrainingError, buffer: Buffer | None) -> JobResult | TrainingError:

@@ -12,10 +12,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
 from fedemu.ops.bench.measuring.measure import QUICK, Effort, Figure, Spread
 from fedemu.ops.bench.subjects import STUDIES, SUBJECTS, Study, Wishes
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, FormatOption, given
+from fedemu.ops.running.portable import start_again_with
 from fedemu.protocol.errors import ConfigurationError
 
 _GOES_WITH = {
@@ -92,6 +94,8 @@ def bench(
     for name, wanted in _GOES_WITH.items():
         if given(context, name) and not {*wanted} & {*(subjects or ())}:
             raise ConfigurationError(f"--{name} is for fedemu bench {' or '.join(wanted)}; leave it out")
+    if "gpu" in (subjects or ()):
+        _compute_as_trainers_do()
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         console.width = WIDTH
@@ -121,6 +125,14 @@ def bench(
         said = about | {"quick": quick, "figures": [figure.table() for figure in figures]}
         print(json.dumps(said | {name: study.table() for name, study in studies.items()}, indent=1))
     return 0
+
+
+def _compute_as_trainers_do() -> None:
+    """Start this command again with the variables of a trainer's environment, if there is a GPU to compute on."""
+    import torch  # No other command should have to wait for it.
+
+    if torch.cuda.is_available():
+        start_again_with(COMPUTE_ENVIRONMENT)
 
 
 def table(figures: list[Figure]) -> Table:

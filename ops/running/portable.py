@@ -28,7 +28,12 @@ def start_again_portably(experiment: Experiment) -> None:
 
     The command is the same, so nothing must have happened yet that the command does once.
     """
-    missing = lacking(os.environ, environment_for(experiment))
+    start_again_with(environment_for(experiment))
+
+
+def start_again_with(variables: Mapping[str, str]) -> None:
+    """Replace this process by one with these variables of the environment, if it lacks any, as above."""
+    missing = lacking(os.environ, variables)
     if missing:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -178,14 +178,15 @@ def _prepared(
     """The cohort of the jobs ``group`` with these places and plans."""
     examples = np.array([job.indices.size for job in group], np.int64)
     indices = np.concatenate([job.indices for job in group])
-    x, y = source.corpus.batch(source.corpus.train, indices)
+    x, y = source.batch(indices)
     offsets = np.cumsum(examples) - examples
     stages = [
         _lines(stage, i, group, [plan[i] for plan in plans], offsets, source) for i, stage in enumerate(program.stages)
     ]
     owner = np.repeat(np.arange(len(group)), examples)
     classes = source.corpus.classes
-    label_counts = np.bincount(owner * classes + y.numpy(), minlength=len(group) * classes).reshape(-1, classes)
+    labels = source.corpus.train.y.take(indices)
+    label_counts = np.bincount(owner * classes + labels, minlength=len(group) * classes).reshape(-1, classes)
     steps = _total([lines.steps for lines in stages])
     noise = [
         generator(source.seed, round=job.round, device=job.device, purpose="noise") for job in group if program.noise
@@ -193,8 +194,8 @@ def _prepared(
     return Cohort(
         jobs=group,
         places=places,
-        x=x.to(source.device),
-        y=y.to(source.device),
+        x=x,
+        y=y,
         examples=examples,
         label_counts=label_counts,
         stages=stages,

@@ -9,18 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedemu.algorithms.data.corpus import Corpus
+from fedemu.algorithms.data.resident import Resident
 from fedemu.algorithms.interface import Forest, LocalProgram, Tree
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.device.compute.executors.batch_planner import Planner
 from fedemu.protocol.errors import TrainingError
 from fedemu.protocol.host.own_code import account
+
+RESIDENT_SHARE: Final = 0.1
+"""The most of a GPU's free memory that the training split may take. A larger one stays in host memory."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,23 @@ class Source:
     def planner(self) -> Planner:
         """The planner of all batches; it remembers the plans that draw no random numbers."""
         return Planner(self.seed)
+
+    def batch(self, indices: NDArray[np.integer[Any]]) -> tuple[Tensor, Tensor]:
+        """The training samples and labels at ``indices [n]`` on the device, as ``Corpus.batch`` gives them."""
+        if self._resident is not None:
+            return self._resident.batch(indices)
+        x, y = self.corpus.batch(self.corpus.train, indices)
+        return x.to(self.device), y.to(self.device)
+
+    @cached_property
+    def _resident(self) -> Resident | None:
+        """The training split on a GPU, unless it would take too much of what is free there. None on a processor."""
+        split = self.corpus.train
+        if self.device.type != "cuda" or not len(split):
+            return None
+        free, _ = torch.cuda.mem_get_info(self.device)
+        room = RESIDENT_SHARE * free
+        return Resident(self.corpus, split, self.device) if split.x.nbytes + split.y.nbytes <= room else None
 
 
 class MachineFault(Exception):

@@ -107,10 +107,10 @@ def _ask(
 
 def _memory(job: Job, buffer: Buffer, arrived: NDArray[np.int64], source: Source) -> Memory:
     indices = np.concatenate([buffer.indices, arrived])
-    x, y = source.corpus.batch(source.corpus.train, indices)
+    x, y = source.batch(indices)
     device, period = source.device, buffer.period
     return Memory(
-        batch=Batch(x.to(device), y.to(device), torch.ones(len(y), device=device)),
+        batch=Batch(x, y, torch.ones(len(y), device=device)),
         indices=indices,
         fresh=np.arange(len(indices)) >= len(buffer),
         periods=np.concatenate([buffer.periods, np.full(len(arrived), period, np.int64)]),

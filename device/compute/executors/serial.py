@@ -15,6 +15,7 @@ from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.executors.arguments import Arguments, Names
 from fedemu.device.compute.executors.cohort import BEGIN, FINISH, Cohort, Lines, cohorts
 from fedemu.device.compute.executors.executor import Job, JobResult, Source, failed
+from fedemu.device.compute.executors.host_memory import handed_over, in_host_memory
 from fedemu.device.compute.executors.lowering import Lowered, Lowering
 from fedemu.device.compute.executors.private_torch import tree_unflatten
 from fedemu.protocol.errors import TrainingError
@@ -95,12 +96,12 @@ class Serial:
                     sizes.setdefault(name, []).append(size)
         given = given._replace(carry=carry)
         lowered = self._lowering.finish(program, names, carry_spec, given)
-        outcome = tree_unflatten(list(lowered.run(keyed(lowered, given, FINISH))), lowered.spec)
         # What was not recorded may return shared tensors, or two results in the same memory.
-        exported = _handed_over if lowered.recorded else _copied
+        export = handed_over if lowered.recorded else in_host_memory
+        outcome = tree_unflatten(export(lowered.run(keyed(lowered, given, FINISH))), lowered.spec)
         return JobResult(
-            payload={key: map_leaves(exported, tree) for key, tree in outcome.payload.items()},
-            own=map_leaves(exported, outcome.own),
+            payload={key: dict(tree) for key, tree in outcome.payload.items()},
+            own=dict(outcome.own),
             examples=int(cohort.examples[0]),
             steps=int(cohort.steps[0]),
             metrics={name: _mean(values, sizes[name]) for name, values in measured.items()},
@@ -134,24 +135,6 @@ def _rows_last_channel(x: Tensor) -> Tensor:
 
 def _channels_last(leaf: Tensor) -> Tensor:
     return leaf.contiguous(memory_format=torch.channels_last) if leaf.dim() == 4 else leaf
-
-
-def _handed_over(leaf: Tensor) -> Tensor:
-    """As ``_copied``, but on the memory of ``leaf`` if it lies there in that way and has it for itself."""
-    whole = leaf.is_contiguous() and leaf.nbytes == leaf.untyped_storage().nbytes()
-    if not whole or leaf.is_cuda or leaf.is_conj() or leaf.is_neg():
-        return _copied(leaf)
-    with torch.inference_mode(False):
-        return torch.empty(0, dtype=leaf.dtype).set_(leaf.untyped_storage(), 0, leaf.shape, leaf.stride())
-
-
-def _copied(leaf: Tensor) -> Tensor:
-    """A copy in host memory and C order, made outside of inference mode.
-
-    An inference tensor could neither be written to nor take part in a gradient afterwards.
-    """
-    with torch.inference_mode(False):
-        return leaf.cpu().clone(memory_format=torch.contiguous_format)
 
 
 def _normal(cohort: Cohort, shape: tuple[int, ...]) -> Tensor:

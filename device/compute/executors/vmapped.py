@@ -19,6 +19,7 @@ from fedemu.algorithms.models.draws import KEY_SHAPE
 from fedemu.device.compute.executors.arguments import Arguments, Names
 from fedemu.device.compute.executors.cohort import BEGIN, FINISH, Cohort, Lines, cohorts
 from fedemu.device.compute.executors.executor import Job, JobResult, Source, failed
+from fedemu.device.compute.executors.host_memory import in_host_memory
 from fedemu.device.compute.executors.lowering import Lowered, Lowering
 from fedemu.device.compute.executors.private_torch import tree_unflatten
 from fedemu.device.compute.executors.slots import IDLE, Change, SlotPlan, plan_slots
@@ -172,9 +173,7 @@ class _Call:
         for start, stack in self._stacks():
             lowered = self._lowering.finish(self._program, self._names, self._spec, stack)
             parts.append(lowered.run(self._keyed(lowered, stack, start, FINISH)))
-        with torch.inference_mode(False):
-            # The copies are made outside of inference mode: an inference tensor can neither be written to nor take part
-            # in a gradient afterwards.
+        with torch.inference_mode(False):  # a part of a tensor is made in the mode in which it is made
             rows = [
                 [row for leaf in leaves for row in leaf.unbind()]
                 for leaves in zip(*(in_host_memory(part) for part in parts), strict=True)
@@ -241,25 +240,6 @@ class _Call:
 
     def _index(self, values: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(values).to(self._cohort.x.device)
-
-
-def in_host_memory(leaves: Sequence[Tensor], flat: bool | None = None) -> list[Tensor]:
-    """Copies of tensors in host memory.
-
-    If they lie elsewhere, those of one dtype come in one copy, as one ``flat`` tensor: each copy from a GPU costs the
-    same few microseconds, and waits for what the GPU has yet to do. From a GPU they come by pinned memory, which the
-    driver needs not copy once more.
-    """
-    if not leaves or not (leaves[0].device.type != "cpu" if flat is None else flat):
-        return [leaf.cpu().clone() for leaf in leaves]
-    copied: dict[int, Tensor] = {}
-    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
-        places = [place for place, leaf in enumerate(leaves) if leaf.dtype == dtype]
-        whole = torch.cat([leaves[place].reshape(-1) for place in places])
-        whole = torch.empty_like(whole, device="cpu", pin_memory=whole.is_cuda).copy_(whole)
-        cut = torch.split(whole, [leaves[place].numel() for place in places])
-        copied.update((place, part.view(leaves[place].shape).clone()) for place, part in zip(places, cut, strict=True))
-    return [copied[place] for place in range(len(leaves))]
 
 
 class _Batches:

@@ -24,7 +24,7 @@ def test_there_is_a_rule_for_every_kind_of_model_and_device(kind: Kind, device_t
 def test_an_executor_that_is_named_goes_before_the_table() -> None:
     assert compute_rule("serial", "dense", "cpu") == ("serial", 1)
     assert compute_rule("vmapped", "dense", "cpu") == ("vmapped", 16)
-    assert compute_rule("checked", "dense", "cuda") == ("checked", 32)
+    assert compute_rule("checked", "dense", "cuda") == ("checked", 64)
 
 
 def test_an_executor_that_is_forced_against_the_table_has_a_stack_size_of_its_own() -> None:

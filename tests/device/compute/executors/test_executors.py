@@ -23,8 +23,9 @@ from fedemu.algorithms.training.objective import Loss, Objective, proximity
 from fedemu.algorithms.trees import flatten
 from fedemu.device.compute.executors.checked import Checked
 from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source
+from fedemu.device.compute.executors.host_memory import in_host_memory
 from fedemu.device.compute.executors.serial import Serial
-from fedemu.device.compute.executors.vmapped import Vmapped, in_host_memory
+from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.protocol.errors import TrainingError
 from fedemu.protocol.host.named import load
 from fedemu.protocol.ids import Digest
@@ -99,6 +100,17 @@ def small_resnet(norm: Literal["group", "batch"]) -> Model:
     return replace(whole, blocks=whole.blocks[:3], head=Linear("head", 4, CLASSES))
 
 
+DEVICES = [
+    pytest.param("cpu", id="processor"),
+    pytest.param(
+        "cuda",
+        id="gpu",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU, where `make gpu` runs it"),
+        ],
+    ),
+]
 MODELS: Mapping[str, Model] = {
     "mlp": mlp(SHAPE, CLASSES, (16,)),
     "cnn": cnn(SHAPE, CLASSES),
@@ -182,6 +194,33 @@ def test_tensors_that_come_in_one_copy_are_those_that_come_one_by_one() -> None:
     together[0][0, 0] = 9.0
     assert leaves[0][0, 0] == 0.0
     assert in_host_memory([]) == []
+
+
+class _InFloat64(Source):
+    def batch(self, indices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = super().batch(indices)
+        return x.double(), y
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["cnn", "resnet-group", "resnet-batch"])
+def test_in_float64_executors_and_devices_agree_to_many_digits(name: str, device: str, source: Source) -> None:
+    """In float32 a value may fall on the other side of a kink, such as that of ReLU, and move a gradient by 1 %."""
+    model = MODELS[name]
+    program, jobs = local(model), jobs_of([7, 12, 3])
+
+    def trained(executor: Executor, device: str) -> list[JobResult]:
+        variables = {key: leaf.double() if leaf.is_floating_point() else leaf for key, leaf in model.init(1).items()}
+        shared = {"model": {key: leaf.to(device) for key, leaf in variables.items()}}
+        where = _InFloat64(source.corpus, source.seed, torch.device(device))
+        return run(executor, program, shared, jobs, where)
+
+    expected = trained(Serial(), "cpu")
+    for executor in (Serial(), Vmapped(2)):
+        for result, other in zip(trained(executor, device), expected, strict=True):
+            for leaf, reference in zip(leaves(result).values(), leaves(other).values(), strict=True):
+                scale = float(reference.abs().max())
+                torch.testing.assert_close(leaf, reference, rtol=0.0, atol=1e-9 * scale)
 
 
 def test_a_new_executor_repeats_the_bits_of_another(source: Source) -> None:
