@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import zmq
@@ -19,6 +19,7 @@ from fedemu.protocol.codec import DOWN, UP, Buffer, Envelope, encode
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Beat, Blob, Heartbeat, Message, Result, Scheduled, Work
 from fedemu.protocol.tensors import pack
+from fedemu.protocol.transport.interface import BOUNDLESS
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 PATIENCE_SECONDS = 60.0
@@ -113,7 +114,9 @@ class _End:
         self._network = ZmqNetwork()
         self._done = asyncio.Event()
         if self._router:
-            router = self._network.bind(self._address, UP, self._from_dealer, self._unreadable)
+            # As on the other side, the window bounds the queue.
+            bounds = replace(BOUNDLESS, queue=0)
+            router = self._network.bind(self._address, UP, self._from_dealer, self._unreadable, bounds=bounds)
             self._send = lambda message, frames: router.send(self._peer, message, frames)
         else:
             dealer = self._network.connect(self._address, DOWN, self._from_router, self._unreadable)
