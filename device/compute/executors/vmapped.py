@@ -173,7 +173,7 @@ class _Call:
         for start, stack in self._stacks():
             lowered = self._lowering.finish(self._program, self._names, self._spec, stack)
             parts.append(lowered.run(self._keyed(lowered, stack, start, FINISH)))
-        with torch.inference_mode(False):  # a part of a tensor is made in the mode in which it is made
+        with torch.inference_mode(False):  # the rows are new tensors, and must not be inference tensors either
             rows = [
                 [row for leaf in leaves for row in leaf.unbind()]
                 for leaves in zip(*(in_host_memory(part) for part in parts), strict=True)
