@@ -32,7 +32,7 @@ test: $(VENV)/.tested ## Install what the tests need and run all in three proces
 	$(BIN)/pytest $(or $(ARGS),-n 3 --dist loadfile --no-loadscope-reorder)
 
 gpu: $(VENV)/.tested ## On a machine with an NVIDIA GPU: run the tests that need it, then the benchmarks
-	$(BIN)/pytest -m gpu $(or $(ARGS),tests/algorithms/methods tests/device/compute)
+	$(BIN)/pytest -m gpu $(or $(ARGS),tests/algorithms tests/device)
 	$(BIN)/fedemu bench gpu
 
 lint: $(VENV)/.linted ## Check style (ruff) and types (mypy --strict, on the package as it installs)

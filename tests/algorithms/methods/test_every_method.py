@@ -159,7 +159,6 @@ class OnTheGpu:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU, where `make gpu` runs it")
 def test_a_method_computes_on_a_gpu_what_it_computes_on_a_processor(fleet: Callable[..., Any]) -> None:
     for setting in SETTINGS:
         name, in_tasks = setting.values

@@ -30,10 +30,6 @@ from fedemu.protocol.ids import Digest
 
 SHAPE = (1, 12, 12)
 SIZES = (7, 23, 1, 12, 5)
-on_a_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU, where `make gpu` runs it"),
-]
 
 
 class Rehearsal:
@@ -180,8 +176,8 @@ def test_a_carry_that_moves_between_its_places_is_not_written_over_before_it_is_
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(lambda: mlp(SHAPE, 4, hidden=[16]), marks=on_a_gpu, id="mlp"),
-        pytest.param(lambda: cnn(SHAPE, 4), marks=on_a_gpu, id="cnn"),
+        pytest.param(lambda: mlp(SHAPE, 4, hidden=[16]), marks=pytest.mark.gpu, id="mlp"),
+        pytest.param(lambda: cnn(SHAPE, 4), marks=pytest.mark.gpu, id="cnn"),
     ],
 )
 def test_a_cuda_graph_gives_the_same_bits(make: Callable[[], Model]) -> None:

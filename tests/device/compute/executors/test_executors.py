@@ -102,14 +102,7 @@ def small_resnet(norm: Literal["group", "batch"]) -> Model:
 
 DEVICES = [
     pytest.param("cpu", id="processor"),
-    pytest.param(
-        "cuda",
-        id="gpu",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU, where `make gpu` runs it"),
-        ],
-    ),
+    pytest.param("cuda", id="gpu", marks=pytest.mark.gpu),
 ]
 MODELS: Mapping[str, Model] = {
     "mlp": mlp(SHAPE, CLASSES, (16,)),
