@@ -24,6 +24,9 @@ from fedemu.protocol.errors import TrainingError
 STACKS: Final = (1, 8, 16, 32, 64, 128)
 """The sizes of stacks. 1 stands for one device after the other."""
 _REPETITIONS: Final = 3
+_UPDATES: Final = 128
+_GFLOP: Final = 4000.0
+"""A measurement takes 128 updates, or as many as have these 10^9 operations: about a second's work of a GPU."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ def lines(
         for stack in stacks:
             for graphs in (False, True) if stack > 1 and device.type == "cuda" else (False,):
                 tell(f"gpu: {name}, stack of {stack}{', captured' if graphs else ''}")
-                count = max(effort.count(128, stack), stack)
+                count = effort.count(round(min(_UPDATES, _GFLOP / gflop)), stack)
                 executor = _executor(stack, graphs)
                 try:
                     rates = [_rate(executor, program, shared, jobs(count, n), source) for n in range(_REPETITIONS + 1)]
