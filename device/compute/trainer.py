@@ -60,9 +60,22 @@ class Trainer:
         self._placed: dict[int, tuple[Tree, Tree]] = {}
 
     def capacity(self, program: str) -> int:
-        """The number of jobs of a program that make best use of one call of ``run``."""
+        """The number of jobs of a program that make best use of a trainer."""
         found = self.programs.get(program)
         return 1 if _is_query(found) else self._executor_of(found).capacity
+
+    def at_once(self, program: str) -> int | None:
+        """The most jobs in one call of ``run`` if a GPU computes: a stack. None if a processor does.
+
+        A processor that computes has no time for anything else.
+        """
+        if self.device.type == "cpu":
+            return None
+        found = self.programs.get(program)
+        executor = self._executor_of(found)
+        if _is_query(found) or not isinstance(executor, Vmapped):
+            return self.capacity(program)
+        return executor.stack_size
 
     def warm_up(self) -> None:
         """Trace the programs for the shapes to expect, so that the first job need not wait for the tracing."""

@@ -33,18 +33,24 @@ def has_large(message: Sequence[Buffer]) -> bool:
     return any(len(frame) >= SMALL for frame in message)
 
 
+def with_large_ones_sealed(message: Sequence[Buffer]) -> list[Buffer]:
+    """The frames of a message, of which the large ones lie in sealed memory if there is room for them."""
+    frames = list(message)
+    large = {position: memoryview(frame) for position, frame in enumerate(frames) if len(frame) >= SMALL}
+    fresh = {position: frame for position, frame in large.items() if place_of(frame) is None}
+    if fresh and (copies := seal([*fresh.values()])) is not None:
+        for position, copy in zip(fresh, copies, strict=True):
+            frames[position] = copy
+    return frames
+
+
 def handed(message: Sequence[Buffer]) -> Handed:
     """A message for a side that takes sealed memory. Large frames that cannot be sealed go as bytes."""
-    large = {position: memoryview(frame) for position, frame in enumerate(message) if len(frame) >= SMALL}
-    fresh = [position for position, frame in large.items() if place_of(frame) is None]
-    if fresh and (copies := seal([large[position] for position in fresh])) is not None:
-        large |= dict(zip(fresh, copies, strict=True))
-    frames = [large.get(position, frame) for position, frame in enumerate(message)]
+    frames = with_large_ones_sealed(message)
     descriptors: list[int] = []
-    places: list[bytes | None] = [None] * len(message)
-    for position, frame in large.items():
-        place = place_of(frame)
-        if place is None:
+    places: list[bytes | None] = [None] * len(frames)
+    for position, frame in enumerate(frames):
+        if len(frame) < SMALL or (place := place_of(memoryview(frame))) is None:
             continue
         if place.descriptor not in descriptors:
             if len(descriptors) == MOST_DESCRIPTORS:

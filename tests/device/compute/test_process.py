@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from fedemu.device.memory.store import read_own, write_own
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.errors import FedemuError, TrainingError
+from fedemu.protocol.host.sealed import place_of
 from fedemu.protocol.messages import TensorSpec
 from fedemu.protocol.tensors import unpack
 
@@ -32,7 +34,8 @@ from fedemu.protocol.tensors import unpack
 class Recorder:
     """A trainer that records its jobs and answers as the test wants."""
 
-    def __init__(self, answer: Callable[[Job], JobResult | TrainingError]) -> None:
+    def __init__(self, answer: Callable[[Job], JobResult | TrainingError], most: int | None = None) -> None:
+        self.most = most
         self.programs = {"train": None, "ask": None}
         self.calls: list[tuple[str, Forest, list[Job]]] = []
         self._answer = answer
@@ -41,6 +44,9 @@ class Recorder:
 
     def capacity(self, program: str) -> int:
         return {"train": 16, "ask": 2}[program]
+
+    def at_once(self, program: str) -> int | None:
+        return self.most
 
     def warm_up(self) -> None: ...
 
@@ -56,7 +62,7 @@ def a_result(job: Job, own: dict[str, torch.Tensor] | None = None) -> JobResult:
 
 @pytest.fixture
 def train(tmp_path: Path) -> Callable[..., tuple[Train, list[memoryview]]]:
-    """Groups of jobs with samples (device, device + 1), each with an own part ``c`` = device."""
+    """Groups of jobs with samples (device, device + 1, …), two or ``sizes``, each with an own part ``c`` = device."""
     store = BlobStore(tmp_path / "blobs")
     digest = store.put(encode_tree({"w": np.array([1.0, 2.0], np.float32)}))
 
@@ -65,12 +71,13 @@ def train(tmp_path: Path) -> Callable[..., tuple[Train, list[memoryview]]]:
         own: str | None = None,
         budget: int = 0,
         sealed: Mapping[int, Sequence[int]] = MappingProxyType({}),
+        sizes: Sequence[int] = (),
     ) -> tuple[Train, list[memoryview]]:
         specs, frames = [], []
-        for device in devices:
-            specs.append(TensorSpec(name=f"{device}/.", dtype="int64", shape=(2,)))
+        for device, size in zip(devices, sizes or [2] * len(devices), strict=True):
+            specs.append(TensorSpec(name=f"{device}/.", dtype="int64", shape=(size,)))
             specs.append(TensorSpec(name=f"{device}/c", dtype="float32", shape=(1,)))
-            frames.append(memoryview(np.array([device, device + 1]).tobytes()))
+            frames.append(memoryview(np.arange(device, device + size).tobytes()))
             for period, indices in sealed.items():
                 specs.insert(-1, TensorSpec(name=f"{device}/.sealed.{period}", dtype="int64", shape=(len(indices),)))
                 frames.append(memoryview(np.array(indices, np.int64).tobytes()))
@@ -132,6 +139,49 @@ def test_the_time_of_a_group_is_shared_among_the_jobs_that_were_run(train: Any, 
     runner = TorchRunner(Recorder(a_result), iter([10.0, 13.0]).__next__)
     answers = [answer for answer, _ in runner.run(*train(3, 5, 8, own="mine"))]
     assert {answer.device: answer.seconds for answer in answers if isinstance(answer, Done)} == {3: 1.5, 8: 1.5}
+
+
+def test_a_call_is_computed_while_the_results_of_the_one_before_are_encoded(train: Any, tmp_path: Path) -> None:
+    own = {"m": torch.tensor([9.0])}
+    order = iter([3, 5, 8, 1, 2])
+    encoded_before: list[bool] = []
+
+    def answer(job: Job) -> JobResult:
+        assert job.device == next(order)
+        if job.device == 8:  # the first of the second call
+            deadline = time.monotonic() + 20
+            while not (tmp_path / "5" / "next").exists() and time.monotonic() < deadline:
+                time.sleep(0.001)
+            encoded_before.append((tmp_path / "5" / "next").exists())
+        return replace(a_result(job, own), payload={"model": {"w": torch.full((20_000,), float(job.device))}})
+
+    answers = TorchRunner(Recorder(answer, most=2)).run(*train(3, 5, 8, 1, 2))
+    told = {done.device: (done, frames) for done, frames in answers if isinstance(done, Done)}
+    assert encoded_before == [True]
+    assert list(told) == [3, 5, 8, 1, 2]
+    for device, (done, frames) in told.items():
+        assert unpack(done.tensors, frames)["model/w"].tolist() == [float(device)] * 20_000
+        assert place_of(frames[0]) is not None, "sending would have to copy it"
+        assert read_own(tmp_path / str(device) / "next")["m"].tolist() == [9.0]
+
+
+def test_jobs_with_as_many_samples_are_computed_together(train: Any) -> None:
+    recorder = Recorder(a_result, most=2)
+    devices = [answer.device for answer, _ in TorchRunner(recorder).run(*train(1, 2, 3, 4, sizes=(2, 9, 1, 8)))]
+    assert [[job.device for job in jobs] for _, _, jobs in recorder.calls] == [[2, 4], [1, 3]]
+    assert devices == [2, 4, 1, 3]
+
+
+def test_a_disk_that_is_full_while_another_call_is_computed_ends_the_work(
+    train: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: str, target: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    runner = TorchRunner(Recorder(lambda job: a_result(job, own={"memory": torch.ones(2)}), most=1))
+    with pytest.raises(FedemuError, match=r"cannot be written: the disk is full; make room there$"):
+        list(runner.run(*train(3, 5)))
 
 
 def test_the_next_own_state_is_in_place_before_the_result_is_told(train: Any, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from fedemu.device.compute.executors.checked import Checked
 from fedemu.device.compute.executors.executor import Job, JobResult
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
+from fedemu.device.compute.rule import RULES
 from fedemu.device.compute.trainer import Trainer, open_executor
 from fedemu.protocol.errors import ConfigurationError, TrainingError
 from fedemu.protocol.ids import Digest
@@ -72,6 +73,13 @@ def test_jobs_are_run_by_the_executor_of_the_rule(trainer: Trainer) -> None:
     assert trainer.capacity("gradient") == 1
     results = trainer.run("train", {"model": MODEL.init(0)}, [job(0, 5), job(1, 9)])
     assert [(result.examples, result.steps) for result in results if isinstance(result, JobResult)] == [(5, 2), (9, 3)]
+
+
+def test_only_beside_a_gpu_the_results_of_a_stack_are_encoded(trainer: Trainer) -> None:
+    assert trainer.at_once("train") is None
+    trainer.device = torch.device("cuda")
+    assert trainer.at_once("train") == RULES["dense", "cpu"].stack_size < trainer.capacity("train")
+    assert trainer.at_once("gradient") == 1
 
 
 class Convolving(LocalSGD):
