@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ from fedemu.protocol.host.phases import mark
 from fedemu.protocol.ids import AskId, digest_of_file
 from fedemu.protocol.tensors import pack, unpack
 from fedemu.protocol.transport.passing import with_large_ones_sealed
+from fedemu.protocol.transport.zmtp import SMALL
 
 log = logging.getLogger(__name__)
 
@@ -110,18 +111,18 @@ class TorchRunner:
             return
         # Jobs of one call wait for each other, so those with as many samples go together.
         decoded.sort(key=lambda pair: -len(pair[1].over_all().indices))
-        under_way: list[Future[Answer]] = []
+        under_way: list[Callable[[], Answer]] = []
         for start in range(0, len(decoded), at_once):
             results, seconds = self._computed(train, shared, decoded[start : start + at_once])
             for answer in under_way:
-                yield answer.result()
-            under_way = [self._beside.submit(self._sealed, train, job, result, seconds) for job, result in results]
+                yield answer()
+            under_way = [self._begun(train, job, result, seconds) for job, result in results]
         for answer in under_way:
-            yield answer.result()
+            yield answer()
 
     @cached_property
     def _beside(self) -> ThreadPoolExecutor:
-        """The threads that encode results while this one waits for the next."""
+        """The threads that encode large results while this one waits for the next."""
         return ThreadPoolExecutor(ENCODING_THREADS, "encoding")
 
     def _computed(
@@ -140,6 +141,15 @@ class TorchRunner:
             results = [TrainingError(account(error))] * len(jobs)
         seconds = (self._clock() - began) / max(1, len(jobs))
         return [(job, result) for (job, _), result in zip(decoded, results, strict=True)], seconds
+
+    def _begun(
+        self, train: Train, job: TrainJob, result: JobResult | TrainingError, seconds: float
+    ) -> Callable[[], Answer]:
+        """A function that waits for the answer. A large one is made beside; a small one is not worth a thread."""
+        if isinstance(result, JobResult) and _nbytes(result) >= SMALL:
+            return self._beside.submit(self._sealed, train, job, result, seconds).result
+        answer = self._answer(train, job, result, seconds)
+        return lambda: answer
 
     def _sealed(self, train: Train, job: TrainJob, result: JobResult | TrainingError, seconds: float) -> Answer:
         """The answer, with large tensors in sealed memory already. Otherwise they would come there by being sent."""
@@ -225,6 +235,10 @@ def _encode(train: Train, job: TrainJob, result: JobResult, sample_bytes: int, s
         tensors=specs,
     )
     return done, frames
+
+
+def _nbytes(result: JobResult) -> int:
+    return sum(leaf.nbytes for tree in (*result.payload.values(), result.own) for leaf in tree.values())
 
 
 def _bfloat16(leaves: Mapping[str, Tensor]) -> dict[str, str]:

@@ -179,7 +179,7 @@ def test_a_disk_that_is_full_while_another_call_is_computed_ends_the_work(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    runner = TorchRunner(Recorder(lambda job: a_result(job, own={"memory": torch.ones(2)}), most=1))
+    runner = TorchRunner(Recorder(lambda job: a_result(job, own={"memory": torch.ones(20_000)}), most=1))
     with pytest.raises(FedemuError, match=r"cannot be written: the disk is full; make room there$"):
         list(runner.run(*train(3, 5)))
 
