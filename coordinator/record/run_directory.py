@@ -27,7 +27,7 @@ from fedemu.coordinator.record.json_lines import is_object, plain, to_line
 from fedemu.coordinator.record.row import Row, read_rows
 from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import make_durable, named_failure, refusal_of, wait_for_disk, write_whole
+from fedemu.protocol.host.files import make_durable, named_failure, usable, wait_for_disk, write_whole
 from fedemu.protocol.ids import digest_of_file
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def claim_folder(path: Path) -> None:
         raise ConfigurationError(f"the path of the folder {str(path)!a} is no UTF-8; choose another --out") from None
     if path.exists() or path.is_symlink():
         _require_empty(path)
-    with _usable(path, "choose another --out"):
+    with usable(path, "choose another --out"):
         make_durable(path)
         _locked(path).close()
 
@@ -74,7 +74,9 @@ def claim_folder(path: Path) -> None:
 @contextlib.contextmanager
 def alone_in(path: Path) -> Iterator[None]:
     """Nobody else writes into the run of this folder meanwhile. Raises ConfigurationError if somebody does now."""
-    with _usable(path, _GO_ON), _locked(path):
+    with usable(path, _GO_ON):
+        lock = _locked(path)
+    with lock:
         yield
 
 
@@ -92,7 +94,7 @@ class RunDirectory:
         """The folder of large payloads, while their ask is open. Nothing in it is needed later."""
         if not (path / CONFIG).is_file():
             raise ConfigurationError(f"There is no run to resume in {path}: it has no {CONFIG}.")
-        with _usable(path, _GO_ON):
+        with usable(path, _GO_ON):
             self._lock = _locked(path)
             self.frozen = frozen_files(path)
             self._logs: dict[str, BinaryIO] = {
@@ -249,15 +251,6 @@ def _sum_of(path: Path, size: int | None) -> hashlib._Hash:
             found.update(part)
             left -= len(part)
     return found
-
-
-@contextlib.contextmanager
-def _usable(path: Path, advice: str) -> Iterator[None]:
-    """An OSError in the block becomes one sentence about the folder, with what to do instead."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {refusal_of(error)}; {advice}.") from error
 
 
 def _locked(path: Path) -> BinaryIO:

@@ -101,14 +101,14 @@ def slurm(
     check_trackers(runtime.track.to)
     find_data(checked)
     directory = claim(checked, out)
-    script = write_job(directory, checked, runtime, job)
-    say(explained(directory, checked, job))
-    if submit_it:
-        try:
+    try:
+        script = write_job(directory, checked, runtime, job)
+        say(explained(directory, checked, job))
+        if submit_it:
             print(submit(script))
-        except Exception:
-            give_back(directory)
-            raise
+    except Exception:
+        give_back(directory)
+        raise
     return 0
 
 

@@ -31,8 +31,8 @@ from fedemu.ops.experiment.presets import presets as shipped
 from fedemu.ops.experiment.printed import printed
 from fedemu.ops.experiment.starter import STARTER, starter_text
 from fedemu.ops.experiment.toml_text import SCHEMA_FILE
-from fedemu.protocol.errors import ConfigurationError, FedemuError
-from fedemu.protocol.host.files import named_failure, write_whole
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.files import usable, write_whole
 
 
 @guarded
@@ -195,10 +195,7 @@ def _beginning(file: Path) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a file that the user has named, whole or not at all. Raises ConfigurationError if the system refuses."""
-    try:
-        with named_failure(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
+    """Write a file that the user has named, whole or not at all."""
+    with usable(file, "name another file"):
+        file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, text)
-    except FedemuError as error:
-        raise ConfigurationError(f"{str(error).removesuffix('.')}; name another file") from None

@@ -15,7 +15,7 @@ from fedemu.ops.data.cache import cache_folder, read
 from fedemu.ops.data.corpora import source_of
 from fedemu.ops.data.source import Place, entry_of, locate
 from fedemu.ops.experiment import Experiment
-from fedemu.protocol.errors import DataError
+from fedemu.protocol.errors import DataError, FedemuError
 from fedemu.protocol.host.own_code import Told, retold
 
 
@@ -42,8 +42,8 @@ def at_hand(experiment: Experiment) -> bool:
 def decode_apart(experiment: Experiment, say: Callable[[str], None]) -> None:
     """Decode the experiment's data, unless this machine's cache holds them. Raises DataError if that fails.
 
-    It happens in another process, because decoding imports much and leaves much in memory. ``say`` gets a line for
-    people before it begins.
+    If the disk of the cache is full, that is a FedemuError. It happens in another process, because decoding imports
+    much and leaves much in memory. ``say`` gets a line for people before it begins.
     """
     if read(entry_here(experiment)) is not None:
         return
@@ -73,6 +73,7 @@ def decode_apart(experiment: Experiment, say: Callable[[str], None]) -> None:
             process.wait()
             raise
     if process.returncode == SAID:
-        raise retold(Told(*json.loads(output.strip().rpartition("\n")[2])), DataError)
+        said = Told(*json.loads(output.strip().rpartition("\n")[2]))
+        raise retold(said, FedemuError if said.exit_code == FedemuError.exit_code else DataError)
     if process.returncode != 0:
         raise DataError(f"decoding {experiment.data.dataset} ended with code {process.returncode}; see the lines above")

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.algorithms.data.corpus import Corpus, Split
-from fedemu.protocol.errors import ConfigurationError, DataError
-from fedemu.protocol.host.files import wait_for_disk
+from fedemu.protocol.errors import DataError
+from fedemu.protocol.host.files import usable, wait_for_disk
 from fedemu.protocol.ids import Digest, digest_of
 
 FORMAT = 3
@@ -155,13 +155,9 @@ def locked(entry: Path) -> Iterator[None]:
     The system releases the lock when the process ends, however it ends. Raises ConfigurationError if the cache cannot
     be written, and DataError after ``LONGEST_WAIT``.
     """
-    try:
+    with usable(entry.parent, "set FEDEMU_CACHE to another folder"):
         entry.parent.mkdir(parents=True, exist_ok=True)
         handle = open(entry.with_name(entry.name + ".lock"), "ab")  # noqa: SIM115
-    except OSError as error:
-        raise ConfigurationError(
-            f"the cache folder {entry.parent} can't be written ({error.strerror}); set FEDEMU_CACHE to one that can"
-        ) from None
     with handle:
         patience = time.monotonic() + LONGEST_WAIT
         while True:

@@ -14,7 +14,8 @@ from fedemu.ops.data.cache import Coloured, ReportShare, cache_folder, locked, r
 from fedemu.ops.data.readers import reader_of
 from fedemu.ops.data.source import LABEL, DataSource, Place, TextSource, entry_of, locate
 from fedemu.ops.experiment import AUTO, Data, Experiment, Flwr, Natural, Texts
-from fedemu.protocol.errors import DataError
+from fedemu.protocol.errors import DataError, FedemuError
+from fedemu.protocol.host.files import is_of_disk, refusal_of
 from fedemu.protocol.ids import Digest
 
 SENT: Final = "FEDEMU_SENT"
@@ -95,7 +96,8 @@ def load_corpus(
     """Map a data set from the folder ``cache``, after it is decoded into it if necessary.
 
     ``data`` is the folder in which the data set is looked for first. ``progress`` is called while samples are decoded.
-    Raises DataError if the data set, a column or a file is missing or cannot be read.
+    Raises DataError if the data set, a column or a file is missing or cannot be read, and FedemuError if the cache's
+    disk is full.
     """
     place = locate(source.dataset, data)
     entry = entry_of(source, place, cache)
@@ -107,9 +109,10 @@ def load_corpus(
             try:
                 _store(entry, source, place, progress)
             except OSError as error:
-                raise DataError(
-                    f"the data set {source.dataset!r} can't be stored in {entry.parent}: {error}"
-                ) from error
+                refused = f"the data set {source.dataset!r} can't be stored in {entry.parent}"
+                if is_of_disk(error):
+                    raise FedemuError(f"{refused}: {refusal_of(error)}, or set FEDEMU_CACHE") from error
+                raise DataError(f"{refused}: {error}") from error
             corpus = read(entry)
     if corpus is None:
         raise DataError(f"what was just stored in {entry} can't be read; check that disk or set FEDEMU_CACHE")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from fedemu.ops.figures import counted
 from fedemu.ops.keys.store import KeyFolder
 from fedemu.ops.running.words import title
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import refusal_of, write_whole
+from fedemu.protocol.host.files import named_failure, usable, write_whole
 
 MANIFESTS: Final = "manifests.yaml"
 SECRETS: Final = "secrets.yaml"
@@ -80,11 +81,24 @@ def image_of_this_version() -> str:
 
 
 def write_manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods: Pods) -> None:
-    """Write the manifests and the secrets into a new folder. Raises ConfigurationError if it cannot be made."""
-    try:
+    """Write the manifests and the secrets into a new folder, or nothing at all.
+
+    Raises ConfigurationError if it cannot be made, and FedemuError if the disk is full.
+    """
+    with usable(folder, "choose another --out"):
         folder.mkdir(parents=True)
-    except OSError as error:
-        raise ConfigurationError(f"can't make {folder}: {refusal_of(error)}; choose another --out") from error
+    try:
+        text, secrets = _manifests(folder, experiment, runtime, pods), _secrets(pods.name)
+        write_whole(folder / MANIFESTS, text)
+        with named_failure(folder / SECRETS):
+            (folder / SECRETS).touch(mode=0o600)
+            (folder / SECRETS).write_text(secrets, encoding="utf-8")
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods: Pods) -> str:
     most = max(share(experiment.fleet.devices, pods.machines))
     trainers = runtime.trainers or pods.gpus or pods.cpus
     memory = _BASE_MIB + demand(most, runtime.per_process, trainers)[2] // 2**20
@@ -118,13 +132,9 @@ def write_manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods
         """The word, or the line that is nothing but a word: it goes if the word is empty."""
         return words[found[2]] if found[2] else f"{words[found[1]]}\n".lstrip("\n")
 
-    text = re.sub(
+    return re.sub(
         r"^@([A-Z_]+)@\n|@([A-Z_]+)@", line_or_word, _TEMPLATE.read_text(encoding="utf-8"), flags=re.MULTILINE
     )
-    write_whole(folder / MANIFESTS, text)
-    secrets = folder / SECRETS
-    secrets.touch(mode=0o600)
-    secrets.write_text(_secrets(pods.name), encoding="utf-8")
 
 
 def explained(folder: Path, experiment: Experiment, pods: Pods) -> str:

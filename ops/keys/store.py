@@ -20,6 +20,7 @@ from zmq.auth import create_certificates, load_certificate
 from zmq.utils import z85
 
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.files import usable, write_whole
 from fedemu.protocol.transport.curve import KEY_CHARACTERS, require_curve
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ _OWN: Final = "machine"
 _PUBLIC, _SECRET = ".key", ".key_secret"
 _EDGE: Final = "role = edge"
 """The line of a file that approves an edge."""
+_ANOTHER: Final = "name another folder with --keys"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -68,7 +70,7 @@ class KeyFolder:
                 f"there is a key in {self.path} already (`fedemu keys list` shows it); "
                 f"remove {self.public_file.name} and {self.secret_file.name} to make another"
             )
-        try:
+        with usable(self.path, _ANOTHER):
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.TemporaryDirectory(dir=self.path, prefix=".new-") as private:  # its mode is 0700
                 while True:
@@ -80,8 +82,6 @@ class KeyFolder:
                 public.chmod(0o644)
                 os.rename(secret, self.secret_file)
                 os.rename(public, self.public_file)
-        except OSError as error:
-            raise ConfigurationError(f"can't write keys to {self.path}: {error.strerror}") from error
         return key
 
     def pair(self) -> tuple[str, str]:
@@ -114,15 +114,11 @@ class KeyFolder:
         if others := [other for other, known in self.approved().items() if known == key and other != name]:
             raise ConfigurationError(f"this key is approved already, as {others[0]}")
         file = self.approved_folder / (name + _PUBLIC)
-        try:
+        with usable(file, _ANOTHER):
             self.approved_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            partial = file.with_name(f".{file.name}.{os.getpid()}")
             role = f"    {_EDGE}\n" if edge else ""
             text = f'metadata\n    name = {name}\n{role}curve\n    public-key = "{key}"\n'
-            partial.write_text(text, encoding="utf-8")
-            os.replace(partial, file)
-        except OSError as error:
-            raise ConfigurationError(f"can't write {file}: {error.strerror}") from error
+            write_whole(file, text)
 
     def revoke(self, name: str) -> str:
         """Take the approval of the machine ``name`` back, also in a run that is on. Returns its key."""

@@ -13,7 +13,7 @@ from fedemu.ops.pages.paper import Paper
 from fedemu.ops.pages.parts import Draw, about
 from fedemu.ops.pages.style import drawn
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.files import usable, write_whole
 
 CAPTIONS = "captions.txt"
 
@@ -44,11 +44,12 @@ def write_figures(plots: Mapping[str, Draw], paper: Paper) -> list[str]:
 
 def _make(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise ConfigurationError(f"{folder} is a file; name a folder with --figures") from None
-    except OSError as error:
-        raise ConfigurationError(f"can't write to {folder}: {error.strerror}; name another folder") from error
+        with usable(folder, "name another folder"):
+            folder.mkdir(parents=True, exist_ok=True)
+    except ConfigurationError as error:
+        if isinstance(error.__cause__, FileExistsError):
+            raise ConfigurationError(f"{folder} is a file; name a folder with --figures") from None
+        raise
 
 
 def _title_of(figure: Figure) -> str:

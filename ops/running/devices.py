@@ -32,6 +32,7 @@ from fedemu.ops.watching.feed import LIVE, MACHINE, Feed, told_by
 from fedemu.ops.watching.logs import open_log
 from fedemu.ops.watching.metrics import SupervisorMetrics
 from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError
+from fedemu.protocol.host.files import usable
 from fedemu.protocol.host.garbage import settle
 from fedemu.protocol.host.named import place_of
 from fedemu.protocol.host.phases import mark
@@ -45,12 +46,8 @@ def supervise_alone(count: int, runtime: Runtime, state: Path | None) -> int:
     keys = client_keys(runtime, os.environ)
     require_code(runtime)
     folder = state if state is not None else state_folder(os.environ)
-    try:
+    with usable(folder, "choose another folder with --state"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(
-            f"can't make {folder}: {error.strerror}; choose another folder with --state"
-        ) from error
     say(
         f"{counted(count, 'device')} for the coordinator at {runtime.connect}; "
         f"{'it waits' if count == 1 else 'they wait'} {runtime.connect_seconds:g} s for it\n"

@@ -13,10 +13,11 @@ from fedemu.coordinator.record.run_directory import alone_in, claim_folder
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import check_resume, read_frozen, write_frozen
 from fedemu.ops.experiment.unchanged import require_unchanged
-from fedemu.protocol.errors import ConfigurationError, FedemuError
-from fedemu.protocol.host.files import refusal_of
+from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.files import usable
 
 RUNS = Path("runs")
+_ANOTHER = "choose another folder with --out"
 _before_growth: dict[Path, Experiment] = {}
 """The experiments of runs that this process has given more rounds, as they were."""
 
@@ -24,15 +25,16 @@ _before_growth: dict[Path, Experiment] = {}
 def claim(experiment: Experiment, out: Path | None) -> Path:
     """Make a new run directory that holds the frozen experiment: ``out``, or the first free ``runs/NAME-N``.
 
-    Raises ConfigurationError if ``out`` exists already or cannot be written.
+    Raises ConfigurationError if ``out`` exists already or cannot be written, and FedemuError if the disk is full.
     """
     directory = out if out is not None else _next_free(experiment.name)
     claim_folder(directory)
     try:
-        write_frozen(experiment, directory)
-    except FedemuError as error:
+        with usable(directory, _ANOTHER):
+            write_frozen(experiment, directory)
+    except FedemuError:
         give_back(directory)
-        raise ConfigurationError(f"{error}, or choose another folder with --out") from error
+        raise
     return directory
 
 
@@ -89,13 +91,10 @@ def _next_free(name: str) -> Path:
     number = 1
     while True:
         directory = RUNS / f"{name}-{number}"
-        try:
-            directory.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        except OSError as error:
-            raise ConfigurationError(
-                f"can't make {directory}: {refusal_of(error)}; choose another folder with --out"
-            ) from error
-        else:
-            return directory
+        with usable(directory, _ANOTHER):
+            try:
+                directory.mkdir(parents=True)
+            except FileExistsError:
+                number += 1
+            else:
+                return directory

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedemu.ops.results.holder import holder_of
 from fedemu.ops.running.words import say
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import refusal_of
+from fedemu.protocol.host.files import usable
 
 LOCK = ".sweep.lock"
 _LOCK_OF_RUN = ".lock"
@@ -23,13 +23,9 @@ _LOOK_EVERY = 0.2
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Hold the folder in the block. Raises ConfigurationError if another sweep holds it, or it can't be written."""
-    try:
+    with usable(folder, "choose another folder with --out"):
         folder.mkdir(parents=True, exist_ok=True)
         lock = open(folder / LOCK, "ab")  # noqa: SIM115 - it is closed below
-    except OSError as error:
-        raise ConfigurationError(
-            f"{folder} can't be written: {refusal_of(error)}; choose another folder with --out"
-        ) from error
     with lock:
         if not _lockable(lock.fileno()):
             raise ConfigurationError(f"another sweep is at work in {folder}; stop it, or choose another --out")

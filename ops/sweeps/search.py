@@ -20,7 +20,7 @@ from typing import Any
 from fedemu.ops.experiment.near import did_you_mean
 from fedemu.ops.sweeps.grid import KEY, Choice, require_varied, values_of
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import refusal_of
+from fedemu.protocol.host.files import usable
 
 STUDY = "study.sqlite3"
 BATCH = 4
@@ -85,12 +85,8 @@ class Study:
         optuna = _optuna()
         self._optuna, self._spaces, self._seed, self.figure = optuna, spaces, seed, figure
         self.least = bool(LESS_IS_BETTER.search(figure))
-        try:
+        with usable(folder, "choose another folder with --out"):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigurationError(
-                f"{folder} can't be made: {refusal_of(error)}; choose another folder with --out"
-            ) from error
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         try:
             self._study = optuna.create_study(

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -133,6 +133,23 @@ def named_failure(path: Path) -> Iterator[None]:
         raise FedemuError(f"{path} cannot be written: {refusal_of(error)}") from error
 
 
+@contextlib.contextmanager
+def usable(path: Path, remedy: str) -> Iterator[None]:
+    """What the block writes is at a path that the user has named. A refusal becomes one sentence with the ``remedy``.
+
+    It is a FedemuError if the disk is full or fails. Otherwise the path is at fault: a ConfigurationError.
+    """
+    try:
+        with named_failure(path):
+            yield
+    except FedemuError as error:
+        cause = error.__cause__
+        if isinstance(error, ConfigurationError) or not isinstance(cause, OSError):
+            raise
+        told = f"{error}{', or' if is_full(cause) else ';'} {remedy}"
+        raise (FedemuError(told) if is_of_disk(cause) else ConfigurationError(told)) from cause
+
+
 def refusal_of(error: OSError) -> str:
     """Why the system refused to write, in words. A full disk is named as that, and what to do about it."""
     return "the disk is full; make room there" if is_full(error) else error.strerror or str(error)
@@ -141,6 +158,21 @@ def refusal_of(error: OSError) -> str:
 def is_full(error: OSError) -> bool:
     """Whether a write failed because the disk, or the user's share of it, is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_of_disk(error: OSError) -> bool:
+    """Whether a write failed because the disk is full, fails, or takes no file of this size."""
+    return is_full(error) or error.errno in (errno.EFBIG, errno.EIO)
+
+
+def refusal_by_disk(error: BaseException) -> str:
+    """Why a disk refused, if that is this error or has led to it. Empty if it has other reasons."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and is_of_disk(seen):
+            return refusal_of(seen)
+        seen = seen.__cause__ or seen.__context__
+    return ""
 
 
 def _open_locked(path: Path) -> IO[bytes]:

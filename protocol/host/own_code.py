@@ -84,22 +84,24 @@ def cause_of(error: BaseException) -> BaseException | None:
 class Told(NamedTuple):
     """An error on its way to another process: its sentence, and its cause by type, message and whole traceback.
 
-    The last three are empty if the cause is not of somebody else's code.
+    The three in the middle are empty if the cause is not of somebody else's code. The last is that of a FedemuError.
     """
 
     sentence: str
     kind: str = ""
     message: str = ""
     traceback: str = ""
+    exit_code: int = 0
 
 
 def told(error: BaseException, sentence: str = "") -> Told:
     """What another process has to know of an error, whose own text is the sentence unless one is given."""
     cause, sentence = cause_of(error), sentence or str(error)
+    code = error.exit_code if isinstance(error, FedemuError) else 0
     if cause is None:
-        return Told(sentence)
+        return Told(sentence, exit_code=code)
     origin = next((one for one in (cause, cause.__cause__) if isinstance(one, Elsewhere)), None)
-    return Told(sentence, type(cause).__name__, str(cause), whole(cause) if origin is None else origin.args[0])
+    return Told(sentence, type(cause).__name__, str(cause), whole(cause) if origin is None else origin.args[0], code)
 
 
 def retold(found: Told, kind: type[FedemuError]) -> FedemuError:

@@ -21,7 +21,7 @@ from fedemu.ops.pages.page import render
 from fedemu.ops.pages.parts import Draw, Kind, Table, bound, draw_all
 from fedemu.ops.results.words import command_again, date_of, table_of
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.files import usable, write_whole
 
 NUMBERS, PAGE = "compare.json", "compare.html"
 
@@ -31,14 +31,12 @@ Columns = Mapping[str, list[str]]
 
 def claim_folder(out: Path) -> None:
     """Make the folder ``out`` ready. Raises ConfigurationError if it holds anything but an earlier comparison."""
-    try:
+    with usable(out, "choose another folder with --out"):
         if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / NUMBERS).is_file())):
             raise ConfigurationError(f"{out} exists and holds no comparison; choose another folder with --out")
         (out / "plots").mkdir(parents=True, exist_ok=True)
         if not os.access(out / "plots", os.W_OK):
             raise ConfigurationError(f"{out / 'plots'} is read-only; choose another folder with --out")
-    except OSError as error:
-        raise ConfigurationError(f"can't write to {out}: {error.strerror}; choose another folder with --out") from error
 
 
 def all_figures(comparison: Comparison) -> dict[str, Draw]:

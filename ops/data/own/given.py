@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from fedemu.ops.data.own.objects import called, held_in
-from fedemu.protocol.errors import ConfigurationError, DataError
+from fedemu.protocol.errors import DataError
+from fedemu.protocol.host.files import usable
 
 PREFIX = "object#"
 """The beginning of the names of such data sets. The digest follows."""
@@ -33,7 +34,7 @@ def store(data: Any, cache: Path) -> str:
     """
     held = held_in("data", called(data))
     folder = _folder(cache)
-    try:
+    with usable(folder, "set FEDEMU_CACHE to another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="partial-", dir=folder) as scratch:
             content = Path(scratch) / "content"
@@ -41,8 +42,6 @@ def store(data: Any, cache: Path) -> str:
             digest = _digest(content)[:_DIGITS]
             if not (folder / digest).exists():
                 shutil.move(content, folder / digest)
-    except OSError as error:
-        raise ConfigurationError(f"data can't be written into {folder}: {error}; set FEDEMU_CACHE") from error
     return f"{PREFIX}{digest}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,24 @@ def test_a_machine_is_approved_listed_and_revoked(tmp_path: Path, capsys: pytest
     assert call("keys", "revoke", "lab2") == 0
     assert capsys.readouterr().out == f"lab2 is not approved any more: {other}\n"
     assert KeyFolder(tmp_path / "keys").approved() == {}
+
+
+def test_a_disk_that_takes_no_keys_ends_the_command_with_5_and_gets_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = KeyFolder(tmp_path / "other").new()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        assert (call("keys", "new"), call("keys", "approve", "lab2", other)) == (5, 5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    keys = tmp_path / "keys"
+    assert capsys.readouterr().err.splitlines() == [
+        f"fedemu: {place} cannot be written: File too large; name another folder with --keys"
+        for place in (keys, keys / "approved" / "lab2.key")
+    ]
+    assert [path for path in keys.rglob("*") if path.is_file()] == []
 
 
 def test_a_second_key_under_a_name_takes_the_place_of_the_first(

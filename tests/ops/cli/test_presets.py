@@ -135,13 +135,13 @@ def test_an_experiment_is_written_once_and_can_be_read(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize("words", [("init", "mine.toml"), ("schema", "--out", "mine.json")])
-def test_a_file_that_a_full_disk_takes_in_part_is_not_left(
+def test_a_file_of_which_a_disk_takes_only_a_part_is_not_left_and_ends_the_command_with_5(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
-        assert call(*words) == 2
+        assert call(*words) == 5
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert capsys.readouterr().err == f"fedemu: {words[-1]} cannot be written: File too large; name another file\n"

@@ -143,7 +143,10 @@ WRONG: list[tuple[Sequence[str], str]] = [
         "--set seed is for one seed, and here are several; leave out --set seed",
     ),
     (["sweep", "digits-small", "--out", "x", "--search", "local.lr=0.1..inf"], "needs two finite numbers"),
-    (["sweep", "digits-small", "--out", "json.toml", "--search", "local.lr=0.1..1"], "json.toml can't be made"),
+    (
+        ["sweep", "digits-small", "--out", "json.toml", "--search", "local.lr=0.1..1"],
+        "json.toml cannot be written: File exists; choose another folder",
+    ),
     (["suite", "forgetting", "--size", "tiny", "--list", "--method", "nope"], 'there is no method "nope" to follow a'),
     (["sweep", "evidence"], "--out is missing; see fedemu sweep --help"),
     (["stress", "--case", "3"], "--case is for fedemu stress campaign; leave it out"),

@@ -1,15 +1,17 @@
 """Decoded data sets on disk."""
 
 import os
+import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedemu.ops.data import cache, corpora
+from fedemu.ops.data.apart import decode_apart
 from fedemu.ops.data.source import DataSource
 from fedemu.ops.experiment import Experiment
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 
 def experiment(**data):
@@ -62,8 +64,20 @@ def test_the_leftovers_of_a_killed_process_are_removed(own_cache):
 
 def test_a_cache_that_cannot_be_written_is_named(own_cache):
     own_cache.write_text("a file where the folder should be")
-    with pytest.raises(ConfigurationError, match=r"the cache folder .* can't be written .*; set FEDEMU_CACHE"):
+    with pytest.raises(ConfigurationError, match=r"cache/datasets cannot be written: Not a dir.*; set FEDEMU_CACHE"):
         corpora.prepare(experiment().to_bytes())
+
+
+def test_a_full_disk_is_no_fault_of_the_data_also_when_another_process_decodes_them(own_cache):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(FedemuError, match=r"'digits' can't be stored in .*: File too large, or set") as told:
+            decode_apart(experiment(), lambda line: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert told.value.exit_code == 5
+    assert not [*own_cache.glob("datasets/*/")]
 
 
 def test_the_cache_is_where_the_environment_says():

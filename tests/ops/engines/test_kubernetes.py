@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -188,7 +189,7 @@ def test_a_machine_that_is_told_of_an_interruption_ends_and_so_is_started_again(
         (["--storage", "much"], "--storage 'much' is no size; write it as in 500Mi or 10Gi"),
         (["--machine-storage", "0Gi"], "--machine-storage '0Gi' is no size; write it as in 500Mi or 10Gi"),
         (["--cpus", "0"], "--cpus 0 must be at least 1"),
-        (["--out", "there"], "can't make there: "),
+        (["--out", "there"], "there cannot be written: File exists; choose another --out"),
     ],
 )
 def test_what_kubernetes_could_not_take_is_refused(
@@ -198,6 +199,19 @@ def test_what_kubernetes_could_not_take_is_refused(
     assert call("kubernetes", "digits-small", *words) == 2
     assert said in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_disk_that_takes_only_a_part_of_the_files_gets_none_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
+    try:
+        assert call("kubernetes", "digits-small", "--out", "there") == 5
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert capsys.readouterr().err == "fedemu: there/manifests.yaml cannot be written: File too large\n"
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_the_compose_file_is_what_its_schema_says() -> None:

@@ -15,7 +15,7 @@ from fedemu.coordinator.record.run_directory import RunDirectory, frozen_files
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import read_frozen
 from fedemu.ops.running.folder import claim, give_back, keep_grown, reopen
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 EXPERIMENT = Experiment(name="tiny", rounds=3)
 
@@ -42,8 +42,9 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_folder(monkeypatch: pytest.Mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(ConfigurationError, match=r"config\.toml cannot be written: the disk is full; .*--out"):
+    with pytest.raises(FedemuError, match=r"config\.toml cannot be written: the disk is full; .*--out") as told:
         claim(EXPERIMENT, Path("new"))
+    assert told.value.exit_code == 5
     assert not Path("new").exists()
 
 

@@ -1,5 +1,6 @@
 """Files that are written whole, or piece by piece."""
 
+import errno
 import fcntl
 import os
 import resource
@@ -8,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.protocol.errors import FedemuError
-from fedemu.protocol.host.files import PARTIAL, PartialFile, remove_abandoned, write_among_others, write_whole
+from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.host.files import PARTIAL, PartialFile, remove_abandoned, usable, write_among_others, write_whole
 
 
 @pytest.mark.parametrize("write", [write_whole, write_among_others])
@@ -47,6 +48,33 @@ def test_a_write_that_breaks_off_leaves_the_old_file(tmp_path: Path, monkeypatch
     with pytest.raises(FedemuError, match=r"a\.json cannot be written: the disk is full; make room there$"):
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (errno.ENOSPC, 5, "the disk is full; make room there, or name another"),
+        (errno.EDQUOT, 5, "the disk is full; make room there, or name another"),
+        (errno.EFBIG, 5, "File too large; name another"),
+        (errno.EIO, 5, "Input/output error; name another"),
+        (errno.EACCES, 2, "Permission denied; name another"),
+        (errno.ENOTDIR, 2, "Not a directory; name another"),
+    ],
+)
+def test_a_name_that_cannot_be_written_is_the_users_mistake_and_a_disk_that_fails_is_not(
+    tmp_path: Path, monkeypatch, number: int, code: int, said: str
+) -> None:
+    path = tmp_path / "a.json"
+
+    def refuse(*_) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    for write in (refuse, lambda: write_whole(path, b"new")):
+        with pytest.raises(FedemuError) as told, usable(path, "name another"):
+            write()
+        assert str(told.value) == f"{path} cannot be written: {said}"
+        assert (told.value.exit_code, isinstance(told.value, ConfigurationError)) == (code, code == 2)
 
 
 def test_several_writers_of_one_file_do_not_meet_and_nobody_takes_a_partial_file_that_is_written(tmp_path, monkeypatch):
