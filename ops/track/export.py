@@ -16,8 +16,8 @@ from fedemu.ops.experiment import Experiment
 from fedemu.ops.track.kinds import KINDS, tracker
 from fedemu.ops.track.numbers import numbers_of, parameters_of
 from fedemu.ops.track.tracker import Ended, Memory, Tracked
-from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import write_among_others
+from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.host.files import refusal_by_disk, write_among_others
 
 FOLDER: Final = "track"
 """The folder of a run directory for what trackers write, and for how far they have been told."""
@@ -104,7 +104,8 @@ class Export:
 def export(directory: Path, name: str, out: str = "", project: str = "fedemu") -> str:
     """Tell a tracker all that it does not know of a run, finished or not. Returns where the tracker has put it.
 
-    Raises ConfigurationError if there is no such run or tracker, or if the tracker fails.
+    Raises ConfigurationError if there is no such run or tracker, or if the tracker fails, and FedemuError if the disk
+    is full.
     """
     try:
         exporting = Export(directory, name, out, project)
@@ -112,9 +113,11 @@ def export(directory: Path, name: str, out: str = "", project: str = "fedemu") -
             exporting.end()
         finally:
             exporting.close()
-    except ConfigurationError:
+    except FedemuError:
         raise
     except Exception as error:
+        if refusal := refusal_by_disk(error):
+            raise FedemuError(f"{name} failed, because its folder cannot be written: {refusal}") from error
         raise ConfigurationError(f"{name} failed: {type(error).__name__}: {error}") from error
     return exporting.out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,33 +21,48 @@ from fedemu.ops.track.tracker import Ended, Memory, Tracked
 class TensorBoard:
     """Writes event files into a folder named like the run directory, inside ``out``.
 
-    If another run has that folder, the name of the folder above the run directory comes before it.
+    If another run has that folder, the name of the folder above the run directory comes before it. The writer of
+    tensorboardX with a thread of its own is not used: if the disk is full, the thread dies and nobody is told.
     """
 
     def __init__(self) -> None:
-        self._tensorboard: Any = import_module("tensorboardX")  # an extra, which need not be installed
+        # An extra, which need not be installed.
+        self._files: Any = import_module("tensorboardX.event_file_writer")
+        self._events: Any = import_module("tensorboardX.proto.event_pb2")
+        self._summaries: Any = import_module("tensorboardX.summary")
         self._writer: Any = None
         self._last = 0
 
     def begin(self, run: Tracked) -> Memory:
         self._last = run.told
         folder = _folder(run)
+        try:
+            self._open(run, folder)
+        except OSError:
+            if not run.told:  # the next attempt takes the same name
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return {"folder": folder.name}
+
+    def _open(self, run: Tracked, folder: Path) -> None:
         # A part of a round that a killed process has written is purged by the readers of these files.
         # The names of its files have whole seconds, and a second writer would replace the file of the first.
         suffix = f".{time.time_ns() % 10**9:09d}"
-        purged = run.told + 1 if run.told else None
-        self._writer = self._tensorboard.SummaryWriter(str(folder), purge_step=purged, filename_suffix=suffix)
-        if not run.told:
+        self._writer = self._files.EventsWriter(str(folder / "events"), suffix)
+        if run.told:
+            started = self._events.SessionLog(status=self._events.SessionLog.START)
+            self._write(run.told + 1, file_version="brain.Event:2")
+            self._write(run.told + 1, session_log=started)
+        else:
             settings = "\n".join(f"| {name} | `{value}` |" for name, value in run.parameters.items())
-            self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{settings}", 0)
-            self._writer.add_text("experiment digest", run.digest, 0)
+            self._text("settings", f"| setting | value |\n|---|---|\n{settings}")
+            self._text("experiment digest", run.digest)
         self._writer.flush()
-        return {"folder": folder.name}
 
     def row(self, row: Row, numbers: Mapping[str, float]) -> None:
         self._last = row.round
         for name, value in numbers.items():
-            self._writer.add_scalar(name, value, row.round)
+            self._write(row.round, summary=self._summaries.scalar(name, value))
 
     def flush(self) -> None:
         self._writer.flush()
@@ -54,14 +70,21 @@ class TensorBoard:
     def ended(self, end: Ended) -> None:
         for figure in end.figures:
             pixels = np.asarray(Image.open(figure).convert("RGB"))
-            self._writer.add_image(f"figures/{figure.stem}", pixels, self._last, dataformats="HWC")
+            image = self._summaries.image(f"figures/{figure.stem}", pixels, dataformats="HWC")
+            self._write(self._last, summary=image)
         for name in ("outcome", "model_digest"):
-            self._writer.add_text(name.replace("_", " "), str(end.summary.get(name)), self._last)
+            self._text(name.replace("_", " "), str(end.summary.get(name)))
         if end.model is not None:
-            self._writer.add_text("model", str(end.model.resolve()), self._last)
+            self._text("model", str(end.model.resolve()))
 
     def close(self) -> None:
         self._writer.close()
+
+    def _text(self, name: str, text: str) -> None:
+        self._write(self._last, summary=self._summaries.text(name, text))
+
+    def _write(self, step: int, **content: Any) -> None:
+        self._writer.write_event(self._events.Event(wall_time=time.time(), step=step, **content))
 
 
 def _folder(run: Tracked) -> Path:

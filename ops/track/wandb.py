@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
+import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ class WeightsAndBiases:
         # A run tells nobody outside of this machine what it does. This has to be set before the import.
         os.environ["WANDB_MODE"] = "offline"
         os.environ["WANDB_ERROR_REPORTING"] = "false"
+        logging.raiseExceptions = False  # on a full disk each line of its own log would print a traceback
         self._wandb: Any = import_module("wandb")  # an extra, which need not be installed
         self._begin: Callable[[], Any] = lambda: None
         self._begun: Any = None
@@ -30,19 +32,23 @@ class WeightsAndBiases:
     def begin(self, run: Tracked) -> Memory:
         identity = str(run.memory.get("run") or secrets.token_hex(4))
         Path(run.out).mkdir(parents=True, exist_ok=True)
-        self._begin = partial(
-            self._wandb.init,
-            project=run.project,
-            name=run.name,
-            id=identity,
-            resume="allow",
-            dir=run.out,
-            mode="offline",
-            config={**run.parameters, "experiment_digest": run.digest},
-            settings=self._wandb.Settings(
-                console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
-            ),
-        )
+
+        def begin() -> Any:
+            _await_free_name(Path(run.out) / "wandb", identity)
+            return self._wandb.init(
+                project=run.project,
+                name=run.name,
+                id=identity,
+                resume="allow",
+                dir=run.out,
+                mode="offline",
+                config={**run.parameters, "experiment_digest": run.digest},
+                settings=self._wandb.Settings(
+                    console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
+                ),
+            )
+
+        self._begin = begin
         if not run.memory:
             self._begun = self._begin()
         return {"run": identity}
@@ -74,3 +80,13 @@ class WeightsAndBiases:
         if self._begun is None:
             self._begun = self._begin()
         return self._begun
+
+
+def _await_free_name(folder: Path, identity: str) -> None:
+    """Return when no folder of this run has the name of the present second.
+
+    Up to version 0.22 a folder is named by the second and the id. A run that goes on within the same second would get
+    the folder of its first part, and replace its file.
+    """
+    while (folder / f"offline-run-{time.strftime('%Y%m%d_%H%M%S')}-{identity}").exists():
+        time.sleep(0.05)

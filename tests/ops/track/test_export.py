@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from fedemu.ops.experiment.sources import write_frozen
 from fedemu.ops.track.export import Export, export
 from fedemu.ops.track.kinds import check
 from fedemu.ops.track.numbers import numbers_of
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 OWN = """
 import json
@@ -48,6 +50,14 @@ class Mine:
 
     def close(self):
         self.say(close=True)
+
+
+class Full(Mine):
+    def row(self, row, numbers):
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError as error:
+            raise RuntimeError("it did not work") from error
 
 
 class Broken(Mine):
@@ -148,6 +158,12 @@ def test_a_tracker_that_fails_is_told_in_one_sentence(run: Path, own: str) -> No
         export(run, own.replace("Mine", "Broken"))
 
 
+def test_a_tracker_that_fails_by_a_full_disk_is_no_mistake_of_the_user(run: Path, own: str) -> None:
+    with pytest.raises(FedemuError, match=r"Full failed, because its folder .* the disk is full; make room") as told:
+        export(run, own.replace("Mine", "Full"))
+    assert told.value.exit_code == 5
+
+
 def test_names_that_are_no_trackers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match='no tracker "tensorbord"; choose from tensorboard, mlflow, wandb'):
         check(["tensorbord"])
@@ -199,6 +215,28 @@ def test_tensorboard_reads_a_run_that_was_killed_and_went_on_without_doubles(run
     assert {"settings/text_summary", "experiment digest/text_summary", "model digest/text_summary"} <= {
         *read.Tags()["tensors"]
     }
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not find_spec("tensorboardX"), reason="the extra tensorboard is not installed")
+@pytest.mark.parametrize(("size", "left"), [(100, []), (4000, ["run-7"])], ids=["begin", "ended"])
+def test_a_disk_that_is_full_for_tensorboard_is_told_and_the_next_attempt_takes_the_same_folder(
+    run: Path, capfd: pytest.CaptureFixture[str], size: int, left: list[str]
+) -> None:
+    Image.effect_noise((100, 100), 50).save(run / "plots" / "accuracy.png")
+    finish(run, 2)
+    out = run / "track" / "tensorboard"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        with pytest.raises(FedemuError, match=r"tensorboard failed, because its folder .*: File too large"):
+            export(run, "tensorboard")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert capfd.readouterr().err == ""
+    assert [folder.name for folder in out.iterdir()] == left
+    export(run, "tensorboard")
+    assert [folder.name for folder in out.iterdir()] == ["run-7"]
 
 
 @pytest.mark.timeout(600)
@@ -262,6 +300,31 @@ def test_weights_and_biases_is_told_how_a_run_ended(
     export(run, "wandb")
     export(run, "wandb")  # nothing is new, so the run stays as it ended
     fake.init.return_value.finish.assert_called_once_with(exit_code=code)
+
+
+def test_weights_and_biases_names_no_two_folders_alike_though_names_have_whole_seconds(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, names = [0.0], []
+
+    def init(**settings: Any) -> MagicMock:  # as version 0.20 to 0.22 name it
+        name = f"offline-run-{time.strftime('%S', time.gmtime(clock[0]))}-{settings['id']}"
+        (Path(settings["dir"]) / "wandb" / name).mkdir(parents=True, exist_ok=True)
+        names.append(name)
+        return MagicMock()
+
+    monkeypatch.setitem(sys.modules, "wandb", MagicMock(init=init))
+    monkeypatch.setattr("fedemu.ops.track.kinds.find_spec", lambda name: object())
+    stand_in = MagicMock(
+        strftime=lambda form: time.strftime("%S", time.gmtime(clock[0])),
+        sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds),
+    )
+    monkeypatch.setattr("fedemu.ops.track.wandb.time", stand_in)
+    for round in (3, 4):
+        export(run, "wandb")
+        add_rows(run, round, round)
+    assert names[0].rpartition("-")[2] == names[1].rpartition("-")[2]
+    assert len({*names}) == 2
 
 
 @pytest.mark.timeout(600)
