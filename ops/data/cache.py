@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,9 @@ FORMAT = 3
 """The version of the entries. Raise it if entries are stored in another form. Older entries are not read any more."""
 LONGEST_WAIT = 3600.0
 """The longest time, in real seconds, that a process waits for another one to decode the same data."""
+_SUMMED_BYTES: Final = 2**22
+"""Larger arrays of samples are not read again to compare their digests: every process of a run would do that."""
+_OWN_DIGEST: Final = "own_digest"
 _ROWS = 4096
 _PIXELS = 2**22
 
@@ -74,17 +77,29 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 
 
 def read(entry: Path) -> Corpus | None:
-    """Map an entry. None if there is none or if it is damaged: then it has to be written."""
+    """Map an entry. None if there is none or if it is damaged: then it has to be written.
+
+    Labels, columns and samples of at most ``_SUMMED_BYTES`` are compared with the digests that were taken when they
+    were written. Entries of fedemu 0.1 have none; of them, labels must be those of classes.
+    """
     try:
         meta = json.loads((entry / "meta.json").read_text())
+        _require_whole(meta)
+        sums = meta.get("arrays", {})
         splits = {
             split: Split(
-                x=_map(entry / f"{split}.x.npy"),
-                y=_map(entry / f"{split}.y.npy"),
-                columns={name: _map(entry / f"{split}.{file}.npy") for name, file in meta["columns"][split].items()},
+                x=_checked(entry / f"{split}.x.npy", sums.get(f"{split}.x"), _SUMMED_BYTES),
+                y=_checked(entry / f"{split}.y.npy", sums.get(f"{split}.y")),
+                columns={
+                    name: _checked(entry / f"{split}.{file}.npy", sums.get(f"{split}.column.{name}"))
+                    for name, file in meta["columns"][split].items()
+                },
             )
             for split in ("train", "test")
         }
+        labels = [split.y for split in splits.values() if not sums and split.y.size]
+        if any(not 0 <= y.min() <= y.max() < len(meta["class_names"]) for y in labels):
+            return None
         return Corpus(
             name=meta["name"],
             class_names=tuple(meta["class_names"]),
@@ -140,8 +155,10 @@ def write(entry: Path, name: str, decoded: Decoded, progress: ReportShare | None
             "mean": mean,
             "std": std,
             "columns": columns,
+            "arrays": sums,
             "digest": digest_of(content.encode()),
         }
+        meta[_OWN_DIGEST] = _digest_without_own(meta)
         (folder / "meta.json").write_text(json.dumps(meta))
         for path in (*folder.iterdir(), folder):
             wait_for_disk(path)  # after a power failure an entry is whole, or it is not there
@@ -177,6 +194,27 @@ def locked(entry: Path) -> Iterator[None]:
 def _map(path: Path) -> NDArray[Any]:
     """A read-only view of a stored array. It is a plain ndarray, which is quicker to index than ``np.memmap``."""
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+
+
+def _checked(path: Path, known: Mapping[str, Any] | None, most: float = math.inf) -> NDArray[Any]:
+    """A stored array. Raises ValueError if it is not what ``_save`` told; of more than ``most`` bytes only the form."""
+    array = _map(path)
+    if known is not None:
+        whole = (array.dtype.str, [*array.shape]) == (known["dtype"], known["shape"])
+        if not whole or (array.nbytes <= most and hashlib.sha256(array.tobytes()).hexdigest() != known["sha256"]):
+            raise ValueError(f"{path} is damaged")
+    return array
+
+
+def _require_whole(meta: Mapping[str, Any]) -> None:
+    """Raise ValueError if ``meta.json`` has not the digest that it tells. Those of fedemu 0.1 tell none."""
+    if meta.get(_OWN_DIGEST, "") not in ("", _digest_without_own(meta)):
+        raise ValueError("meta.json is damaged")
+
+
+def _digest_without_own(meta: Mapping[str, Any]) -> Digest:
+    told = {key: value for key, value in meta.items() if key != _OWN_DIGEST}
+    return digest_of(json.dumps(told, sort_keys=True).encode())
 
 
 def _save(

@@ -1,5 +1,6 @@
 """Decoded data sets on disk."""
 
+import json
 import os
 import resource
 from pathlib import Path
@@ -34,21 +35,53 @@ def test_stored_arrays_are_mapped_and_read_only(digits):
         digits.train.x[0] = 0
 
 
-@pytest.mark.parametrize("harm", ["truncate", "remove", "scribble"])
+def change(path, place, value):
+    with path.open("r+b") as file:
+        file.seek(place, os.SEEK_END if place < 0 else os.SEEK_SET)
+        file.write(value)
+
+
+@pytest.mark.parametrize("harm", ["truncate", "remove", "scribble", "sample", "label", "type", "mean"])
 def test_a_damaged_entry_is_made_again(own_cache, harm):
     content = experiment().to_bytes()
     digest = corpora.prepare(content)
     (x,) = own_cache.rglob("train.x.npy")
+    y, meta = x.with_name("train.y.npy"), x.with_name("meta.json")
+    mean, labels = corpora.load(content).mean, np.load(y)
+    before = {path.name: path.read_bytes() for path in x.parent.iterdir()}
     match harm:
         case "truncate":
             os.truncate(x, 1000)
         case "remove":
             x.unlink()
         case "scribble":
-            x.with_name("meta.json").write_text("{")
+            meta.write_text("{")
+        case "sample":
+            change(x, -1, b"\x11")
+        case "label":
+            change(y, -8, bytes([(labels[-1] + 1) % 10]))  # another class
+        case "type":
+            y.write_bytes(before[y.name].replace(b"<i8", b"<f8"))
+        case "mean":
+            meta.write_text(meta.read_text().replace(f'"mean": [{mean[0]}', f'"mean": [{mean[0] + 1}'))
+    assert {path.name: path.read_bytes() for path in x.parent.iterdir()} != before
     again = corpora.load(content)
-    assert again.digest == digest
-    assert len(again.train.x) == 1437
+    assert (again.digest, [*again.mean]) == (digest, [*mean])
+    assert {path.name: path.read_bytes() for path in x.parent.iterdir()} == before
+
+
+@pytest.mark.parametrize(("damaged", "again"), [(False, False), (True, True)])
+def test_an_entry_of_an_earlier_version_is_used_if_its_labels_are_those_of_classes(own_cache, damaged, again):
+    content = experiment().to_bytes()
+    corpora.prepare(content)
+    (meta,) = own_cache.rglob("meta.json")
+    told = json.loads(meta.read_text())
+    earlier = json.dumps({key: told[key] for key in told if key not in ("arrays", "own_digest")})
+    meta.write_text(earlier)
+    if damaged:
+        change(meta.with_name("test.y.npy"), -7, b"\x01")  # a class above 255
+    assert corpora.load(content).test.y.max() == 9
+    assert (meta.read_text() != earlier) == again
 
 
 def test_the_leftovers_of_a_killed_process_are_removed(own_cache):
