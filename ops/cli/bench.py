@@ -21,6 +21,7 @@ from fedemu.ops.running.portable import start_again_with
 from fedemu.protocol.errors import ConfigurationError
 
 _GOES_WITH = {
+    "large": ("fleet", "selection"),
     "problems": ("selection",),
     "largest": ("fleet-size",),
     "envs": ("peers", "gpu"),
@@ -55,7 +56,9 @@ def bench(
             "--quick", help="Do a tenth of the work. This shows that the benchmark runs, but its figures mean little."
         ),
     ] = False,
-    large: Annotated[bool, typer.Option("--large", help="Also measure fleets of 1,000 devices.")] = False,
+    large: Annotated[
+        bool, typer.Option("--large", help="Also measure fleets of 1,000 devices: fleet and selection.")
+    ] = False,
     problems: Annotated[
         int, typer.Option(metavar="N", help="How many problems the strategies of selection solve.", min=1)
     ] = 50,
@@ -92,7 +95,7 @@ def bench(
         if name not in (*SUBJECTS, *STUDIES):
             raise ConfigurationError(f"there is no benchmark {name!r}; choose from {', '.join((*SUBJECTS, *STUDIES))}")
     for name, wanted in _GOES_WITH.items():
-        if given(context, name) and not {*wanted} & {*(subjects or ())}:
+        if given(context, name) and not {*wanted} & {*(subjects or SUBJECTS)}:
             raise ConfigurationError(f"--{name} is for fedemu bench {' or '.join(wanted)}; leave it out")
     if "gpu" in (subjects or ()):
         _compute_as_trainers_do()

@@ -108,6 +108,7 @@ def stress(
         if given(context, name) and alone not in words:
             option = f"--{name.strip('_')}"
             raise ConfigurationError(f"{option} is for fedemu stress {' or '.join(words)}; leave it out")
+    _require_one_of(context, "case", "cases", "minutes")
     if names == [CAMPAIGN]:
         played: list[CaseResult] = []
         with _folder(out, keep=lambda: not all(result.passed for result in played)) as folder:
@@ -155,6 +156,12 @@ def stress(
     if format is Format.JSON:
         print(json.dumps([asdict(result) | {"passed": result.passed} for result in results], indent=1))
     return 0 if all(result.passed for result in results) else FAILED
+
+
+def _require_one_of(context: typer.Context, *options: str) -> None:
+    """Raise ConfigurationError if several of these options are given. Each would take the others' effect."""
+    if len(chosen := [f"--{name}" for name in options if given(context, name)]) > 1:
+        raise ConfigurationError(f"{' and '.join(chosen)} exclude each other; leave out all but one")
 
 
 @contextmanager

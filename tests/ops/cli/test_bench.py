@@ -39,7 +39,8 @@ def test_figures_are_shown_with_what_was_wanted() -> None:
     assert "memory MB 5 2.5 2 2-2 reached 8 MB or less" in text
 
 
-def test_json_has_the_machine_and_every_figure() -> None:
+def test_json_has_the_machine_and_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "SUBJECTS", {"fleet": toy})  # it has a large form
     result = CliRunner().invoke(app, ["bench", "--quick", "--large", "--format", "json"])
     said = json.loads(result.stdout)
     assert said["quick"] is True
