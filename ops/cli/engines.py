@@ -15,6 +15,7 @@ from fedemu.ops.data.apart import find_data
 from fedemu.ops.engines import kubernetes as cluster
 from fedemu.ops.engines.places import patient
 from fedemu.ops.engines.slurm import SlurmJob, explained, submit, write_job
+from fedemu.ops.experiment.runtime import MOST_TRAINERS
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.running.folder import claim, give_back
 from fedemu.ops.running.words import say
@@ -134,10 +135,19 @@ def kubernetes(
             show_default=False,
         ),
     ] = "",
-    cpus: Annotated[int, typer.Option(metavar="C", help="The cores of each machine, one trainer for each.", min=1)] = 2,
+    cpus: Annotated[
+        int,
+        typer.Option(metavar="C", help="The cores of each machine, one trainer for each.", min=1, max=MOST_TRAINERS),
+    ] = 2,
     gpus: Annotated[
         int | None,
-        typer.Option(metavar="G", help="The GPUs of each machine, one trainer for each.", min=1, show_default=False),
+        typer.Option(
+            metavar="G",
+            help="The GPUs of each machine, one trainer for each.",
+            min=1,
+            max=MOST_TRAINERS,
+            show_default=False,
+        ),
     ] = None,
     storage: Annotated[str, typer.Option(metavar="SIZE", help="The size of the coordinator's volume.")] = "10Gi",
     machine_storage: Annotated[

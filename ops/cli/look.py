@@ -76,6 +76,8 @@ def report(
 
         found = local_curves(directory, read_frozen(directory), curves)
         write_whole(directory / LOCAL_CURVES, to_line(found))
+        if (drawn := len(found["devices"])) < curves:
+            complain(f"warning: --curves {curves} is more than the {counted(drawn, 'device')} with samples; all train")
     if paper is None:
         print(write_report(directory))
         return 0

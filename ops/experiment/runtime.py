@@ -11,6 +11,9 @@ from pydantic import BeforeValidator, Field, ValidationError
 from fedemu.ops.experiment.mistakes import plain_table, refuse
 from fedemu.ops.experiment.tables.section import Positive, Section, Text
 
+MOST_TRAINERS = 1024
+"""The largest number of trainers on one machine."""
+
 
 def _several(value: Any) -> Any:
     """One name is a list of one."""
@@ -69,7 +72,7 @@ class Runtime(Section):
     on: Annotated[str, Field(max_length=4096)] = ""
     nodes: Annotated[int, Field(ge=0, le=100_000)] = 0
     shared_state: Annotated[str, Field(max_length=4096)] = ""
-    trainers: Annotated[int, Field(ge=0, le=1024)] = 0
+    trainers: Annotated[int, Field(ge=0, le=MOST_TRAINERS)] = 0
     per_process: Annotated[int, Field(ge=1, le=100_000)] = 1
     device_type: Literal["auto", "cpu", "cuda"] = "auto"
     mixed_compute: bool = False

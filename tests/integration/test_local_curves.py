@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.ops.assembly.local_curves import local_curves
+from fedemu.ops.cli import commands
 from fedemu.ops.experiment.sources import read_frozen
 from fedemu.protocol.errors import ConfigurationError
 
@@ -57,6 +59,21 @@ def test_a_model_of_ones_own_is_computed_as_in_the_run(in_one_process: Play, tmp
     directory = tmp_path / "run"
     in_one_process(directory, f"model.name={__file__}:Branching", "rounds=1", "local.epochs=2")
     assert len(local_curves(directory, read_frozen(directory), 2)["in_local"]) == 3
+
+
+def test_more_curves_than_there_are_devices_are_those_of_all_of_them_and_this_is_told(
+    in_one_process: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "run"
+    in_one_process(directory, "rounds=1", "local.epochs=1", "fleet.devices=3", "fleet.per_round=2")
+    for asked, told in (
+        ("3", ""),
+        ("4", "fedemu: warning: --curves 4 is more than the 3 devices with samples; all train\n"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            commands.app(["report", str(directory), "--curves", asked], prog_name="fedemu")
+        assert (ended.value.code, capsys.readouterr().err) == (0, told)
+        assert json.loads((directory / "local_curves.json").read_text())["devices"] == [0, 1, 2]
 
 
 def test_a_run_without_a_checkpoint_has_no_curves(in_one_process: Play, tmp_path: Path) -> None:

@@ -188,7 +188,8 @@ def test_a_machine_that_is_told_of_an_interruption_ends_and_so_is_started_again(
         (["--image", 'a"b'], "is no image; write it as in registry.example/fedemu:0.1"),
         (["--storage", "much"], "--storage 'much' is no size; write it as in 500Mi or 10Gi"),
         (["--machine-storage", "0Gi"], "--machine-storage '0Gi' is no size; write it as in 500Mi or 10Gi"),
-        (["--cpus", "0"], "--cpus 0 must be at least 1"),
+        (["--cpus", "1025"], "--cpus 1025 must be from 1 to 1024"),
+        (["--gpus", "0"], "--gpus 0 must be from 1 to 1024"),
         (["--out", "there"], "there cannot be written: File exists; choose another --out"),
     ],
 )
