@@ -20,6 +20,8 @@ from fedemu.protocol.transport.interface import Dialer
 
 log = logging.getLogger(__name__)
 
+PARTING_SECONDS = 1.0
+"""The time that a trainer without a connection gives its supervisor to be dead, before it calls that a fault."""
 Answer = tuple[Done | JobFailed, Sequence[Buffer]]
 """The answer to one job, and the frames of its tensors."""
 
@@ -108,9 +110,15 @@ async def _serve(setup: TrainerSetup, open_runner: Callable[[TrainerSetup], Runn
         if not shell.over.done():
             shell.over.set_result(1)
 
-    # Jobs and answers may be lost with it. The next trainer attaches anew, and gets the jobs again.
-    lost = {"message": "its connection to the supervisor broke"}
-    network = DirectNetwork(loop, lost=lambda: give_up(loop, lost))
+    def lost() -> None:
+        # Jobs and answers may be lost with the connection. The next trainer attaches anew, and gets the jobs again.
+        if shell.over.done():
+            return
+        # If the supervisor was killed, the kernel ends this process meanwhile, and there is nothing to tell.
+        time.sleep(PARTING_SECONDS)
+        give_up(loop, {"message": "its connection to the supervisor broke"})
+
+    network = DirectNetwork(loop, lost=lost)
     shell = TrainerShell(network, setup)
     loop.set_exception_handler(give_up)
     try:
