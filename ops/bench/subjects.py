@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from rich.console import ConsoleRenderable
 
@@ -60,6 +60,15 @@ class Study(ConsoleRenderable, Protocol):
 
     def table(self) -> dict[str, Any]:
         """The study for JSON."""
+        ...
+
+
+@runtime_checkable
+class Keeping(Protocol):
+    """A study with files that somebody asked for."""
+
+    def keep(self) -> None:
+        """Write them. Raises FedemuError if the disk does not take one."""
         ...
 
 

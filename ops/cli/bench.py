@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
 from fedemu.ops.bench.measuring.measure import QUICK, Effort, Figure, Spread
-from fedemu.ops.bench.subjects import STUDIES, SUBJECTS, Study, Wishes
+from fedemu.ops.bench.subjects import STUDIES, SUBJECTS, Keeping, Study, Wishes
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, FormatOption, given
 from fedemu.ops.running.portable import start_again_with
@@ -116,7 +116,9 @@ def bench(
 
             for name in dict.fromkeys(subjects or SUBJECTS):
                 if name in STUDIES:
-                    studies[name] = STUDIES[name](effort, wishes, tell)
+                    studies[name] = study = STUDIES[name](effort, wishes, tell)
+                    if isinstance(study, Keeping):
+                        study.keep()
                 else:
                     figures.extend(SUBJECTS[name](effort, tell))
     finally:  # what was measured before an error, or before Ctrl-C, is shown

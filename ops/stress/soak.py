@@ -7,6 +7,7 @@ round runs a server job in a process of its own, and devices write new own state
 from __future__ import annotations
 
 import csv
+import io
 import math
 import random
 import signal
@@ -23,6 +24,7 @@ from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.launch import free_address, last_words
 from fedemu.ops.stress.fleet import LiveFleet, live_fleet
 from fedemu.ops.stress.slopes import Slope, slope_of
+from fedemu.protocol.host.files import write_whole
 
 EXPERIMENT = "digits-small+public+flashback"
 SETTINGS = (
@@ -200,11 +202,12 @@ def look(fleet: LiveFleet, temporary: Path) -> dict[str, float]:
 
 def write_samples(result: SoakResult, path: Path) -> None:
     """Write all samples as CSV: one line each, its time in seconds first."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["seconds", *QUANTITIES])
-        for moment, sample in zip(result.seconds, result.samples, strict=True):
-            writer.writerow([f"{moment:.1f}", *(f"{sample[name]:.6g}" for name in QUANTITIES)])
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["seconds", *QUANTITIES])
+    for moment, sample in zip(result.seconds, result.samples, strict=True):
+        writer.writerow([f"{moment:.1f}", *(f"{sample[name]:.6g}" for name in QUANTITIES)])
+    write_whole(path, text.getvalue())
 
 
 class _Deaths:

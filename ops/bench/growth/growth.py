@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from fedemu.ops.bench.growth.curve import WANTED, Curve, Point
-from fedemu.ops.bench.growth.plot import draw
+from fedemu.ops.bench.growth.plot import draw, files, make_ready
 from fedemu.ops.bench.growth.point import FEATURES
 from fedemu.ops.bench.measuring.measure import Effort, Sample, Tell
 from fedemu.ops.bench.measuring.worker import Worker
@@ -77,10 +77,20 @@ AXES: Final = (
 
 @dataclass(frozen=True)
 class Growth:
-    """All curves, and the files of their plot."""
+    """All curves, and the folder of their plot if it is wanted."""
 
     curves: tuple[Curve, ...]
-    plots: tuple[Path, ...] = ()
+    folder: Path | None = None
+
+    @property
+    def plots(self) -> tuple[Path, ...]:
+        """The files of the plot."""
+        return files(self.folder) if self.folder else ()
+
+    def keep(self) -> None:
+        """Draw the plot if it is wanted. Raises FedemuError if the disk does not take it."""
+        if self.folder:
+            draw(self.curves, self.folder)
 
     def table(self) -> dict[str, Any]:
         """The curves for JSON."""
@@ -101,10 +111,12 @@ class Growth:
 
 
 def grow(effort: Effort, folder: Path | None, tell: Tell, axes: Sequence[Axis] = AXES) -> Growth:
-    """Measure all points, and draw them into ``folder`` as a PNG and an SVG if there is one.
+    """Measure all points. ``folder`` is made ready for their plot, as a PNG and an SVG, if there is one.
 
     With less effort only the points of a tenth of the largest size and less are measured.
     """
+    if folder:
+        make_ready(folder)
     curves = []
     for axis in axes:
         sizes = [size for size in axis.sizes if effort.scale >= 1 or size <= axis.sizes[-1] // 10]
@@ -114,7 +126,7 @@ def grow(effort: Effort, folder: Path | None, tell: Tell, axes: Sequence[Axis] =
             sample = _measured(axis.settings[size], effort)
             points.append(Point(size, sample.wall / sample.work, sample.cpu / sample.work))
         curves.append(Curve(axis.title, tuple(map(axis.written, sizes)), tuple(points)))
-    return Growth(tuple(curves), draw(curves, folder) if folder else ())
+    return Growth(tuple(curves), folder)
 
 
 def _measured(settings: Sequence[str], effort: Effort) -> Sample:

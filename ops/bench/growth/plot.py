@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,17 +11,29 @@ from matplotlib.figure import Figure
 
 from fedemu.ops.bench.growth.curve import Curve
 from fedemu.ops.pages.style import bare_figure, drawn, saved
+from fedemu.protocol.host.files import usable, write_whole
 
 
-def draw(curves: Sequence[Curve], folder: Path) -> tuple[Path, ...]:
-    """Write ``growth.png`` and ``growth.svg`` into ``folder``, and return their paths."""
+def files(folder: Path) -> tuple[Path, Path]:
+    """The files of the plot in a folder."""
+    return folder / "growth.png", folder / "growth.svg"
+
+
+def make_ready(folder: Path) -> None:
+    """Make the folder, in which the plot is written hours later. Raises ConfigurationError if that can't be done."""
+    with usable(folder, "name another folder with --plots"):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def draw(curves: Sequence[Curve], folder: Path) -> None:
+    """Write the plot into a folder that is ready. Raises FedemuError if the disk does not take it."""
     figure = drawn(_panels, curves)
     assert figure is not None
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = folder / "growth.png", folder / "growth.svg"
-    paths[0].write_bytes(saved(figure, "png"))
-    paths[1].write_bytes(saved(figure, "svg"))
-    return paths
+    png, svg = files(folder)
+    write_whole(png, saved(figure, "png"))
+    write_whole(svg, saved(figure, "svg"))
 
 
 def _panels(curves: Sequence[Curve]) -> Figure:

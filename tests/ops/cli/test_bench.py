@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from fedemu.ops.bench.growth.curve import Curve, Point
+from fedemu.ops.bench.growth.growth import Growth
 from fedemu.ops.bench.measuring.measure import Effort, Figure, Sample, Tell, cost, rate
 from fedemu.ops.bench.measuring.worker import BenchmarkError
 from fedemu.ops.cli import bench
@@ -58,6 +62,25 @@ def test_an_unknown_subject_is_refused_before_anything_is_measured() -> None:
     assert result.exit_code == 2
     assert "there is no benchmark 'nonsense'; choose from toy, other" in result.stderr
     assert efforts == []
+
+
+def test_a_study_whose_files_the_disk_does_not_take_is_shown_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curve = Curve("devices", ("10", "20"), (Point(10, 1.0, 1.0), Point(20, 1.0, 2.0)))
+    made = Growth((curve,), tmp_path)
+    monkeypatch.setattr(bench, "STUDIES", {"growth": lambda effort, wishes, tell: made})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        result = CliRunner().invoke(app, ["bench", "growth", "--plots", str(tmp_path)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert result.exit_code == 5
+    text = " ".join(result.stderr.split())
+    assert "slope 1.00, last slope 1.00; wanted 1.1 or less: reached" in text
+    assert text.endswith("growth.png cannot be written: File too large")
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_what_was_measured_before_an_error_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ from rich.console import Console
 from fedemu.ops.bench.growth import growth
 from fedemu.ops.bench.growth.curve import Curve, Point
 from fedemu.ops.bench.growth.growth import AXES, Axis, Growth
-from fedemu.ops.bench.growth.plot import draw
 from fedemu.ops.bench.growth.point import rounds
 from fedemu.ops.bench.measuring.measure import QUICK, Effort, Sample
 from fedemu.ops.experiment.sources import load_experiment
+from fedemu.protocol.errors import ConfigurationError
 
 SQUARE = Curve(
     "devices", ("10", "100", "1,000"), (Point(10, 1.0, 1.0), Point(100, 1.0, 10.0), Point(1000, 1.0, 1000.0))
@@ -52,12 +52,25 @@ def test_slopes_tell_how_cost_grows() -> None:
     assert SQUARE.last_slope == pytest.approx(2.0)
     assert not SQUARE.met
     shown = io.StringIO()
-    Console(file=shown, width=150).print(Growth((SQUARE,), (Path("growth.png"),)))
+    Console(file=shown, width=150).print(Growth((SQUARE,), Path("there")))
+    assert "plot: there/growth.png" in shown.getvalue()
     assert "slope 1.50, last slope 2.00; wanted 1.1 or less: missed" in shown.getvalue()
     assert Growth((SQUARE,)).table()["curves"][0]["slope"] == pytest.approx(1.5)
 
 
+def test_a_folder_that_takes_no_plot_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "plots").touch()
+    told: list[str] = []
+    with pytest.raises(
+        ConfigurationError, match=r"plots cannot be written: File exists; name another.* --plots"
+    ):
+        growth.grow(QUICK, tmp_path / "plots", told.append)
+    assert told == []
+
+
 def test_the_plot_is_drawn_as_png_and_svg(tmp_path: Path) -> None:
-    png, svg = draw([SQUARE, SQUARE], tmp_path / "plots")
+    made = growth.grow(QUICK, tmp_path / "new" / "plots", lambda line: None, [])
+    Growth((SQUARE, SQUARE), made.folder).keep()
+    png, svg = made.plots
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "slope 1.50, at the end 2.00" in svg.read_text()
