@@ -110,7 +110,7 @@ def compare(
     if page is not None:
         told.append(f"plots and numbers are in {write_comparison(comparison, page)}")
     if paper is not None:
-        drawn = write_figures(all_figures(comparison), paper)
+        drawn = write_figures(all_figures(comparison), paper, lambda text: complain(f"warning: {text}"))
         told.append(f"{counted(len(drawn), 'figure')} and the data behind each are in {paper.folder}")
     if latex:
         print(table)

@@ -14,6 +14,7 @@ from fedemu.ops.cli import options
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format
 from fedemu.ops.keys.store import KeyFolder, read_public
+from fedemu.protocol.errors import ConfigurationError
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name for the other machine.", show_default=False)]
 
@@ -91,7 +92,10 @@ def revoke(name: Name, keys: options.Keys = None) -> int:
 
 
 def _folder(named: Path | None) -> KeyFolder:
-    return KeyFolder.of("" if named is None else str(named), os.environ)
+    folder = KeyFolder.of("" if named is None else str(named), os.environ)
+    if folder.path.exists() and not folder.path.is_dir():
+        raise ConfigurationError(f"{folder.path} is no folder; name that of the keys with --keys")
+    return folder
 
 
 COMMANDS = (

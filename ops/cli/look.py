@@ -81,7 +81,7 @@ def report(
     if paper is None:
         print(write_report(directory))
         return 0
-    names = write_figures(all_figures(directory), paper)
+    names = write_figures(all_figures(directory), paper, lambda text: complain(f"warning: {text}"))
     print(f"{counted(len(names), 'figure')} with the data behind each: {', '.join(names)}", file=sys.stderr)
     print(paper.folder)
     return 0

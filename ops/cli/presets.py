@@ -148,7 +148,7 @@ def init(
     text = starter_text(source, str(file))
     _write(file, text)
     print(file)
-    quoted = shlex.quote(str(file))
+    quoted = shlex.quote(f"./{file}" if str(file).startswith("-") else str(file))
     print(f"check it with: fedemu validate {quoted}\nrun it with:   fedemu run {quoted}", file=sys.stderr)
     beside = file.parent / SCHEMA_FILE
     if not beside.exists():

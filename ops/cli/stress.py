@@ -142,6 +142,9 @@ def stress(
     scale = SHORT if short else FULL
     known = scenarios(scale)
     if list_:
+        if format is Format.JSON:
+            print(json.dumps([{"name": scenario.name, "what": scenario.what} for scenario in known.values()], indent=1))
+            return 0
         for scenario in known.values():
             print(f"{scenario.name:22}{scenario.what}")
         return 0

@@ -50,7 +50,7 @@ def latex(comparison: Comparison, wanted: Sequence[str] = ()) -> str:
     cells = {key: _cells(comparison.entries, key, tests[key], any_test) for key in columns.values()}
     untested = any("ddagger" in cell for of_column in cells.values() for cell in of_column)
     lines = [
-        *(f"% {line}" for line in _head(comparison, len(columns))),
+        *(f"% {line}" for line in _head(comparison, len(columns), wanted)),
         r"\begin{table}",
         r"  \centering",
         rf"  \caption{{{_caption(comparison, tests, untested)}}}",
@@ -147,8 +147,9 @@ def _row(cells: Sequence[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
-def _head(comparison: Comparison, columns: int) -> list[str]:
-    command = shlex.join([*comparison.command, "--latex"])
+def _head(comparison: Comparison, columns: int, wanted: Sequence[str]) -> list[str]:
+    chosen = ["--columns", ",".join(wanted)] if wanted else []
+    command = shlex.join([*comparison.command, "--latex", *chosen])
     wide = f"{columns} columns may be too wide; choose some with --columns" if columns > _FIT else ""
     lines = [command.replace("\n", " "), r"The preamble needs \usepackage{booktabs}.", wide]
     return [line for line in lines if line]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -16,16 +17,19 @@ from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import usable, write_whole
 
 CAPTIONS = "captions.txt"
+_NO_ROOM = "constrained_layout not applied"
+"""How matplotlib warns of texts that leave no room for anything else."""
 
 
-def write_figures(plots: Mapping[str, Draw], paper: Paper) -> list[str]:
+def write_figures(plots: Mapping[str, Draw], paper: Paper, say: Callable[[str], None]) -> list[str]:
     """Write every figure that there are data for, the data as CSV, and ``captions.txt``. Returns the figures' names.
 
-    A file of the same name is overwritten; other files of the folder stay. Raises ConfigurationError if the folder
-    can't be made, and FedemuError if the disk does not take a file.
+    ``say`` gets a sentence if texts leave some figures no room for plots. A file of the same name is overwritten; other
+    files of the folder stay. Raises ConfigurationError if the folder can't be made, and FedemuError if the disk
+    does not take a file.
     """
     _make(paper.folder)
-    captions = []
+    captions, crowded = [], dict[str, None]()
     for name, draw in plots.items():
         for width, inches in paper.widths:
             figure = drawn(draw)  # fitting changes a figure, so each width has its own
@@ -35,11 +39,32 @@ def write_figures(plots: Mapping[str, Draw], paper: Paper) -> list[str]:
                 title = _title_of(figure)
                 write_whole(paper.folder / f"{name}.csv", csv_of(data_behind(figure)))
                 captions.append(f"{name}: {f'{title}. ' if title else ''}{about(draw)}")
-            fit(figure, inches, paper.font_size, paper.titles)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", _NO_ROOM)
+                fit(figure, inches, paper.font_size, paper.titles)
             for kind in paper.formats:
-                write_whole(paper.folder / f"{paper.stem(name, width)}.{kind}", saved_for_paper(figure, kind))
+                content, has_room = _saved(figure, kind)
+                write_whole(paper.folder / f"{paper.stem(name, width)}.{kind}", content)
+                if not has_room:
+                    crowded[paper.stem(name, width)] = None
     write_whole(paper.folder / CAPTIONS, "\n\n".join(captions) + "\n")
+    if crowded:
+        say(
+            f"texts of {paper.font_size:g} points leave no room for the plots of {', '.join(crowded)}; "
+            "choose a smaller --font-size or a larger --width"
+        )
     return [caption.partition(":")[0] for caption in captions]
+
+
+def _saved(figure: Figure, kind: str) -> tuple[bytes, bool]:
+    """A fitted figure as a file, and whether its texts leave room for its plots."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", _NO_ROOM)
+        try:
+            return saved_for_paper(figure, kind), True
+        except UserWarning:
+            warnings.filterwarnings("ignore", _NO_ROOM)
+            return saved_for_paper(figure, kind), False
 
 
 def _make(folder: Path) -> None:

@@ -118,6 +118,8 @@ def export(directory: Path, name: str, out: str = "", project: str = "fedemu") -
     except Exception as error:
         if refusal := refusal_by_disk(error):
             raise FedemuError(f"{name} failed, because its folder cannot be written: {refusal}") from error
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            raise ConfigurationError(f"{name} failed: {error.filename} can't be used: {error.strerror}") from error
         raise ConfigurationError(f"{name} failed: {type(error).__name__}: {error}") from error
     return exporting.out
 

@@ -14,6 +14,8 @@ from fedemu.ops.track.tracker import Ended, Memory, Tracked
 
 _AT_ONCE: Final = 100
 """The parameters that one request to a server may have."""
+_TRIES: Final = "3"
+"""How often a server that does not answer is asked again, which takes about 15 s."""
 _LONGEST: Final = 500
 _STATUS: Final = {"completed": "FINISHED", "diverged": "FINISHED", "interrupted": "KILLED"}
 
@@ -25,6 +27,8 @@ class MLflow:
         # A run tells nobody outside of this machine what it does. These have to be set before the imports.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        # By default a server that does not answer is asked again for minutes.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", _TRIES)
         self._entities: Any = import_module("mlflow.entities")  # an extra, which need not be installed
         self._tracking: Any = import_module("mlflow.tracking")
         self._client: Any = None

@@ -22,6 +22,7 @@ class WeightsAndBiases:
         # A run tells nobody outside of this machine what it does. This has to be set before the import.
         os.environ["WANDB_MODE"] = "offline"
         os.environ["WANDB_ERROR_REPORTING"] = "false"
+        self._raises = logging.raiseExceptions
         logging.raiseExceptions = False  # on a full disk each line of its own log would print a traceback
         self._wandb: Any = import_module("wandb")  # an extra, which need not be installed
         self._begin: Callable[[], Any] = lambda: None
@@ -69,10 +70,10 @@ class WeightsAndBiases:
             self._run.log_artifact(model)
 
     def close(self) -> None:
-        if self._begun is None:
-            return
-        self._begun.finish(exit_code=self._exit_code)
-        self._wandb.teardown()  # its own process writes the last bytes after that
+        if self._begun is not None:
+            self._begun.finish(exit_code=self._exit_code)
+            self._wandb.teardown()  # its own process writes the last bytes after that
+        logging.raiseExceptions = self._raises
 
     @property
     def _run(self) -> Any:

@@ -291,6 +291,14 @@ def test_a_reader_that_goes_away_is_no_error_and_a_full_disk_is_told(words: list
     assert ended == [("", 0), ("fedemu: a file cannot be written: the disk is full; make room there\n", 5)]
 
 
+def test_the_list_of_scenarios_is_the_same_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("stress", "--list") == 0
+    shown = capsys.readouterr().out
+    assert call("stress", "--list", "--format", "json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [f"{each['name']:22}{each['what']}" for each in listed] == shown.splitlines()
+
+
 def test_the_page_of_the_command_line_lists_every_option_with_the_commands_that_have_it() -> None:
     found = dict(get_command(commands.app).commands)  # type: ignore[attr-defined]
     found |= {f"keys {name}": command for name, command in found.pop("keys").commands.items()}

@@ -119,6 +119,8 @@ def test_an_experiment_is_written_once_and_can_be_read(tmp_path: Path, capsys: p
     assert load_experiment("experiment.toml", [], {})[0].rounds == 5
     assert call("init") == 2
     assert capsys.readouterr().err == "fedemu: experiment.toml exists, and is not overwritten; name another file\n"
+    assert call("init", "--", "-o.toml") == 0
+    assert "run it with:   fedemu run ./-o.toml\n" in capsys.readouterr().err
     assert call("init", "other/one.toml", "--from", "digits+fedprox") == 0
     assert load_experiment("other/one.toml", [], {})[0].algorithm.name == "fedprox"
     for arguments, said in (

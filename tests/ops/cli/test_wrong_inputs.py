@@ -70,6 +70,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["run", "n\u00fcll.toml"], "rounds = 0 must be at least 1"),
     (["run", "nested.toml"], "fleet.devices = { n = 3 } must be a whole number of at least 1"),
     (["run", "/dev/zero"], "/dev/zero is no experiment: it holds more than 10,000,000 characters"),
+    (["keys", "list", "--keys", "json.toml"], "json.toml is no folder; name that of the keys with --keys"),
     (["keys", "approve", "x", "/dev/zero", "--keys", "k"], "/dev/zero is a device of the system, and holds no key"),
     (["schema", "--out", "/dev/zero"], "/dev/zero exists, is no schema of fedemu, and is not overwritten"),
     (["run", "group"], "group is a folder, not an experiment's file"),

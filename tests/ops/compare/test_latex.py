@@ -84,6 +84,9 @@ def test_lower_is_better_for_forgetting_and_equal_means_are_both_bold() -> None:
 
 def test_columns_are_chosen_by_their_titles() -> None:
     one = entry("one", (0.5,), best_accuracy=(0.75,), forgetting=(0.25,))
+    assert "% fedemu compare runs/a_b --latex --columns best,forgetting" in latex(
+        comparison(one), ["best", "forgetting"]
+    )
     assert rows(latex(comparison(one), ["best", "forgetting"]))[1] == [
         "one",
         "1",

@@ -111,11 +111,12 @@ def test_the_data_of_bars_maps_and_dots_are_told_by_panel_and_name() -> None:
 
 
 def test_files_embed_their_fonts_and_are_the_same_when_they_are_written_again(tmp_path: Path) -> None:
-    plots = {"two": two_lines, "none": lambda: None}
+    plots, told = {"two": two_lines, "none": lambda: None}, list[str]()
     for folder in ("a", "b"):
         paper = paper_of(tmp_path / folder, ["pdf", "svg"], ["single", "5.5"], None, False)
         assert paper is not None
-        assert write_figures(plots, paper) == ["two"]
+        assert write_figures(plots, paper, told.append) == ["two"]
+    assert told == []
     names = {"two-single.pdf", "two-5.5in.pdf", "two-single.svg", "two-5.5in.svg", "two.csv", "captions.txt"}
     assert {path.name for path in (tmp_path / "a").iterdir()} == names
     for name in names:
@@ -135,6 +136,18 @@ def test_files_embed_their_fonts_and_are_the_same_when_they_are_written_again(tm
     assert (tmp_path / "a" / "captions.txt").read_text() == (
         "two: Accuracy of two methods. Two methods over forty rounds.\n"
     )
+
+
+@pytest.mark.filterwarnings("error")
+def test_texts_that_leave_no_room_for_a_plot_are_told_in_one_sentence(tmp_path: Path) -> None:
+    told: list[str] = []
+    paper = paper_of(tmp_path / "paper", ["pdf", "png"], ["2", "20"], 24, False)
+    assert paper is not None
+    write_figures({"two": two_lines}, paper, told.append)
+    assert told == [
+        "texts of 24 points leave no room for the plots of two-2in; choose a smaller --font-size or a larger --width"
+    ]
+    assert (paper.folder / "two-2in.pdf").is_file()
 
 
 @pytest.mark.parametrize(
@@ -157,4 +170,4 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         paper = paper_of(folder, [], [], None, False)
         assert paper is not None
         with pytest.raises(ConfigurationError):
-            write_figures({}, paper)
+            write_figures({}, paper, lambda text: None)

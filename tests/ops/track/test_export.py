@@ -158,6 +158,28 @@ def test_a_tracker_that_fails_is_told_in_one_sentence(run: Path, own: str) -> No
         export(run, own.replace("Mine", "Broken"))
 
 
+@pytest.mark.skipif(not find_spec("tensorboardX"), reason="the extra tensorboard is not installed")
+def test_a_place_where_a_tracker_cannot_write_is_named(run: Path) -> None:
+    place = run / "model.safetensors"
+    with pytest.raises(
+        ConfigurationError, match=r"tensorboard failed: .*tensors/run-7 can't be used: Not a directory$"
+    ):
+        export(run, "tensorboard", str(place))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not find_spec("mlflow"), reason="the extra mlflow is not installed")
+def test_a_server_of_mlflow_that_does_not_answer_is_asked_again_for_seconds_and_not_for_minutes(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    waited: list[float] = []
+    monkeypatch.setattr("urllib3.util.retry.time.sleep", waited.append)
+    with pytest.raises(ConfigurationError, match=r"mlflow failed: .*Connection refused"):
+        export(run, "mlflow", "http://127.0.0.1:9")
+    assert 1 < sum(waited) < 30
+
+
 def test_a_tracker_that_fails_by_a_full_disk_is_no_mistake_of_the_user(run: Path, own: str) -> None:
     with pytest.raises(FedemuError, match=r"Full failed, because its folder .* the disk is full; make room") as told:
         export(run, own.replace("Mine", "Full"))

@@ -61,9 +61,7 @@ def test_slopes_tell_how_cost_grows() -> None:
 def test_a_folder_that_takes_no_plot_is_told_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "plots").touch()
     told: list[str] = []
-    with pytest.raises(
-        ConfigurationError, match=r"plots cannot be written: File exists; name another.* --plots"
-    ):
+    with pytest.raises(ConfigurationError, match=r"plots cannot be written: File exists; name another.* --plots"):
         growth.grow(QUICK, tmp_path / "plots", told.append)
     assert told == []
 

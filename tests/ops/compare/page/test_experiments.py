@@ -165,7 +165,7 @@ def test_every_method_with_every_loss_has_a_look_of_its_own() -> None:
 def test_every_picture_is_a_figure_for_a_paper_too(close: Comparison, tmp_path: Path) -> None:
     paper = paper_of(tmp_path / "paper", ["pdf"], [], None, False)
     assert paper is not None
-    names = write_figures(all_figures(close), paper)
+    names = write_figures(all_figures(close), paper, lambda text: None)
     assert names == ["accuracy", "accuracy_late", "forgetting_and_accuracy", "accuracy_by_bytes", "class_accuracy"]
     assert {path.name for path in paper.folder.iterdir()} == {
         "captions.txt",
