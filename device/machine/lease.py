@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import make_durable, refusal_of, write_whole
+from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.host.files import is_of_disk, make_durable, refusal_of, write_whole
 from fedemu.protocol.messages import Granted
 
 KEPT = 8
@@ -135,9 +135,8 @@ def create_lease(state: Path, granted: Granted, count: int) -> LeaseFolder:
     try:
         make_durable(folder)
     except OSError as error:
-        raise ConfigurationError(
-            f"The state folder {state} cannot be used ({refusal_of(error)}); choose another one."
-        ) from error
+        kind = FedemuError if is_of_disk(error) else ConfigurationError
+        raise kind(f"The state folder {state} cannot be used ({refusal_of(error)}); choose another one.") from error
     lock = _lock(folder)
     if lock is None:
         raise ConfigurationError(f"Another supervisor works in {folder}; stop it, or choose another state folder.")

@@ -26,8 +26,8 @@ async def prepare_data(prepare: str, experiment: Path, expected: str, allow_code
     """Call the function named ``prepare`` with the bytes of the file ``experiment``, in another process.
 
     ``expected`` is the digest of the coordinator's data. The other process may load the code of ``allow_code`` and no
-    other that the experiment names; with None it may load all. Raises DataError if the function raises a FedemuError or
-    returns another digest, and ConfigurationError if the process ends in another way.
+    other that the experiment names; with None it may load all. Raises DataError if the function raises a DataError or
+    returns another digest, FedemuError if a disk is full, and ConfigurationError if the process ends in another way.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -49,12 +49,18 @@ async def prepare_data(prepare: str, experiment: Path, expected: str, allow_code
         raise
     text = output.decode(errors="replace").strip().splitlines()[-1:] or [""]
     if process.returncode == SAID:
-        raise retold(Told(*json.loads(text[0])), DataError)
+        raise error_on(text[0])
     if process.returncode != 0:
         raise ConfigurationError(
             f"The process that prepares the data ended with code {process.returncode}; see the output above."
         )
     compare_data(text[0], expected)
+
+
+def error_on(line: str) -> FedemuError:
+    """The error on the last line of a process that has prepared data: a DataError, unless the disk was to blame."""
+    said = Told(*json.loads(line))
+    return retold(said, FedemuError if said.exit_code == FedemuError.exit_code else DataError)
 
 
 def compare_data(found: str, expected: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,13 +9,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from fedemu.device.machine.prepare import SAID
+from fedemu.device.machine.prepare import SAID, error_on
 from fedemu.ops.data.cache import cache_folder, read
 from fedemu.ops.data.corpora import source_of
 from fedemu.ops.data.source import Place, entry_of, locate
 from fedemu.ops.experiment import Experiment
-from fedemu.protocol.errors import DataError, FedemuError
-from fedemu.protocol.host.own_code import Told, retold
+from fedemu.protocol.errors import DataError
 
 
 def find_data(experiment: Experiment) -> Place:
@@ -73,7 +71,6 @@ def decode_apart(experiment: Experiment, say: Callable[[str], None]) -> None:
             process.wait()
             raise
     if process.returncode == SAID:
-        said = Told(*json.loads(output.strip().rpartition("\n")[2]))
-        raise retold(said, FedemuError if said.exit_code == FedemuError.exit_code else DataError)
+        raise error_on(output.strip().rpartition("\n")[2])
     if process.returncode != 0:
         raise DataError(f"decoding {experiment.data.dataset} ended with code {process.returncode}; see the lines above")

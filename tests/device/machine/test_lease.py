@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from fedemu.device.machine.lease import KEPT, LIFE_BITS, LeaseSearch, create_lease
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.messages import BlobRef, Granted
 
 BLOB = BlobRef(key="experiment", digest="a" * 64, size=1)
@@ -112,3 +113,13 @@ def test_a_state_folder_that_is_a_file_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
     with pytest.raises(ConfigurationError, match="choose another"):
         LeaseSearch(tmp_path / "state", 3).claim(a_grant())
+
+
+def test_a_full_disk_is_no_fault_of_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, **_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(FedemuError, match=r"state folder .*the disk is full") as told:
+        create_lease(tmp_path / "state", a_grant(), 3)
+    assert told.value.exit_code == 5

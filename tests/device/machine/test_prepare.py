@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedemu.device.machine.prepare import compare_data, prepare_data
-from fedemu.protocol.errors import ConfigurationError, DataError
+from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError
 
 HERE, THERE = "a" * 64, "b" * 64
 
@@ -20,12 +20,14 @@ def code(tmp_path: Path) -> str:
     path.write_text(
         textwrap.dedent(f"""
         import os, signal
-        from fedemu.protocol.errors import ConfigurationError
+        from fedemu.protocol.errors import ConfigurationError, FedemuError
 
         def prepare(experiment):
             print("12 of 12 files", end="")  # as a line of progress that is never ended
             if experiment == b"one sentence":
                 raise ConfigurationError("There is no column 'writer',\\nso nothing can be read.")
+            if experiment == b"full":
+                raise FedemuError("the disk is full")
             if experiment == b"bug":
                 raise ZeroDivisionError
             if experiment == b"exit":
@@ -61,6 +63,12 @@ async def test_an_error_that_is_meant_for_people_comes_back_as_it_was_said(
 ) -> None:
     with pytest.raises(DataError, match=r"^There is no column 'writer',\nso nothing can be read\.$"):
         await prepare_data(code, experiment(b"one sentence"), HERE)
+
+
+async def test_a_full_disk_is_no_fault_of_the_data(code: str, experiment: Callable[[bytes], Path]) -> None:
+    with pytest.raises(FedemuError, match=r"^the disk is full$") as told:
+        await prepare_data(code, experiment(b"full"), HERE)
+    assert told.value.exit_code == 5
 
 
 @pytest.mark.parametrize(("content", "kind", "said"), [(b"bug", ZeroDivisionError, ""), (b"exit", SystemExit, ": 3")])
