@@ -189,6 +189,14 @@ def free_address() -> str:
     raise ConfigurationError("found no free port on 127.0.0.1; name one with --bind tcp://127.0.0.1:PORT")
 
 
+def with_port(address: str) -> str:
+    """The address with a free port in place of ``0`` or ``*``, so that it can be told to others."""
+    place, _, port = address.rpartition(":")
+    if not address.startswith("tcp://") or port not in ("0", "*"):
+        return address
+    return f"{place}:{free_address().rpartition(':')[2]}"
+
+
 def _start(
     command: Sequence[str], terminal: Path | None, kept: int, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:

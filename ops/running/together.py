@@ -14,7 +14,7 @@ from fedemu.ops.keys.choice import in_words, server_keys
 from fedemu.ops.keys.store import KeyFolder
 from fedemu.ops.running.codes import COMPLAINT, INTERNAL_ERROR, INTERRUPTED, USAGE
 from fedemu.ops.running.exits import complain, exit_code_of
-from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command, last_words, launch
+from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command, last_words, launch, with_port
 from fedemu.ops.running.launch_rules import Child
 from fedemu.ops.running.portable import environment_for
 from fedemu.ops.running.timing import read_timing, table, timing
@@ -86,7 +86,7 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
     """
     if runtime.on:
         runtime = _reachable_elsewhere(directory, runtime)
-    chosen = runtime.bind if "bind" in runtime.model_fields_set else private
+    chosen = with_port(runtime.bind) if "bind" in runtime.model_fields_set else private
     runtime = runtime.model_copy(update={"bind": chosen, "connect": reachable(chosen)})
     logs = directory / "logs"
     devices_terminal = logs / DEVICES_OUTPUT

@@ -1,6 +1,7 @@
 """Starting two children and seeing them to their end, with toys in place of the coordinator and the devices."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedemu.ops.running.launch import free_address, last_words, launch
+from fedemu.ops.running.launch import free_address, last_words, launch, with_port
 from fedemu.ops.running.launch_rules import Child, Patience
 
 BEGIN = (
@@ -146,6 +147,14 @@ def test_the_children_end_when_the_launcher_is_killed() -> None:
 
 def test_a_free_address_lies_below_the_ports_that_the_system_gives_out() -> None:
     assert 20_000 <= int(free_address().rpartition(":")[2]) < 32_000
+
+
+@pytest.mark.parametrize("port", ["0", "*"])
+def test_devices_are_told_the_port_that_stands_for_any_free_one(port: str) -> None:
+    for place in ("127.0.0.1", "[::1]", "*"):
+        assert re.fullmatch(rf"tcp://{re.escape(place)}:[23]\d{{4}}", with_port(f"tcp://{place}:{port}"))
+    for address in ("tcp://127.0.0.1:5577", "ipc://there:0", "tcp://127.0.0.1:10"):
+        assert with_port(address) == address
 
 
 def test_the_last_words_are_the_last_line_that_says_something(tmp_path: Path) -> None:
