@@ -15,6 +15,7 @@ from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.running.folder import claim
 from fedemu.ops.running.together import run_together
 from fedemu.ops.stress.fleet import finished_rounds
+from fedemu.protocol.errors import FedemuError
 
 FAKE = """#!/bin/bash
 # In place of python: it plays the coordinator and the supervisors of a job, as the files beside it say.
@@ -96,6 +97,18 @@ def test_what_slurm_could_not_read_is_refused_and_leaves_nothing(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert call("slurm", "digits-small", *words) == 2
     assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_script_that_a_full_disk_does_not_take_leaves_no_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, content: str) -> None:
+        raise FedemuError(f"{path.name} cannot be written: the disk is full; make room there")
+
+    monkeypatch.setattr("fedemu.ops.engines.slurm.write_whole", full)
+    assert call("slurm", "digits-small", "--out", "mine") == 5
+    assert capsys.readouterr().err == "fedemu: job.sh cannot be written: the disk is full; make room there\n"
     assert list(tmp_path.iterdir()) == []
 
 
