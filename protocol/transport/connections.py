@@ -80,6 +80,8 @@ class Connections:
         self._by_peer: dict[bytes, Connection] = {}
         self._past: dict[bytes, None] = {}
         """The last peers with names by ZeroMQ whose connections have gone. It does not give these names again."""
+        self._parting: dict[bytes, None] = {}
+        """Peers whose connections have gone, and whose last words may still wait to be read."""
         self._silent: dict[int, Connection] = {}
         """Those that have sent no message yet and are not being closed, the oldest first."""
         self._going = 0
@@ -134,9 +136,24 @@ class Connections:
         connection.heard = self._clock()
         return True
 
+    @property
+    def parting(self) -> bool:
+        """Whether the end of a peer is still to be told."""
+        return bool(self._parting)
+
     def last_heard(self, peer: bytes) -> None:
-        """A message whose connection has gone was handled. What others remember of the peer since then is forgotten."""
-        self._bounds.closed(peer)
+        """A message whose connection has gone was handled. There may be more of them."""
+        self._part(peer)
+
+    def drained(self) -> None:
+        """All messages were read that had come. So peers whose connections had gone have said everything.
+
+        ZeroMQ hands on what a connection has brought before it closes it. The end of a peer is told after its last
+        words: a farewell would otherwise come from a peer that nobody knows any more.
+        """
+        parted, self._parting = self._parting, {}
+        for peer in parted:
+            self._bounds.closed(peer)
 
     def cut(self, peer: bytes) -> None:
         """Close the connection of a peer. An honest one comes back on a new connection."""
@@ -267,7 +284,12 @@ class Connections:
                 self._past[connection.peer] = None
                 while len(self._past) > PAST:
                     del self._past[next(iter(self._past))]
-            self._bounds.closed(connection.peer)
+            self._part(connection.peer)
+
+    def _part(self, peer: bytes) -> None:
+        self._parting[peer] = None
+        if len(self._parting) > PAST:  # nothing is ever drained in a flood
+            self.drained()
 
     def _unfinished(self, connection: Connection) -> int:
         """The bytes that have come since the connection last ended a message, by what was seen at the looks."""

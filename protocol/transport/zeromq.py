@@ -168,8 +168,14 @@ class ZmqRouter(Endpoint):
         if self._connections is None or self._socket.closed:
             return
         self._connections.look()
+        if self._connections.parting:
+            self._loop.call_soon(self._read_last_words)
         if self._approved is not None:
             self._part_from_revoked(self._connections, self._approved)
+
+    def _read_last_words(self) -> None:
+        if not self._socket.closed:
+            self._drain()
 
     def _part_from_revoked(self, connections: Connections, approved: Callable[[str], bool]) -> None:
         """Tell the peers whose keys were revoked, and close their connections at the next look."""
@@ -210,6 +216,8 @@ class ZmqRouter(Endpoint):
                 key = str(frame.get("User-Id"))
                 peer = frame.bytes + key.encode("ascii")
         except zmq.Again:
+            if self._connections is not None and self._connections.parting:
+                self._connections.drained()
             return False
         frames = self._frames()
         if self._connections is None or self._connections.heard(peer, self._first):

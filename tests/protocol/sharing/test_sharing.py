@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,11 @@ from fedemu.protocol.sharing.hub import Charge, Hub, charge_nothing
 from fedemu.protocol.sharing.pack import Pack
 from fedemu.protocol.sharing.relay import Relay
 from fedemu.protocol.sharing.trunk import Trunk
+from fedemu.protocol.transport import connections
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.interface import BOUNDLESS, let_all_pass
 from fedemu.protocol.transport.memory import MemoryNetwork
+from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 BLOB = wire.BlobRef(key="experiment", digest=digest_of(b""), size=0)
 GRANTED = wire.Granted(
@@ -154,6 +158,29 @@ async def test_signs_of_life_end_at_the_relay(top: Top) -> None:
     await settle()
     assert kinds(got) == ["welcome", "beat"]
     assert "heartbeat" not in top.tags()
+
+
+async def test_a_farewell_comes_through_a_relay_also_if_its_connection_is_gone_before_it_is_read(
+    top: Top, eventually: Any
+) -> None:
+    loop, above = asyncio.get_running_loop(), Trunk(top.network, asyncio.get_running_loop())
+    with closing(ZmqNetwork(linger_seconds=0.1)) as below, closing(ZmqNetwork(linger_seconds=5.0)) as device:
+        relay = Relay(below, "tcp://127.0.0.1:*", above, loop, Limits(), lambda: 0.0, bounds=replace(BOUNDLESS))
+        above.connect("top", DOWN, lambda envelope: None, lambda error: None).send(wire.Enroll(count=9))
+        got: list[Any] = []
+        dealer = device.connect(relay.hub.address, DOWN, lambda e: got.append(e.message), lambda error: None)
+        dealer.send(wire.Hello(device=0, incarnation=0, lease="lease"))
+        await eventually(lambda: got)
+        [connection] = relay.hub._router._connections._open.values()  # type: ignore[attr-defined]
+        dealer.send(wire.Bye(reason="leave"))
+        device.close()  # once it is sent
+        until = time.monotonic() + 20
+        while connections._inode(connection.descriptor) == connection.inode and time.monotonic() < until:
+            pass
+        relay.look()
+        await eventually(lambda: top.over)
+        [hello, bye] = [peer for peer, message in top.heard if isinstance(message, wire.Hello | wire.Bye)]
+        assert [hello] == [bye] == top.over
 
 
 async def test_a_device_that_falls_silent_loses_its_channel_and_no_other_does(top: Top) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,7 @@ async def test_a_late_message_of_a_connection_that_has_gone_is_not_taken_for_one
             assert second.fileno() == place
             assert connections.heard(new, Frame(place))  # type: ignore[arg-type]
             assert not connections.heard(gone, Frame(place))  # type: ignore[arg-type]
+            connections.drained()
             assert (connections.peers, closed) == ([new], [gone])
         connections.close()
 
@@ -309,6 +311,30 @@ async def test_the_end_of_a_peer_is_noticed_also_if_zeromq_does_not_tell_it(
     await eventually(lambda: place.heard)
     device.close()
     await eventually(place.looked(lambda: place.closed == place.heard))
+
+
+async def test_a_router_of_zeromq_hands_on_the_last_words_of_a_peer_before_it_tells_its_end(
+    make: Make, eventually: Eventually
+) -> None:
+    place = make(known=True)
+    told: list[str] = []
+    place.said = lambda: told.append("message")
+    place.over = lambda: told.append("end")
+    peer = place.stranger()
+    await asyncio.to_thread(shake_hands, peer)
+    pour(peer, frame(encode(Heartbeat())[0]))
+    await eventually(lambda: place.heard)
+    [connection] = place.router._connections._open.values()  # type: ignore[attr-defined]
+    pour(peer, frame(encode(Heartbeat())[0]) * 200)
+    peer.close()
+    # Nothing is read until ZeroMQ has closed its side of the connection.
+    until = time.monotonic() + 20
+    while room._inode(connection.descriptor) == connection.inode and time.monotonic() < until:
+        pass
+    place.router.look()
+    assert told == ["message"]
+    await eventually(lambda: place.closed)
+    assert told == ["message"] * 201 + ["end"]
 
 
 async def test_a_router_on_plain_sockets_hands_on_the_last_words_of_a_peer_before_it_tells_its_end(
