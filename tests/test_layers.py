@@ -21,7 +21,7 @@ ALLOWED = {
     "ops": set(FLOORS),
 }
 ORDER = {
-    "protocol": "errors ids seeds wording messages liveness | codec host | tensors transport | blobs sharing",
+    "protocol": "errors ids seeds wording messages liveness lookup | codec host | tensors transport | blobs sharing",
     "algorithms": (
         "names interface measures replay/selection | trees data | streams | models | training "
         "| analytic methods replay incremental/generator terms | incremental | incremental/data_free | registry former"

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
 from fedemu.protocol.errors import ProtocolError
+from fedemu.protocol.lookup import Lookup, Lookups, Target
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.direct_router import DirectRouter
 from fedemu.protocol.transport.interface import Bounds, Screen, let_all_pass
@@ -65,6 +66,7 @@ class DirectNetwork:
         self._most_waiting = most_waiting
         self._open: set[Closing] = set()
         self._buffer = read_buffer()
+        self._lookups = Lookups(loop)
 
     def connect(
         self,
@@ -83,6 +85,7 @@ class DirectNetwork:
             self._linger,
             self._most_waiting,
             self._buffer,
+            self._lookups,
             self._lost,
             self._open.discard,
         )
@@ -120,6 +123,7 @@ class DirectNetwork:
                 ready[descriptor]()
         for each in list(self._open):
             each.abandon()
+        self._lookups.close()
 
 
 class DirectDealer:
@@ -135,6 +139,7 @@ class DirectDealer:
         linger_seconds: float,
         most_waiting: int,
         buffer: memoryview,
+        lookups: Lookups,
         lost: Callable[[], None],
         closed: Callable[[DirectDealer], None],
     ) -> None:
@@ -148,6 +153,7 @@ class DirectDealer:
         self._linger = linger_seconds
         self._most_waiting = most_waiting
         self._buffer = buffer
+        self._lookups = lookups
         self._lost = lost
         self._closed = closed
         self._waiting: deque[list[Buffer]] = deque()
@@ -157,6 +163,8 @@ class DirectDealer:
         self._pause = _RECONNECT_SECONDS[0]
         self._timer: Any = None
         self._line: Line | None = None
+        self._looking: Lookup | None = None
+        """The question where the host is, while nobody has answered it."""
         self._loop.call_soon(self._connect)
 
     def send(self, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
@@ -185,6 +193,8 @@ class DirectDealer:
     def wants(self) -> list[tuple[int, int, Callable[[], None]]]:
         if self._line is None:
             self._connect()
+        if self._looking is not None:
+            return [(*self._looking.wants, self._looking.ready)]
         return [] if self._line is None else [(*self._line.wants, self._line.progress)]
 
     def abandon(self) -> None:
@@ -195,12 +205,28 @@ class DirectDealer:
         self._closed(self)
 
     def _connect(self) -> None:
-        """Begin to connect. It goes on when the socket can be written."""
-        if self._line is not None or self._over:
+        """Begin to connect, once it is known where the host is."""
+        if self._line is not None or self._looking is not None or self._over:
+            return
+        place = _place_of(self._address)
+        if isinstance(place, Target):
+            self._dial(place)
             return
         try:
-            sock = _begin(self._address)
+            self._looking = self._lookups.find(*place, self._dial)
         except OSError:
+            self._later()
+
+    def _dial(self, target: Target | None) -> None:
+        """Connect to the target. It goes on when the socket can be written."""
+        self._looking = None
+        if self._over:
+            return
+        try:
+            sock = None if target is None else _begin(target)
+        except OSError:
+            sock = None
+        if sock is None:
             self._later()
             return
         self._line = Line(
@@ -263,28 +289,26 @@ class DirectDealer:
         self._timer = None if seconds is None else self._loop.call_later(seconds, callback)
 
 
-def _begin(address: str) -> socket.socket:
-    """A socket that is connecting. Raises OSError."""
+def _place_of(address: str) -> tuple[str, int] | Target:
+    """The host and the port of a ``tcp://`` address, the target of an ``ipc://`` one."""
     scheme, _, rest = address.partition("://")
     if scheme == "ipc":
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        target: Any = f"\0{rest[1:]}" if rest.startswith("@") else rest
-    else:
-        host, _, port = rest.rpartition(":")
-        name: Any = host.strip("[]")
-        if name.isascii():
-            name = name.encode()  # a name as text needs a codec whose import takes a millisecond
-        # As with ZeroMQ, a name is one of IPv4. The first address of ``localhost`` may be ::1, where nobody listens.
-        wanted = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-        family, kind, protocol, _, target = socket.getaddrinfo(name, int(port), wanted, socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
+        return Target(socket.AF_UNIX, f"\0{rest[1:]}" if rest.startswith("@") else rest)
+    host, _, port = rest.rpartition(":")
+    return host, int(port)
+
+
+def _begin(target: Target) -> socket.socket:
+    """A socket that is connecting. Raises OSError."""
+    sock = socket.socket(target.family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    if target.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         # The kernel notices within two minutes that the machine at the other end is gone.
         for option, value in ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4)):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
     try:
-        sock.connect(target)
+        sock.connect(target.place)
     except OSError as error:
         # A TCP connection is under way. On ipc the error means that too many others are waiting.
         if error.errno != errno.EINPROGRESS:

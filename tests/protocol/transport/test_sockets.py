@@ -9,6 +9,7 @@ import logging
 import os
 import resource
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -322,6 +323,79 @@ async def test_a_name_with_addresses_of_both_kinds_leads_to_the_one_where_the_co
     device.dealer.send(Heartbeat())
     await eventually(lambda: coordinator.messages)
     tcp.dialer.close()
+
+
+class NameServer:
+    """Knows one name, and says so when it is told to. ``threads`` are those in which it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.threads: list[int] = []
+        self.answer = threading.Event()
+        self._resolve = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", self._asked)
+
+    def _asked(self, host: Any, *more: Any, **named: Any) -> Any:
+        self.threads.append(threading.get_ident())
+        self.answer.wait(2)
+        if host != b"coordinator.example":
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return self._resolve("127.0.0.1", *more, **named)
+
+
+async def test_a_name_server_that_does_not_answer_stops_no_loop_and_is_asked_once(
+    tcp: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = NameServer(monkeypatch)
+    coordinator = tcp.listen()
+    tcp.dialer = DirectNetwork(asyncio.get_running_loop())
+    address = coordinator.router.address.replace("127.0.0.1", "coordinator.example")
+    for _ in range(3):
+        tcp.join(address).dealer.send(Heartbeat())
+    await eventually(lambda: server.threads)
+    assert threading.get_ident() not in server.threads
+    server.answer.set()
+    await eventually(lambda: len(coordinator.messages) == 3)
+    assert len(server.threads) == 1
+    tcp.dialer.close()
+
+
+async def test_a_name_is_sought_again_until_it_is_known(
+    tcp: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = NameServer(monkeypatch)
+    server.answer.set()
+    tcp.dialer = DirectNetwork(asyncio.get_running_loop())
+    tcp.join("tcp://nobody.example:5577").dealer.send(Heartbeat())
+    await eventually(lambda: len(server.threads) == 2)
+    tcp.dialer.close()
+
+
+async def test_closing_waits_for_a_name_and_says_what_was_to_be_said(
+    tcp: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = NameServer(monkeypatch)
+    coordinator = tcp.listen()
+    tcp.dialer = DirectNetwork(asyncio.get_running_loop(), linger_seconds=20)
+    device = tcp.join(coordinator.router.address.replace("127.0.0.1", "coordinator.example"))
+    device.dealer.send(Heartbeat())
+    await eventually(lambda: server.threads)
+    threading.Timer(0.05, server.answer.set).start()
+    tcp.dialer.close()
+    await eventually(lambda: coordinator.messages)
+
+
+async def test_closing_does_not_wait_for_a_name_longer_than_it_lingers(
+    tcp: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = NameServer(monkeypatch)
+    before = len(os.listdir("/proc/self/fd"))
+    tcp.dialer = DirectNetwork(asyncio.get_running_loop(), linger_seconds=0.1)
+    tcp.join("tcp://coordinator.example:5577").dealer.send(Heartbeat())
+    await eventually(lambda: server.threads)
+    tcp.dialer.close()
+    assert not server.answer.is_set()
+    server.answer.set()
+    await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 async def test_a_farewell_while_nobody_listens_is_heard_if_somebody_soon_does(
