@@ -36,6 +36,9 @@ AboutAsk = wire.Scheduled | wire.Result | edge.Held | wire.Failed | wire.Decline
 
 SMALL_CHUNK = 2**16
 """A chunk of a blob of at most so many bytes is read at once: a thread would cost more."""
+EDGES_AT_ONCE = 1000
+EDGES_PER_SECOND = 0.1
+"""Events tell of so many edges at once, and of so many more in each second."""
 FEW = 10
 """So many refusals for one reason are events of their own."""
 _BEAT = wire.Beat()
@@ -88,6 +91,9 @@ class Reception:
         self._key_of = key_of
         self._cut = cut
         self._may_be_edge = may_be_edge
+        self._untold: set[bytes] = set()
+        """The edges of which no event has told, because there were too many."""
+        self._edges_left, self._edge_at = float(EDGES_AT_ONCE), timeline.now()
         self._vouched: dict[bytes, str] = {}
         """The keys of channels behind edges, as these say."""
         self._ended: Counter[str] = Counter()
@@ -287,9 +293,21 @@ class Reception:
         )
         self._send(peer, stationed, ())
         if anew:
-            self._observers.event("edge", host=message.host)
+            if self._may_tell_of_edge(now):
+                self._observers.event("edge", host=message.host)
+            else:
+                self._untold.add(peer)
             if self.exchange is not None:
                 self.exchange.station_joined(peer)
+
+    def _may_tell_of_edge(self, now: float) -> bool:
+        """Whether an event tells of an edge. Strangers who call themselves edges must not fill the disk."""
+        self._edges_left = min(EDGES_AT_ONCE, self._edges_left + EDGES_PER_SECOND * (now - self._edge_at))
+        self._edge_at = now
+        if self._edges_left < 1:
+            return False
+        self._edges_left -= 1
+        return True
 
     def _hello(self, peer: bytes, message: wire.Hello, now: float) -> None:
         before = self.roster.device_of(peer)
@@ -343,9 +361,10 @@ class Reception:
 
     def _unable(self, peer: bytes, detail: str) -> None:
         """A machine leaves because it cannot take part, or go on, such as without code that it was not told to run."""
-        if count := self._told_refusal(wire.UNABLE):
-            lease = self.roster.leases.of_peer(peer)
-            self._observers.event("unable", host="" if lease is None else lease.host, detail=detail, count=count)
+        lease = self.roster.leases.of_peer(peer)
+        # A machine knows after it got its places. Somebody else would only like to be read by people.
+        if lease is not None and (count := self._told_refusal(wire.UNABLE)):
+            self._observers.event("unable", host=lease.host, detail=detail, count=count)
 
     def _too_much(self, peer: bytes) -> None:
         """Close a connection that sends or wants more than a run needs. An honest device would come back."""
@@ -369,7 +388,10 @@ class Reception:
 
     def _gone(self, peer: bytes, device: DeviceId | None, event: str, now: float, **fields: Any) -> None:
         self.refusals.forget(peer)
-        self._observers.event(event, device=device, **fields)
+        if device is None and peer in self._untold:
+            self._untold.discard(peer)
+        else:
+            self._observers.event(event, device=device, **fields)
         if self.exchange is not None:
             self.exchange.station_left(peer, now)
         if device is not None and self.exchange is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
@@ -40,6 +41,7 @@ from fedemu.protocol.host.open_files import open_files
 from fedemu.protocol.ids import Digest
 from fedemu.protocol.messages import BlobRef
 from fedemu.protocol.transport.interface import Bounds, Network
+from fedemu.protocol.wording import is_milestone
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ SPARE_FILES = 64
 
 class Broker:
     """The supervisor's side of the bus, bound to ``address``. Only processes that know ``token`` are heard.
-    Other connections that take much memory, or say nothing for long, are closed.
+    Other connections that take much memory, send what cannot be read, or say nothing for long, are closed.
 
     Calls ``want`` with a blob that a job needs and this machine lacks, and ``failed`` with an error that ends the
     machine.
@@ -79,12 +81,13 @@ class Broker:
         self.trainer_ready: Callable[[int], None] = lambda number: None
         """Called with the number of a trainer that can take jobs."""
         self._roles: dict[bytes, tuple[str, int]] = {}
+        self._strange: Counter[str] = Counter()
         most = open_files() - SPARE_FILES
         bounds = Bounds(
             connections=most,
             strangers=most,
             knows=self._roles.__contains__,
-            ended=lambda reason: log.warning("a stranger's connection to the bus was closed (%s)", reason),
+            ended=lambda reason: self._tell(f"was parted from ({reason})"),
             closed=lambda peer: None,
             most_unfinished=lambda: LIMITS.message_bytes,
             queue=0,  # a process with many devices gets as many answers at once, and none may be lost
@@ -214,11 +217,23 @@ class Broker:
                 log.debug("ignored %s from a %s on the bus", type(message).__name__, role or "stranger")
 
     def _rejected(self, peer: bytes, error: ProtocolError) -> None:
-        log.warning("unreadable message on the bus from %s: %s", self._roles.get(peer, "a stranger"), error)
+        role = self._roles.get(peer)
+        if role is None:
+            self._tell("sent what cannot be read", str(error))
+            self._router.cut(peer)
+        else:
+            log.warning("unreadable message on the bus from %s: %s", role, error)
+
+    def _tell(self, what: str, detail: str = "") -> None:
+        """A stranger did something. The log tells the 1st, 10th, 100th time and so on: he must not fill the disk."""
+        self._strange[what] += 1
+        if is_milestone(count := self._strange[what]):
+            log.warning("a stranger on the bus %s (%d so far)%s", what, count, detail and f": {detail}")
 
     def _attach(self, peer: bytes, attach: Attach) -> None:
         if attach.token != self._token:
-            log.warning("a stranger tried to attach to the bus")
+            self._tell("tried to attach")
+            self._router.cut(peer)
             return
         members = self._processes if attach.role == "process" else self._trainers
         if attach.number in members:  # the last words of one that had ended came late

@@ -17,10 +17,12 @@ from fedemu.coordinator.record.json_lines import read_lines
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
+from fedemu.coordinator.service import reception
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.protocol import messages as wire
-from fedemu.protocol.codec import DOWN
+from fedemu.protocol.codec import DOWN, Limits
 from fedemu.protocol.errors import QuorumError
+from fedemu.protocol.sharing import edge_messages
 from fedemu.protocol.sharing.bundle import Bundle
 from fedemu.protocol.sharing.edge_messages import Station
 
@@ -82,6 +84,44 @@ async def test_events_tell_of_the_first_refusals_and_of_machines_that_cannot_tak
     assert [event["count"] for event in left.named("refusal")] == [*range(1, 10), 10]
     (unable,) = left.named("unable")
     assert unable["detail"] == "this machine was not told to run net.py"
+
+
+async def test_a_stranger_who_calls_himself_an_edge_cannot_tell_people_that_a_machine_has_left(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
+) -> None:
+    fleet = make_fleet()
+    running = asyncio.create_task(play(make_plan(rounds=1)))
+    await until(lambda: fleet.granted is not None)
+    stranger = fleet.network.connect(fleet.address, DOWN, print, print)
+    stranger.send(Station(host="x"))
+    stranger.send(wire.Bye(reason=wire.UNABLE, detail="please run this command"))
+    _, left = await running
+    assert next(event["reason"] for event in left.named("leave") if event["device"] is None) == wire.UNABLE
+    assert left.named("unable") == []
+
+
+async def test_strangers_who_call_themselves_edges_fill_no_disk(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reception, "EDGES_AT_ONCE", 10, raising=False)
+    fleet = make_fleet()
+    running = asyncio.create_task(play(make_plan(rounds=1)))
+    await until(lambda: fleet.granted is not None)
+    heard: list[wire.Message] = []
+    strangers = [
+        fleet.network.connect(
+            fleet.address, edge_messages.down_decoder(Limits()), lambda envelope: heard.append(envelope.message), print
+        )
+        for _ in range(25)
+    ]
+    for stranger in strangers:
+        stranger.send(Station(host="x"))
+    await until(lambda: len([message for message in heard if isinstance(message, edge_messages.Stationed)]) == 25)
+    for stranger in strangers:
+        stranger.send(wire.Bye(reason="bored"))
+    _, left = await running
+    assert len(left.named("edge")) == 10
+    assert len([event for event in left.named("leave") if event["reason"] == "bored"]) == 10
 
 
 async def test_asking_twice_for_places_is_one_event(make_plan: MakePlan, make_fleet: MakeFleet, play: Play) -> None:

@@ -32,11 +32,12 @@ from fedemu.device.machine.broker import Broker
 from fedemu.device.machine.observer import Silent
 from fedemu.ops.stress.strangers.zmtp import MORE, dial, frame, shake_hands
 from fedemu.protocol.blobs.store import BlobStore
-from fedemu.protocol.codec import Envelope
+from fedemu.protocol.codec import Envelope, encode
 from fedemu.protocol.errors import BlobError, FedemuError
 from fedemu.protocol.ids import Digest, digest_of
 from fedemu.protocol.messages import BlobRef, Message, TensorSpec
 from fedemu.protocol.transport import connections
+from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.memory import MemoryNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
@@ -233,6 +234,26 @@ async def test_a_stranger_on_the_bus_is_parted_from_when_he_takes_memory(
     terabyte = b"\x02" + (2**40).to_bytes(8, "big")
     assert await asyncio.to_thread(is_parted_from, broker.address, terabyte, 1)
     assert await asyncio.to_thread(is_parted_from, broker.address, frame(bytes(2**20), MORE), 512)
+    broker.close()
+    network.close()
+
+
+async def test_a_stranger_who_sends_garbage_on_the_bus_is_parted_from_and_fills_no_log(
+    bus_address: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    network, store = DirectNetwork(asyncio.get_running_loop(), 0.1), BlobStore(tmp_path / "blobs")
+    broker = Broker(network, bus_address, "token", store, Observed(), want=lambda blob: None, failed=lambda error: None)
+    guess = encode(Attach(token="guessed", role="process", number=0))[0]
+    for sent in (frame(b"garbage"), frame(bytes(guess))):
+        for _ in range(12):
+            assert await asyncio.to_thread(is_parted_from, broker.address, sent, 3)
+    said = [record.getMessage().partition(" so far")[0] for record in caplog.records]
+    assert [each for each in said if "cannot be read" in each] == [
+        f"a stranger on the bus sent what cannot be read ({count}" for count in (1, 10)
+    ]
+    assert [each for each in said if "attach" in each] == [
+        f"a stranger on the bus tried to attach ({count}" for count in (1, 10)
+    ]
     broker.close()
     network.close()
 
