@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import urllib.request
+from contextlib import ExitStack
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -32,6 +34,38 @@ def test_a_port_in_use_is_one_clear_sentence() -> None:
             Exporter(CollectorRegistry(), port)
     with pytest.raises(ConfigurationError, match=r"port \d+ can't be used at 203\.0\.113\.1 .*--metrics-address"):
         Exporter(CollectorRegistry(), port, "203.0.113.1")
+
+
+def test_connections_that_say_nothing_take_few_threads_and_keep_no_monitor_out() -> None:
+    exporter = Exporter(CollectorRegistry(), 0)
+    before = threading.active_count()
+    with ExitStack() as strangers:
+        for number in range(200):
+            strangers.enter_context(socket.create_connection(("127.0.0.1", exporter.port)))
+            if not number % 50:
+                _page(exporter)
+        _page(exporter)
+        assert threading.active_count() - before < 50
+    exporter.close()
+
+
+def test_nobody_is_asked_for_the_name_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(socket, "getfqdn", lambda *name: asked.append(name) or "here")
+    Exporter(CollectorRegistry(), 0).close()
+    assert not asked
+
+
+def test_a_connection_that_breaks_off_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+    exporter = Exporter(CollectorRegistry(), 0)
+    reset = struct.pack("ii", 1, 0)
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", exporter.port)) as stranger:
+            stranger.sendall(b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n")
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+    _page(exporter)
+    exporter.close()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_end_waits_for_the_scrape_of_the_last_values(monkeypatch: pytest.MonkeyPatch) -> None:
