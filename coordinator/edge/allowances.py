@@ -39,6 +39,14 @@ class Allowances:
         """An ask begins, whose blobs have ``size`` bytes together. By its Work a reply has ``reply`` bytes."""
         self._connections.asked(max(LARGEST_REPLY * size, reply), 0)
 
+    def offered(self, size: int) -> None:
+        """There is a blob of ``size`` bytes that every connection may get."""
+        self._connections.asked(0, size)
+
+    def may_get(self, connection: bytes, size: int, now: float) -> bool:
+        """Count ``size`` bytes of a blob. False if the connection has got too many."""
+        return self._connections.may_get(connection, size, now)
+
     def of_session(self, peer: bytes, size: int, now: float) -> ProtocolError | None:
         """Count a message of a peer that has a session. An error if it has sent too much."""
         return None if self._connections.may_send(peer, size, True, now) else TooMuch()

@@ -76,6 +76,7 @@ class Edge:
             self._say,
             self._relay.send,
             self._loop.time,
+            lambda size: self._allowances.offered(size),
             lambda size, reply: self._allowances.asked(size, reply),
         )
         self._dealer: Owner | None = None
@@ -144,15 +145,19 @@ class Edge:
                     if self._is_of_another(peer, hello.lease):
                         self._relay.send(peer, _NOT_ITS_LEASE)
                         return None
-                    self._behind.devices[peer] = hello.device
                     self._vouch(peer)
                 case "enroll":
                     self._vouch(peer)
                 case "vouch":
                     self._hear_voucher(peer, Decoder(edge.Vouch).decode(frames).message)
                     return None
-                case "need":
-                    return None if self._library.answer(peer, UP.decode(frames).message) else frames
+                case "need" if self._relay.knows(peer):
+                    need, connection = UP.decode(frames).message, self._relay.hub.connection_of(peer)
+                    if not self._allowances.may_get(connection, need.length, self._loop.time()):
+                        self._ended(TooMuch.reason)
+                        self._relay.hub.cut(connection)
+                        return None
+                    return None if self._library.answer(peer, need) else frames
                 case "result" if self._summing.gathers:
                     return None if self._keep(peer, Decoder(wire.Result, LARGEST).decode(frames)) else frames
                 case "held" if peer in self._behind.devices:
@@ -170,14 +175,22 @@ class Edge:
         return frames
 
     def down(self, peer: bytes, tag: str, frames: Sequence[Buffer]) -> Sequence[Buffer] | None:
-        """Learn of the leases of the machines below, and of the blobs that they will want."""
-        if tag in ("granted", "offer", "work"):
-            try:
-                self._library.read(tag, frames)
-            except FedemuError as error:
-                self._end(error)
-        if tag == "granted":
-            self._behind.grant(peer, DOWN.decode(frames).message.lease)
+        """Learn of the leases and devices of the machines below, and of the blobs that they will want."""
+        if tag not in ("granted", "welcome", "offer", "work"):
+            return frames
+        try:
+            match DOWN.decode(frames).message:
+                case wire.Welcome(device=device):
+                    # Not when it says Hello: until it is let in, it may be anybody's device that it names.
+                    self._behind.devices[peer] = device
+                case message:
+                    self._library.read(message)
+                    if isinstance(message, wire.Granted):
+                        self._behind.grant(peer, message.lease)
+        except ProtocolError:
+            pass  # nobody below can read it, either
+        except FedemuError as error:
+            self._end(error)
         return frames
 
     def gone(self, peer: bytes) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from fedemu.protocol import messages as wire
 from fedemu.protocol.blobs.downloads import CHUNK
@@ -29,38 +26,47 @@ class Library:
         ask: Callable[[wire.Message], None],
         send: Callable[[bytes, wire.Message, Sequence[Buffer]], None],
         clock: Callable[[], float],
+        offered: Callable[[int], None],
         asked: Callable[[int, int], None],
     ) -> None:
-        """``asked`` is called with the bytes of the blobs of each ask that begins, and with those of a reply to it."""
+        """Tell ``offered`` the bytes of each blob that becomes known, and ``asked`` those of each ask that begins.
+
+        The latter are the bytes of the ask's blobs, and those of a reply to it.
+        """
         self._store = BlobStore(folder)
         self._fetches = Fetches(self._store)
         self._ask = ask
         self._send = send
         self._clock = clock
+        self._offer = offered
         self._asked = asked
         self._latest = ""
         self._known: dict[Digest, wire.BlobRef] = {}
         self._offered: dict[Digest, int] = {}
         self._waiting: dict[Digest, list[tuple[bytes, wire.Need]]] = {}
 
-    def read(self, tag: str, frames: Sequence[Buffer]) -> None:
+    def read(self, message: wire.Message) -> None:
         """Learn of the blobs that a message for a peer names. An offer's blobs are fetched at once."""
-        header: dict[str, Any] = msgspec.msgpack.decode(frames[0])
-        named = header["blobs"] if tag == "offer" else header.get("shared", ())
-        if tag == "granted":
-            named = (header["experiment"], header["partition"])
-        if tag == "work" and header["ask"] != self._latest:
-            self._latest = header["ask"]
-            self._asked(sum(each["size"] for each in named), header["upload_bytes"])
-        for each in named:
-            ref = msgspec.convert(each, wire.BlobRef)
-            digest = Digest(ref.digest)
-            self._known[digest] = ref
-            if tag == "offer":
-                self._offered[digest] = header["round"]
-                self._step(self._fetches.want(ref, self._clock()))
-        if tag == "offer":
-            self._evict(header["round"])
+        match message:
+            case wire.Granted():
+                self._know(message.experiment, message.partition)
+            case wire.Work():
+                if message.ask != self._latest:
+                    self._latest = message.ask
+                    self._asked(sum(ref.size for ref in message.shared), message.upload_bytes)
+                self._know(*message.shared)
+            case wire.Offer():
+                self._know(*message.blobs)
+                for ref in message.blobs:
+                    self._offered[Digest(ref.digest)] = message.round
+                    self._step(self._fetches.want(ref, self._clock()))
+                self._evict(message.round)
+
+    def _know(self, *refs: wire.BlobRef) -> None:
+        for ref in refs:
+            if self._known.get(Digest(ref.digest)) != ref:
+                self._known[Digest(ref.digest)] = ref
+                self._offer(ref.size)
 
     def answer(self, peer: bytes, need: wire.Need) -> bool:
         """Answer a request now or later. False if the blob is not known here, so that others have to be asked."""

@@ -72,6 +72,8 @@ class Root:
                 self.needs += 1
                 blob = wire.Blob(digest=message.digest, offset=message.offset, size=len(BLOB))
                 self.hub.send(peer, blob, (BLOB[message.offset : message.offset + message.length],))
+            case wire.Hello(lease="stolen"):
+                self.hub.send(peer, wire.Refused(reason="lease_unknown", detail="It is another machine's."))
             case wire.Hello():
                 welcome = wire.Welcome(
                     device=message.device,

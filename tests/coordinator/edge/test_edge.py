@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -18,6 +19,7 @@ from fedemu.coordinator.edge.gathering import Gathering
 from fedemu.coordinator.sums.leaf import Leaf
 from fedemu.coordinator.sums.partial import Partial
 from fedemu.protocol import messages as wire
+from fedemu.protocol.codec import Packed
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.sharing import edge_messages as edge
@@ -82,6 +84,36 @@ async def test_a_second_result_of_a_device_changes_nothing_of_what_is_told_of_th
     root.hub.send(root.station, edge.Sum(ask="1.0.0", epoch=7, devices=(0,)))
     _, partial, _ = await root.hears(edge.Partial)
     assert ([held.examples for held in told], partial.examples) == ([1, 1], 1), "or else no sum is ever accepted"
+
+
+async def test_a_device_that_was_refused_cannot_reply_for_the_device_that_it_named(
+    root: Any, join: Any, settle: Any
+) -> None:
+    victim, thief = await join(0), await join(1)
+    root.hub.send(root.station, GATHER)
+    thief.dealer.send(wire.Hello(device=0, incarnation=9, lease="stolen"))
+    await settle()
+    thief.reply([50.0, 50.0], 100)
+    victim.reply([1.0, 2.0], 1)
+    await settle()
+    assert [held.examples for held in root.heard_of(edge.Held)] == [100, 1]
+    root.hub.send(root.station, edge.Sum(ask="1.0.0", epoch=7, devices=(0,)))
+    _, partial, frames = await root.hears(edge.Partial)
+    assert (partial.devices, partial.examples, value(partial, frames)) == ((0,), 1, [1.0, 2.0])
+
+
+async def test_what_an_edge_cannot_read_of_its_coordinator_ends_nothing(
+    root: Any, join: Any, settle: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = await join(0)
+    for tag in ("work", "offer", "granted", "welcome"):
+        root.hub.send(root.of(0), Packed(msgspec.msgpack.encode({"t": tag, "v": 1, "blobs": 7})))
+    root.hub.send(root.of(0), Packed(b"\x82\xa1t\xa4work"))
+    await settle()
+    root.hub.send(root.of(0), wire.Proceed(ask="1.0.0"))
+    await settle()
+    assert device.kinds() == ["welcome", "proceed"]
+    assert caplog.records == []
 
 
 async def test_an_edge_hears_and_answers_while_it_computes_a_sum(

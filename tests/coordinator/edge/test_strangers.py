@@ -117,6 +117,37 @@ async def test_what_strangers_ask_while_the_coordinator_is_away_counts_when_it_i
     assert len(hellos(root)) == 10
 
 
+async def test_what_a_stranger_needs_is_left_to_the_coordinator_which_refuses_it(
+    root: Any, join: Any, connect: Any, settle: Any, blob: wire.BlobRef
+) -> None:
+    device = await join(1)
+    root.hub.send(root.of(1), wire.Offer(blobs=(blob,), round=1))
+    await settle()
+    need = wire.Need(digest=blob.digest, offset=0, length=100)
+    stranger = connect()
+    for peer in (stranger, device):
+        peer.dealer.send(need)
+    await settle()
+    assert root.heard_of(wire.Need).count(need) == 1, "that of the device was served here"
+    assert device.kinds() == ["welcome", "offer", "blob"]
+
+
+async def test_a_connection_that_wants_more_of_blobs_than_a_run_needs_is_closed(
+    root: Any, join: Any, settle: Any, blob: wire.BlobRef, caplog: pytest.LogCaptureFixture
+) -> None:
+    device, other = await join(1), await join(2)
+    root.hub.send(root.of(1), wire.Offer(blobs=(blob,), round=1))
+    await settle()
+    for _ in range(10):
+        device.dealer.send(wire.Need(digest=blob.digest, offset=0, length=2**24))
+    await settle()
+    assert device.kinds().count("blob") == 4, "64 MiB, and eight times the blob"
+    assert next(record.getMessage() for record in caplog.records) == "a connection was closed: too_much (1 so far)"
+    other.dealer.send(wire.Need(digest=blob.digest, offset=0, length=100))
+    await settle()
+    assert other.kinds()[-1] == "blob"
+
+
 async def test_nothing_long_is_kept_of_strangers_while_the_coordinator_is_away(
     root: Any, connect: Any, settle: Any
 ) -> None:
