@@ -21,7 +21,8 @@ from fedemu.coordinator.fleet.admission import (
     Quotas,
 )
 from fedemu.protocol import messages as wire
-from fedemu.protocol.codec import ITEM_BYTES, UP, Limits
+from fedemu.protocol.codec import ITEM_BYTES, UP, Limits, encode
+from fedemu.protocol.errors import MalformedMessage
 from fedemu.protocol.sharing.hub import FRAMES_OF_A_MESSAGE
 from fedemu.protocol.transport.interface import Bounds
 from fedemu.protocol.transport.sockets import _HANDSHAKE_MS
@@ -55,6 +56,21 @@ def test_the_bytes_of_the_example_are_the_message_that_it_is_said_to_be() -> Non
     frame = bytes.fromhex("".join(words))
     assert UP.decode([frame]).message == wire.Scheduled(ask="1.0.0", event="finish", at=12.5)
     assert msgpack.unpackb(frame)["t"] == "scheduled"
+
+
+def test_the_largest_whole_numbers_are_those_that_are_read() -> None:
+    [small, large] = [int(number.replace(",", "")) for number in re.findall(r"([\d,]{13,}) at most", PAGE)]
+    for incarnation, examples, read in ((small, large, True), (small + 1, 0, False), (0, large + 1, False)):
+        hello = wire.Hello(device=small, incarnation=incarnation, lease="")
+        result = wire.Result(ask="1.0.0", examples=examples, steps=1, metrics={}, tensors=())
+        assert (is_read(hello) and is_read(result)) == read
+
+
+def is_read(message: wire.Message) -> bool:
+    try:
+        return UP.decode(encode(message)).message == message
+    except MalformedMessage:
+        return False
 
 
 def test_every_message_is_described_under_its_sender() -> None:
