@@ -249,7 +249,7 @@ class Reception:
         read = asyncio.get_running_loop().run_in_executor(self.shelf.reader, self.shelf.answer, message)
         read.add_done_callback(lambda done: self._read(peer, done))
 
-    def _read(self, peer: bytes, done: asyncio.Future[tuple[wire.Blob, bytes]]) -> None:
+    def _read(self, peer: bytes, done: asyncio.Future[tuple[wire.Blob, memoryview]]) -> None:
         if done.cancelled():
             return
         try:

@@ -61,7 +61,7 @@ class Shelf:
             self._store.evict(self._kept.keys() | frozenset[Digest]().union(*self._recent))
         return tuple(refs)
 
-    def answer(self, need: Need) -> tuple[Blob, bytes]:
+    def answer(self, need: Need) -> tuple[Blob, memoryview]:
         """The chunk that a peer asks for. BlobError if there is no such blob."""
         digest = Digest(need.digest)
         if digest not in self._kept and not any(digest in recent for recent in self._recent):

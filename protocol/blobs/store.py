@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import os
 import re
+import threading
 from collections.abc import Callable, Container
 from pathlib import Path
 
@@ -13,10 +15,12 @@ from fedemu.protocol.blobs.downloads import CHUNK, Download
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.errors import BlobError, UnwritableError
 from fedemu.protocol.host.files import PartialFile, refusal_of, remove_abandoned
+from fedemu.protocol.host.mapping import mapped
 from fedemu.protocol.ids import Digest, digest_of, digest_of_file
 
 log = logging.getLogger(__name__)
 
+_PAGE = mmap.PAGESIZE
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -32,6 +36,9 @@ class BlobStore:
         self.directory = directory
         self._verified: set[Digest] = set()
         self._downloads: dict[Digest, Download] = {}
+        self._mapped: dict[Digest, memoryview] = {}
+        self._lock = threading.Lock()
+        """No blob is mapped while some are removed."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
             remove_abandoned(directory)
@@ -54,6 +61,7 @@ class BlobStore:
                 self._verified.add(digest)
                 return True
             log.warning("the blob %s is damaged: its checksum is wrong; it is removed", path)
+            self._mapped.pop(digest, None)
             path.unlink()
         return False
 
@@ -84,20 +92,33 @@ class BlobStore:
             self._verified.add(digest)
         return digest
 
-    def read(self, digest: Digest, offset: int, length: int) -> bytes:
+    def read(self, digest: Digest, offset: int, length: int) -> memoryview:
         """At most ``length`` bytes from ``offset`` on, fewer at the end of the blob.
 
-        Raises BlobError if the offset is behind the end, or if the blob is not here.
+        They stay in the file and take no memory of this process, however many are held: chunks wait in queues to peers
+        that may never read them. They stay valid after the blob was removed. Raises BlobError if the offset is behind
+        the end, or if the blob is not here.
         """
+        with self._lock:
+            whole = self._mapped.get(digest)
+            if whole is None:
+                whole = self._mapped[digest] = self._map(digest)
+        if not 0 <= offset <= len(whole):
+            raise BlobError(f"the blob {digest} has {len(whole)} bytes and none from {offset} on")
+        part = whole[offset : offset + length]
+        bytes(part[::_PAGE])  # whoever sends it later does not wait for the disk
+        return part
+
+    def _map(self, digest: Digest) -> memoryview:
         try:
             descriptor = os.open(self.path(digest), os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise _missing(digest, error) from error
         try:
             size = os.fstat(descriptor).st_size
-            if not 0 <= offset <= size:
-                raise BlobError(f"the blob {digest} has {size} bytes and none from {offset} on")
-            return os.pread(descriptor, length, offset)
+            return mapped(descriptor, size) if size else memoryview(b"")
+        except OSError as error:
+            raise _missing(digest, error) from error
         finally:
             os.close(descriptor)
 
@@ -149,13 +170,15 @@ class BlobStore:
             digest = Digest(path.name)
             if _DIGEST.fullmatch(path.name) and not kept(digest):
                 self._verified.discard(digest)
-                with contextlib.suppress(FileNotFoundError):
+                with self._lock, contextlib.suppress(FileNotFoundError):
+                    self._mapped.pop(digest, None)
                     path.unlink()
                     evicted.append(digest)
         return evicted
 
     def close(self) -> None:
         """Give up all downloads. The blobs stay."""
+        self._mapped.clear()
         for digest in list(self._downloads):
             self.abandon(digest)
 

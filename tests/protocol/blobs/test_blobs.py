@@ -163,6 +163,33 @@ class TestStore:
         with pytest.raises(BlobError, match="has 10 bytes and none from 11 on"):
             store.read(digest, 11, 1)
 
+    def test_parts_that_wait_to_be_sent_take_no_memory_and_outlive_their_blob(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path)
+        digest = store.put(b"0123456789" * 10_000)
+        tracemalloc.start()
+        parts = [store.read(digest, offset, 50_000) for offset in range(1000)]
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert held < 1_000_000
+        store.evict(())
+        assert parts[3][:10] == b"3456789012"
+        with pytest.raises(BlobError, match="is not here"):
+            store.read(digest, 0, 1)
+
+    def test_a_part_of_a_blob_that_was_damaged_and_made_anew_is_the_new_one(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path)
+        digest = store.put(b"hello")
+        store.path(digest).chmod(0o644)
+        store.path(digest).write_bytes(b"hellp")
+        assert store.read(digest, 0, 5) == b"hellp"
+        store.doubt(digest)
+        assert store.put(b"hello") == digest
+        assert store.read(digest, 0, 5) == b"hello"
+
+    def test_an_empty_blob_has_an_empty_part(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path)
+        assert store.read(store.put(b""), 0, 1) == b""
+
     def test_a_blob_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         store = BlobStore(tmp_path)
         assert not store.has(UNKNOWN)
