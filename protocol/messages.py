@@ -31,6 +31,8 @@ Size = Annotated[int, Meta(ge=0, lt=2**53)]
 Seconds = Annotated[float, Meta(ge=0)]
 Epoch = Size | None
 """The life of the coordinator to which an ask belongs; see Work."""
+BeatSeconds = Annotated[float, Meta(ge=0.001, le=1e9)]
+"""Real seconds between two signs of life. With none in between a peer would do nothing else than say them."""
 RealSeconds = Annotated[float, Meta(ge=0, le=1e9)]
 
 Verdict = Literal["accepted", "cancelled", "late", "dropped", "failed", "rejected"]
@@ -234,7 +236,7 @@ class Welcome(Message):
     device: Index
     clock: Literal["virtual", "wall"]
     horizon: Seconds
-    heartbeat_seconds: Seconds
+    heartbeat_seconds: BeatSeconds
     patience: Annotated[int, Meta(ge=1)]
     durable_round: int
     elapsed: Seconds = 0.0
@@ -249,7 +251,7 @@ class Granted(Message):
     experiment: BlobRef
     partition: BlobRef
     data: DigestText
-    heartbeat_seconds: Seconds
+    heartbeat_seconds: BeatSeconds
     patience: Annotated[int, Meta(ge=1)]
 
 

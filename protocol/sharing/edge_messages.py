@@ -13,12 +13,12 @@ from msgspec import Meta
 from fedemu.protocol.codec import Decoder, Limits
 from fedemu.protocol.messages import (
     AskText,
+    BeatSeconds,
     Down,
     Index,
     Message,
     Name,
     RealSeconds,
-    Seconds,
     Sentence,
     Size,
     Tensors,
@@ -85,7 +85,7 @@ class Stationed(Message):
 
     run: Name
     devices: Index
-    heartbeat_seconds: Seconds
+    heartbeat_seconds: BeatSeconds
     patience: Annotated[int, Meta(ge=1)]
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from fedemu.protocol.codec import DOWN, UP, Decoder, Limits, encode
 from fedemu.protocol.errors import MalformedMessage, ProtocolError, VersionMismatch
@@ -25,6 +26,7 @@ from fedemu.protocol.messages import (
     Scheduled,
     Tensors,
     TensorSpec,
+    Welcome,
 )
 
 RESULT = Result(
@@ -94,6 +96,14 @@ def test_not_a_number_may_be_a_metric_but_not_a_time() -> None:
     assert math.isnan(UP.decode([result]).message.metrics["loss"])
     assert reason(UP, [header(t="scheduled", ask="1.0.0", event="finish", at=math.nan)]) == "field"
     assert reason(UP, [header(t="presence", until=math.inf, intervals=[[math.nan, 1.0]])]) == "field"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-300, 1e300, math.inf])
+def test_signs_of_life_are_neither_without_a_pause_nor_never(seconds: float) -> None:
+    welcome = Welcome(device=0, clock="virtual", horizon=1.0, heartbeat_seconds=seconds, patience=5, durable_round=0)
+    with pytest.raises(MalformedMessage, match="heartbeat_seconds"):
+        DOWN.decode(encode(welcome))
+    assert DOWN.decode(encode(replace(welcome, heartbeat_seconds=0.002)))
 
 
 def test_a_blob_has_exactly_one_frame() -> None:

@@ -22,6 +22,7 @@ size = st.integers(0, 2**53 - 1)
 number = st.integers(-(2**63), 2**63 - 1)
 name = st.text(max_size=20)
 seconds = st.floats(min_value=0, allow_nan=False)
+pause = st.floats(min_value=0.001, max_value=1e9)
 ask = st.builds("{}.{}.{}".format, *[st.integers(0, 10**9 - 1)] * 3)
 digest = st.text("0123456789abcdef", min_size=64, max_size=64)
 patience = st.integers(1, 100)
@@ -74,7 +75,7 @@ MESSAGES: dict[type[wire.Message], st.SearchStrategy[Any]] = {
         device=index,
         clock=st.sampled_from(["virtual", "wall"]),
         horizon=seconds,
-        heartbeat_seconds=seconds,
+        heartbeat_seconds=pause,
         patience=patience,
         durable_round=number,
         elapsed=seconds,
@@ -87,7 +88,7 @@ MESSAGES: dict[type[wire.Message], st.SearchStrategy[Any]] = {
         experiment=blob,
         partition=blob,
         data=digest,
-        heartbeat_seconds=seconds,
+        heartbeat_seconds=pause,
         patience=patience,
     ),
     wire.Refused: st.builds(wire.Refused, reason=name, detail=name),
