@@ -6,6 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
+from fedemu.device.bus import LIMITS
 from fedemu.device.machine.arrival import Arrival
 from fedemu.protocol.codec import Limits
 from fedemu.protocol.errors import ConfigurationError
@@ -18,8 +19,8 @@ BEAT_SECONDS = 2.0
 """The longest time after which a shared connection shows that it lives. There are few of them in any fleet."""
 SPARE_FILES = 512
 """Open files that a supervisor needs beside its connections to device processes."""
-LARGEST = Limits(frame_bytes=2**40, message_bytes=2**40)
-"""Only this machine's own devices are heard, and the coordinator checks what they say."""
+LARGEST = Limits(frame_bytes=LIMITS.frame_bytes, message_bytes=LIMITS.message_bytes)
+"""As on the bus: only this machine's own devices are heard, and the coordinator checks what they say."""
 
 
 def share_link(here: Arrival, network: Network, address: str, processes: int, stack: AsyncExitStack) -> None:
@@ -30,7 +31,7 @@ def share_link(here: Arrival, network: Network, address: str, processes: int, st
     _allow_files(4 * processes + SPARE_FILES)
     loop = asyncio.get_running_loop()
     # A process with many devices gets as many messages at once, and none may be lost.
-    bounds = replace(BOUNDLESS, queue=0)
+    bounds = replace(BOUNDLESS, queue=0, most_unfinished=lambda: LIMITS.message_bytes)
     relay = Relay(network, address, here.trunk, loop, LARGEST, loop.time, bounds=bounds, own=True)
     relay.watch(here.granted.heartbeat_seconds, here.granted.patience)
     looking = loop.create_task(_look(relay, here))

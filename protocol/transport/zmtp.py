@@ -138,8 +138,7 @@ class Incoming:
             end = start + size
             if end > len(data):
                 if size >= SMALL:
-                    # Nothing is written there before it comes, so that a size alone takes no memory.
-                    self._filling, self._flags = np.empty(size, np.uint8).data, flags
+                    self._filling, self._flags = _room_for(size), flags
                     self._filling[: len(data) - start] = data[start:]
                     self.large = self._filling[len(data) - start :]
                     place = len(data)
@@ -213,6 +212,14 @@ class Incoming:
             if len(rest) > 2 + _LONGEST_CONTEXT:
                 raise ZmtpViolation(f"a question has more than {_LONGEST_CONTEXT} bytes of context")
             self.answers.append(_command(b"\x04PONG" + rest[2:]))
+
+
+def _room_for(size: int) -> memoryview:
+    """Memory for a frame. Nothing is written there before it comes, so that a size alone takes none."""
+    try:
+        return np.empty(size, np.uint8).data
+    except MemoryError:
+        raise ZmtpViolation(f"a frame has {size} bytes, for which there is no memory") from None
 
 
 def _check_greeting(data: bytes) -> None:

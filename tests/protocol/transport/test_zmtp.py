@@ -114,6 +114,13 @@ def test_a_violation_is_named_and_takes_no_memory(data: bytes, reason: str) -> N
     assert incoming.large is None
 
 
+def test_a_frame_for_which_no_machine_has_memory_is_a_violation_whatever_is_allowed() -> None:
+    incoming = connected(most_bytes=2**60)
+    with pytest.raises(ZmtpViolation, match="there is no memory"):
+        list(incoming.feed(b"\x02" + (2**56).to_bytes(8, "big") + b"abc"))
+    assert incoming.large is None
+
+
 def test_a_ping_is_answered_with_its_context() -> None:
     incoming = connected()
     assert list(incoming.feed(b"\x04\x09\x04PING\x00\x0ahi")) == []
