@@ -21,6 +21,10 @@ MOST_INTERVALS = 1_000_000
 """The number of intervals that a timetable reads at most."""
 
 
+class TooFarAhead(ValueError):
+    """A time so late that nobody reads a timetable so far."""
+
+
 def always() -> Iterator[Interval]:
     """One interval from time 0 on, without an end."""
     yield (0.0, math.inf)
@@ -170,8 +174,8 @@ class Timetable:
     def until(self, time: float, since: float = 0.0) -> tuple[Interval, ...]:
         """All intervals that start before ``time`` and end after ``since``, not cut at these times.
 
-        The answer for an earlier time is a prefix of this. Raises ValueError if there are more than ``MOST_INTERVALS``,
-        as in an endless source if ``time`` is infinite.
+        The answer for an earlier time is a prefix of this. Raises TooFarAhead if there are more than
+        ``MOST_INTERVALS``, as in an endless source if ``time`` is infinite.
         """
         count = self._read_past(time)
         first = bisect.bisect_right(self._ends, since, hi=count)
@@ -193,7 +197,7 @@ class Timetable:
         """Read the source until a start lies after ``time``. Returns the number of starts before ``time``."""
         while not self._exhausted and (not self._starts or self._starts[-1] <= time):
             if len(self._starts) >= MOST_INTERVALS:
-                raise ValueError(
+                raise TooFarAhead(
                     f"a device's timetable until {time:g} s takes more than {MOST_INTERVALS:,} intervals; "
                     f"ask for an earlier time"
                 )

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, assert_never
 
+from fedemu.device.behaviour.availability import TooFarAhead
 from fedemu.device.behaviour.behaviour import Behaviour
 from fedemu.device.bus import Done, JobFailed, Joined, Withdraw
 from fedemu.device.memory.store import OwnStore
@@ -86,7 +87,7 @@ class DeviceRuntime:
             case wire.Accepted() | wire.Late() | wire.Cancel() | wire.Invalid() | wire.Duplicate():
                 return self._settle(message.ask)
             case wire.Extend():
-                return [self._presence(message.until)]
+                return self._presence(message.until)
             case wire.Refused(reason="malformed"):
                 return self._unreadable(message.detail)
             case wire.Refused():
@@ -124,7 +125,7 @@ class DeviceRuntime:
         self._time = welcome.elapsed
         actions: list[Action] = [Tell(Joined(device=self.member.device, incarnation=self.member.incarnation))]
         if welcome.clock == "virtual":
-            actions.append(self._presence(welcome.horizon))
+            actions += self._presence(welcome.horizon)
         else:
             self._wall = WallClock(self._behaviour, welcome.elapsed, now)
             if now >= self._wall.end_of_presence(now):
@@ -135,12 +136,15 @@ class DeviceRuntime:
                 actions += self._send(held, now)
         return actions
 
-    def _presence(self, until: float) -> Send:
-        intervals = self._behaviour.presence(until, self._time)
+    def _presence(self, until: float) -> list[Action]:
+        try:
+            intervals = self._behaviour.presence(until, self._time)
+        except TooFarAhead:
+            return []  # the coordinator does without a device that cannot look so far ahead
         if len(intervals) > MAX_INTERVALS:
             intervals = intervals[:MAX_INTERVALS]
             until = intervals[-1][1]
-        return Send(wire.Presence(until=until, intervals=intervals))
+        return [Send(wire.Presence(until=until, intervals=intervals))]
 
     def _go_offline(self, seconds: float, now: float) -> list[Action]:
         """Say goodbye and close the connection for ``seconds``. Only work with a result is kept."""
@@ -166,7 +170,10 @@ class DeviceRuntime:
         held = self._in_hand.get(work.ask)
         if held is None or not held.renew(work, frames):
             # The work is new, or a coordinator that has lost its latest round asks for it again.
-            held = take_in_hand(work, frames, self._behaviour, self._stream, self._store)
+            try:
+                held = take_in_hand(work, frames, self._behaviour, self._stream, self._store)
+            except TooFarAhead as error:
+                return [Send(wire.Failed(ask=work.ask, reason="timetable", detail=str(error), epoch=work.epoch))]
             # One ask is open at a time, so all earlier ones have their outcomes. Under the wall clock a result is kept
             # until its own comes, because it may be on the way.
             over = [ask for ask, other in self._in_hand.items() if other.ask < held.ask]

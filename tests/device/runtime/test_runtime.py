@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.streams.arrivals import Arrivals
 from fedemu.algorithms.streams.plan import StreamPlan
+from fedemu.device.behaviour.availability import TooFarAhead
 from fedemu.device.behaviour.behaviour import Assignment, Schedule
 from fedemu.device.bus import Done, JobFailed, Joined, Submit, Withdraw
 from fedemu.device.memory.replay_buffer import buffer_leaves
@@ -213,6 +214,30 @@ def test_a_coordinator_that_has_gone_back_in_time_hears_again_what_was_over(new:
     device.start()
     told = messages(device.get(welcome(elapsed=5.0)))
     assert told[1] == Presence(until=1000.0, intervals=((0.0, 10.0), (500.0, 600.0)))
+
+
+class Shortsighted(Scripted):
+    """A behaviour that knows nothing of what comes after a day."""
+
+    def presence(self, until: float, since: float = 0.0) -> tuple[tuple[float, float], ...]:
+        if until > 86400.0:
+            raise TooFarAhead("too far ahead")
+        return super().presence(until, since)
+
+    def schedule(self, assignment: Assignment) -> Schedule:
+        if assignment.start > 86400.0:
+            raise TooFarAhead("too far ahead")
+        return super().schedule(assignment)
+
+
+def test_a_device_asked_for_what_is_too_far_ahead_goes_on(tmp_path: Path) -> None:
+    device = Device(tmp_path / "7", Shortsighted(FINISH))
+    device.join()
+    assert device.get(Extend(until=1e300)) == []
+    assert messages(device.get(a_work(start=1e300, epoch=5))) == [
+        Failed(ask="3.0.0", reason="timetable", detail="too far ahead", epoch=5)
+    ]
+    assert messages(device.get(a_work("4.0.0"))) == [Scheduled(ask="4.0.0", event="finish", at=12.0)]
 
 
 def test_work_is_scheduled_by_what_the_device_holds(new: Callable[..., Device]) -> None:
