@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import os
 import re
 import threading
@@ -20,7 +19,6 @@ from fedemu.protocol.ids import Digest, digest_of, digest_of_file
 
 log = logging.getLogger(__name__)
 
-_PAGE = mmap.PAGESIZE
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -97,30 +95,36 @@ class BlobStore:
 
         They stay in the file and take no memory of this process, however many are held: chunks wait in queues to peers
         that may never read them. They stay valid after the blob was removed. Raises BlobError if the offset is behind
-        the end, or if the blob is not here.
+        the end, or if the blob is not here or cannot be read.
         """
         with self._lock:
-            whole = self._mapped.get(digest)
-            if whole is None:
-                whole = self._mapped[digest] = self._map(digest)
-        if not 0 <= offset <= len(whole):
-            raise BlobError(f"the blob {digest} has {len(whole)} bytes and none from {offset} on")
-        part = whole[offset : offset + length]
-        bytes(part[::_PAGE])  # whoever sends it later does not wait for the disk
-        return part
+            descriptor, whole = self._opened(digest)
+        try:
+            if not 0 <= offset <= len(whole):
+                raise BlobError(f"the blob {digest} has {len(whole)} bytes and none from {offset} on")
+            # What the disk cannot read is an error here. In the memory of the file it would end the process.
+            found = os.pread(descriptor, length, offset)
+        except OSError as error:
+            raise BlobError(f"the blob {digest} can't be read: {refusal_of(error)}") from error
+        finally:
+            os.close(descriptor)
+        return whole[offset : offset + len(found)]
 
-    def _map(self, digest: Digest) -> memoryview:
+    def _opened(self, digest: Digest) -> tuple[int, memoryview]:
+        """A descriptor of the blob's file, and the whole blob as memory."""
         try:
             descriptor = os.open(self.path(digest), os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise _missing(digest, error) from error
         try:
             size = os.fstat(descriptor).st_size
-            return mapped(descriptor, size) if size else memoryview(b"")
+            whole = self._mapped.get(digest)
+            if whole is None or len(whole) != size:
+                whole = self._mapped[digest] = mapped(descriptor, size) if size else memoryview(b"")
         except OSError as error:
-            raise _missing(digest, error) from error
-        finally:
             os.close(descriptor)
+            raise _missing(digest, error) from error
+        return descriptor, whole
 
     def receive(self, digest: Digest, offset: int, size: int, data: Buffer) -> bool:
         """Take a chunk of a blob of ``size`` bytes. Returns whether the blob is now here, whole and verified.

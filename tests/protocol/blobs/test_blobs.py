@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -185,6 +186,25 @@ class TestStore:
         store.doubt(digest)
         assert store.put(b"hello") == digest
         assert store.read(digest, 0, 5) == b"hello"
+
+    def test_a_sector_that_cannot_be_read_is_an_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = BlobStore(tmp_path)
+        digest = store.put(b"hello")
+
+        def broken(*_: object) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "pread", broken)
+        with pytest.raises(BlobError, match="can't be read"):
+            store.read(digest, 0, 5)
+
+    def test_a_blob_that_was_cut_off_is_read_up_to_its_end(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path)
+        digest = store.put(b"x" * 20_000)
+        assert len(store.read(digest, 0, 20_000)) == 20_000
+        store.path(digest).chmod(0o644)
+        os.truncate(store.path(digest), 5)
+        assert bytes(store.read(digest, 0, 20_000)) == b"xxxxx"
 
     def test_an_empty_blob_has_an_empty_part(self, tmp_path: Path) -> None:
         store = BlobStore(tmp_path)
