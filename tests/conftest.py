@@ -1,6 +1,9 @@
-"""What holds for all tests: those with the mark ``gpu`` are skipped where torch finds no NVIDIA GPU."""
+"""What holds for all tests: logs that they open are closed, and what needs an NVIDIA GPU is skipped elsewhere."""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,3 +17,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, where `make gpu` runs it"))
+
+
+@pytest.fixture(autouse=True)
+def _own_logs() -> Iterator[None]:
+    """A command that runs within the tests opens a log for the whole process. No later test may find it."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    yield
+    for handler in [handler for handler in root.handlers if handler not in before]:
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(level)
+    logging.captureWarnings(False)

@@ -62,7 +62,7 @@ BOUNDLESS: Final = Bounds(
     most_unfinished=lambda: 2**63,
     strangers_unfinished=2**63,
 )
-"""The bounds that allow everything."""
+"""The bounds that allow everything but queues without an end."""
 
 
 class Handle(Protocol):

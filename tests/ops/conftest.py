@@ -1,13 +1,9 @@
-"""Fixtures that write parts of a small run directory, so that tests can read one without playing a run.
-
-Logs that a test opens are closed after it.
-"""
+"""Fixtures that write parts of a small run directory, so that tests can read one without playing a run."""
 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +11,6 @@ import pytest
 
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run_directory import RunDirectory
-
-
-@pytest.fixture(autouse=True)
-def _own_logs() -> Iterator[None]:
-    """A command that runs within the tests opens a log for the whole process. No later test may find it."""
-    root = logging.getLogger()
-    before, level = list(root.handlers), root.level
-    yield
-    for handler in [handler for handler in root.handlers if handler not in before]:
-        root.removeHandler(handler)
-        handler.close()
-    root.setLevel(level)
 
 
 @pytest.fixture

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 from zmq.utils.garbage import gc as sent_buffers
 
 from fedemu.protocol.codec import DOWN, UP, Decoder, Envelope
@@ -30,6 +31,14 @@ async def _eventually(condition: Callable[[], object], seconds: float = 20.0) ->
     while not condition():
         assert loop.time() < end, "the condition did not come true"
         await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    """A context of ZeroMQ for strangers. A test that fails must not leave it: at its end it waits for its sockets."""
+    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield made
+    made.destroy(linger=0)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import textwrap
@@ -19,7 +18,6 @@ from fedemu.ops.cli import commands
 from fedemu.ops.data.corpora import open_corpus, prepare
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.running import coordinator, embedded, launch
-from fedemu.ops.watching.logs import LogFile
 from fedemu.protocol.errors import ConfigurationError
 
 IMPOSSIBLE = [
@@ -129,14 +127,8 @@ def _in_an_empty_folder(
     monkeypatch.setenv("FEDEMU_CACHE", str(tmp_path_factory.getbasetemp() / "refusals-cache"))
     prepare(Experiment().to_bytes())
     monkeypatch.chdir(tmp_path)
-    root, threads = logging.getLogger(), torch.get_num_threads()
-    level = root.level
+    threads = torch.get_num_threads()
     yield
-    for handler in [handler for handler in root.handlers if isinstance(handler, LogFile)]:
-        root.removeHandler(handler)
-        handler.close()
-    logging.captureWarnings(False)
-    root.setLevel(level)
     torch.set_num_threads(threads)
 
 

@@ -20,9 +20,12 @@ import os, signal, sys
 from fedemu.protocol.host.kernel import name_process
 
 def start(name, inside=lambda: None):
+    named, naming = os.pipe()
     if pid := os.fork():
+        os.read(named, 1)
         return pid
     name_process(name)
+    os.write(naming, b".")
     inside()
     signal.pause()
 

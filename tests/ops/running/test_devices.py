@@ -1,8 +1,6 @@
 """What `fedemu device` says, and where it keeps its state."""
 
-import logging
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,17 +11,6 @@ from fedemu.ops.experiment import Runtime
 from fedemu.ops.running import devices
 from fedemu.ops.running.devices import Told, state_folder
 from fedemu.protocol.errors import ConfigurationError
-
-
-@pytest.fixture(autouse=True)
-def _no_log_stays_open() -> Iterator[None]:
-    """Tests that come later must not find the log of these devices."""
-    root = logging.getLogger()
-    before = list(root.handlers)
-    yield
-    for handler in [handler for handler in root.handlers if handler not in before]:
-        root.removeHandler(handler)
-        handler.close()
 
 
 class Heard(Silent):

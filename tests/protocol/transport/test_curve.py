@@ -180,11 +180,12 @@ async def test_a_peer_that_only_listens_is_told_that_its_key_was_revoked_and_the
     assert len(place.rejected) == 1
 
 
-async def test_a_name_that_another_key_has_chosen_is_not_its_peer(place: Place, eventually: Eventually) -> None:
+async def test_a_name_that_another_key_has_chosen_is_not_its_peer(
+    place: Place, eventually: Eventually, context: Any
+) -> None:
     """Two machines call their connections by the same name, one after the other."""
     pairs = [a_pair(), a_pair()]
     place.approved.update(public for public, _ in pairs)
-    context = zmq.Context()
     for number, (public, secret) in enumerate(pairs, 1):
         with context.socket(zmq.DEALER) as socket:
             socket.linger = 1000
@@ -197,7 +198,6 @@ async def test_a_name_that_another_key_has_chosen_is_not_its_peer(place: Place, 
     peers = [peer for peer, _ in place.heard]
     assert [*map(place.router.key_of, peers)] == [public for public, _ in pairs]
     assert peers[0] != peers[1]
-    context.term()
 
 
 async def test_an_error_while_a_key_is_looked_up_refuses_it_and_the_next_one_is_looked_up(

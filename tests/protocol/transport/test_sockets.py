@@ -36,12 +36,10 @@ def notes(socket_path: Path) -> Iterator[Path]:
     assert socket_path.read_text() == "precious"
 
 
-async def test_garbage_is_rejected_by_reason_and_harms_nobody(sockets: Any, eventually: Any) -> None:
+async def test_garbage_is_rejected_by_reason_and_harms_nobody(sockets: Any, eventually: Any, context: Any) -> None:
     coordinator = sockets.listen()
     honest = sockets.join(coordinator.router.address)
-    context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
-    stranger.linger = 1000
     stranger.connect(coordinator.router.address)
     for garbage in ([b""], [b"\xc1" * 50], [b"\x81\xa1v\x09"], [b""] * 9000, [*encode(Heartbeat()), b"more"]):
         stranger.send_multipart(garbage)
@@ -51,8 +49,6 @@ async def test_garbage_is_rejected_by_reason_and_harms_nobody(sockets: Any, even
     honest.dealer.send(Heartbeat())
     await eventually(lambda: coordinator.messages)
     assert coordinator.peers[0] not in coordinator.refused_peers
-    stranger.close()
-    context.term()
 
 
 async def test_bytes_that_are_not_zeromq_harm_nobody(tcp: Any, eventually: Any) -> None:
@@ -79,10 +75,9 @@ async def test_a_frame_beyond_the_limit_never_takes_memory(sockets: Any, eventua
 
 
 async def test_a_peer_that_reads_nothing_fills_its_own_queue_only(
-    sockets: Any, eventually: Any, caplog: pytest.LogCaptureFixture
+    sockets: Any, eventually: Any, context: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     coordinator = sockets.listen()
-    context = zmq.Context()
     deaf = context.socket(zmq.DEALER)
     deaf.rcvhwm = 1
     deaf.connect(coordinator.router.address)
@@ -109,8 +104,6 @@ async def test_a_peer_that_reads_nothing_fills_its_own_queue_only(
     ] * filled
     assert coordinator.router.send(peers[2], Beat())
     await eventually(lambda: device.messages)
-    deaf.close(0)
-    context.term()
 
 
 async def test_questions_of_a_peer_that_reads_nothing_are_not_all_answered(socket_path: Path) -> None:
