@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
@@ -30,3 +32,19 @@ def _own_logs() -> Iterator[None]:
         handler.close()
     root.setLevel(level)
     logging.captureWarnings(False)
+
+
+@pytest.fixture
+def files_end_at() -> Callable[[int], AbstractContextManager[None]]:
+    """While ``with files_end_at(SIZE):`` no byte of a file behind so many can be written, as on a full disk."""
+
+    @contextmanager
+    def end_at(size: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return end_at

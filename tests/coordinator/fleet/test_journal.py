@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,16 +40,14 @@ def test_a_line_of_an_earlier_version_has_no_checksum(tmp_path: Path) -> None:
     assert list(LeaseJournal(path).entries()) == [{"release": "a"}]
 
 
-def test_a_line_that_a_full_disk_takes_in_part_leaves_the_lines_around_it_whole(tmp_path: Path) -> None:
+def test_a_line_that_a_full_disk_takes_in_part_leaves_the_lines_around_it_whole(
+    tmp_path: Path, files_end_at: Any
+) -> None:
     path = tmp_path / "leases.jsonl"
     journal = LeaseJournal(path)
     journal.write({"release": "a"})
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, before[1]))
-    try:
-        with pytest.raises(FedemuError, match=r"leases\.jsonl cannot be written: the disk is full"):
-            journal.write({"release": "b"})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    full = pytest.raises(FedemuError, match=r"leases\.jsonl cannot be written: the disk is full")
+    with files_end_at(path.stat().st_size + 10), full:
+        journal.write({"release": "b"})
     journal.write({"release": "c"})
     assert list(journal.entries()) == [{"release": "a"}, {"release": "c"}]

@@ -6,8 +6,6 @@ import multiprocessing
 import os
 import re
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -152,18 +150,7 @@ def test_events_that_were_cut_are_told_and_the_log_goes_on(tmp_path: Path):
     assert [event["device"] for event in read_run(tmp_path).events] == [3]
 
 
-@contextmanager
-def files_end_at(size: int) -> Iterator[None]:
-    """No byte of a file behind so many can be written, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_line_of_which_a_full_disk_took_only_a_part_is_taken_back(run: RunDirectory):
+def test_a_line_of_which_a_full_disk_took_only_a_part_is_taken_back(run: RunDirectory, files_end_at):
     run.event("join", 1.0, 2.0, device=3)
     cursor = run.cursor()
     with files_end_at(cursor["events"]["bytes"] + 10), pytest.raises(FedemuError, match=r"events\.jsonl .* is full"):
@@ -174,7 +161,9 @@ def test_a_line_of_which_a_full_disk_took_only_a_part_is_taken_back(run: RunDire
     assert [event["device"] for event in read_run(run.path).events] == [3, 5]
 
 
-def test_a_damaged_log_stays_as_it_is_if_a_full_disk_does_not_take_what_is_left_of_it(tmp_path: Path, monkeypatch):
+def test_a_damaged_log_stays_as_it_is_if_a_full_disk_does_not_take_what_is_left_of_it(
+    tmp_path: Path, monkeypatch, files_end_at
+):
     with opened(tmp_path) as first:
         for device in range(3, 9):
             first.event("join", 1.0, 2.0, device=device)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -65,17 +65,13 @@ def test_an_unknown_subject_is_refused_before_anything_is_measured() -> None:
 
 
 def test_a_study_whose_files_the_disk_does_not_take_is_shown_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files_end_at: Any
 ) -> None:
     curve = Curve("devices", ("10", "20"), (Point(10, 1.0, 1.0), Point(20, 1.0, 2.0)))
     made = Growth((curve,), tmp_path)
     monkeypatch.setattr(bench, "STUDIES", {"growth": lambda effort, wishes, tell: made})
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    try:
+    with files_end_at(100):
         result = CliRunner().invoke(app, ["bench", "growth", "--plots", str(tmp_path)])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert result.exit_code == 5
     text = " ".join(result.stderr.split())
     assert "slope 1.00, last slope 1.00; wanted 1.1 or less: reached" in text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,15 +49,11 @@ def test_a_machine_is_approved_listed_and_revoked(tmp_path: Path, capsys: pytest
 
 
 def test_a_disk_that_takes_no_keys_ends_the_command_with_5_and_gets_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], files_end_at: Any
 ) -> None:
     other = KeyFolder(tmp_path / "other").new()
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
-    try:
+    with files_end_at(10):
         assert (call("keys", "new"), call("keys", "approve", "lab2", other)) == (5, 5)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     keys = tmp_path / "keys"
     assert capsys.readouterr().err.splitlines() == [
         f"fedemu: {place} cannot be written: File too large; name another folder with --keys"

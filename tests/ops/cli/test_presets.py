@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,13 +138,9 @@ def test_an_experiment_is_written_once_and_can_be_read(tmp_path: Path, capsys: p
 
 @pytest.mark.parametrize("words", [("init", "mine.toml"), ("schema", "--out", "mine.json")])
 def test_a_file_of_which_a_disk_takes_only_a_part_is_not_left_and_ends_the_command_with_5(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], files_end_at: Any
 ) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    try:
+    with files_end_at(100):
         assert call(*words) == 5
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert capsys.readouterr().err == f"fedemu: {words[-1]} cannot be written: File too large; name another file\n"
     assert not any(Path().iterdir())

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 from pathlib import Path
 
 import numpy as np
@@ -101,14 +100,10 @@ def test_a_cache_that_cannot_be_written_is_named(own_cache):
         corpora.prepare(experiment().to_bytes())
 
 
-def test_a_full_disk_is_no_fault_of_the_data_also_when_another_process_decodes_them(own_cache):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
-    try:
-        with pytest.raises(FedemuError, match=r"'digits' can't be stored in .*: File too large, or set") as told:
-            decode_apart(experiment(), lambda line: None)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+def test_a_full_disk_is_no_fault_of_the_data_also_when_another_process_decodes_them(own_cache, files_end_at):
+    refused = pytest.raises(FedemuError, match=r"'digits' can't be stored in .*: File too large, or set")
+    with files_end_at(50_000), refused as told:
+        decode_apart(experiment(), lambda line: None)
     assert told.value.exit_code == 5
     assert not [*own_cache.glob("datasets/*/")]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -203,14 +202,10 @@ def test_what_kubernetes_could_not_take_is_refused(
 
 
 def test_a_disk_that_takes_only_a_part_of_the_files_gets_none_of_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], files_end_at: Any
 ) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
-    try:
+    with files_end_at(4000):
         assert call("kubernetes", "digits-small", "--out", "there") == 5
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert capsys.readouterr().err == "fedemu: there/manifests.yaml cannot be written: File too large\n"
     assert [*tmp_path.iterdir()] == []
 

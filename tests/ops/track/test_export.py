@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import sys
 import time
@@ -243,18 +242,14 @@ def test_tensorboard_reads_a_run_that_was_killed_and_went_on_without_doubles(run
 @pytest.mark.skipif(not find_spec("tensorboardX"), reason="the extra tensorboard is not installed")
 @pytest.mark.parametrize(("size", "left"), [(100, []), (4000, ["run-7"])], ids=["begin", "ended"])
 def test_a_disk_that_is_full_for_tensorboard_is_told_and_the_next_attempt_takes_the_same_folder(
-    run: Path, capfd: pytest.CaptureFixture[str], size: int, left: list[str]
+    run: Path, capfd: pytest.CaptureFixture[str], size: int, left: list[str], files_end_at: Any
 ) -> None:
     Image.effect_noise((100, 100), 50).save(run / "plots" / "accuracy.png")
     finish(run, 2)
     out = run / "track" / "tensorboard"
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        with pytest.raises(FedemuError, match=r"tensorboard failed, because its folder .*: File too large"):
-            export(run, "tensorboard")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    refused = pytest.raises(FedemuError, match=r"tensorboard failed, because its folder .*: File too large")
+    with files_end_at(size), refused:
+        export(run, "tensorboard")
     assert capfd.readouterr().err == ""
     assert [folder.name for folder in out.iterdir()] == left
     export(run, "tensorboard")

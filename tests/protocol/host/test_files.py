@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import os
-import resource
 import stat
 from pathlib import Path
 
@@ -23,16 +22,11 @@ def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path, write):
 
 
 @pytest.mark.parametrize("write", [write_whole, write_among_others])
-def test_a_disk_that_takes_only_a_part_of_a_file_gets_back_its_room(tmp_path: Path, write):
+def test_a_disk_that_takes_only_a_part_of_a_file_gets_back_its_room(tmp_path: Path, write, files_end_at):
     path = tmp_path / "a.json"
     write(path, b"old")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    try:
-        with pytest.raises(FedemuError, match=r"a\.json cannot be written"):
-            write(path, bytes(1000))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with files_end_at(100), pytest.raises(FedemuError, match=r"a\.json cannot be written"):
+        write(path, bytes(1000))
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a.json"]
 
