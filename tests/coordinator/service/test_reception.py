@@ -103,7 +103,7 @@ async def test_a_stranger_who_calls_himself_an_edge_cannot_tell_people_that_a_ma
 async def test_strangers_who_call_themselves_edges_fill_no_disk(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reception, "EDGES_AT_ONCE", 10, raising=False)
+    monkeypatch.setattr(reception, "EDGES_AT_ONCE", 10)
     fleet = make_fleet()
     running = asyncio.create_task(play(make_plan(rounds=1)))
     await until(lambda: fleet.granted is not None)

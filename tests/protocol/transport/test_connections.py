@@ -313,10 +313,8 @@ async def test_the_end_of_a_peer_is_noticed_also_if_zeromq_does_not_tell_it(
     await eventually(place.looked(lambda: place.closed == place.heard))
 
 
-async def test_a_router_of_zeromq_hands_on_the_last_words_of_a_peer_before_it_tells_its_end(
-    make: Make, eventually: Eventually
-) -> None:
-    place = make(known=True)
+async def first_word(place: Place, eventually: Eventually) -> tuple[socket.socket, list[str]]:
+    """A peer that has said one message, and a list of what the router tells of it: messages, and the end."""
     told: list[str] = []
     place.said = lambda: told.append("message")
     place.over = lambda: told.append("end")
@@ -324,6 +322,14 @@ async def test_a_router_of_zeromq_hands_on_the_last_words_of_a_peer_before_it_te
     await asyncio.to_thread(shake_hands, peer)
     pour(peer, frame(encode(Heartbeat())[0]))
     await eventually(lambda: place.heard)
+    return peer, told
+
+
+async def test_a_router_of_zeromq_hands_on_the_last_words_of_a_peer_before_it_tells_its_end(
+    make: Make, eventually: Eventually
+) -> None:
+    place = make(known=True)
+    peer, told = await first_word(place, eventually)
     [connection] = place.router._connections._open.values()  # type: ignore[attr-defined]
     pour(peer, frame(encode(Heartbeat())[0]) * 200)
     peer.close()
@@ -341,13 +347,7 @@ async def test_a_router_on_plain_sockets_hands_on_the_last_words_of_a_peer_befor
     make: Make, eventually: Eventually, socket_path: Any
 ) -> None:
     place = make(known=True, address=f"ipc://{socket_path}", plain=True)
-    told: list[str] = []
-    place.said = lambda: told.append("message")
-    place.over = lambda: told.append("end")
-    peer = place.stranger()
-    await asyncio.to_thread(shake_hands, peer)
-    pour(peer, frame(encode(Heartbeat())[0]))
-    await eventually(lambda: place.heard)
+    peer, told = await first_word(place, eventually)
     pour(peer, frame(encode(Heartbeat())[0]) * 2000)
     peer.close()
     assert not place.router.send(b"nobody", Heartbeat())
