@@ -66,7 +66,8 @@ class GraphRecorder:
                 work()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+        # Other threads may encode results meanwhile. What they ask of the driver must not end the capture.
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             outputs = work()
         return outputs, graph.replay
 
