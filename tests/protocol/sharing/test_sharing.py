@@ -317,6 +317,7 @@ async def test_the_devices_of_a_process_share_its_connection_to_the_relay(top: T
     await settle()
     assert len(top.over) == 1, "a device that hangs is not alive because its companions are"
     dealers[1].close()
+    assert not dealers[1].send(wire.Heartbeat())
     await settle()
     assert len(top.over) == 2
 

@@ -87,8 +87,11 @@ async def test_a_peer_that_reads_nothing_fills_its_own_queue_only(
     await eventually(lambda: len(coordinator.messages) == 2)
     peers = {message.device: peer for message, peer in zip(coordinator.messages, coordinator.peers, strict=True)}
     chunk = bytes(100_000)
-    filled = quiet = 0
-    with caplog.at_level(logging.WARNING):
+    filled = 0
+
+    async def fill() -> None:
+        nonlocal filled
+        quiet = 0
         while quiet < 20:  # The system takes some more each time, until its own buffers are full.
             sent = 0
             while coordinator.router.send(peers[1], Blob(digest="a" * 64, offset=0, size=100_000), [chunk]):
@@ -97,8 +100,16 @@ async def test_a_peer_that_reads_nothing_fills_its_own_queue_only(
             filled += sent > 0
             quiet = 0 if sent else quiet + 1
             await asyncio.sleep(0.01)
+
+    with caplog.at_level(logging.WARNING):
+        await fill()
         for _ in range(5):
             assert not coordinator.router.send(peers[1], Beat())
+        while await asyncio.to_thread(deaf.poll, 200):  # it reads everything, and is told of when it is full again
+            deaf.recv_multipart()
+        before = filled
+        await fill()
+        assert filled > before
     assert [record.message for record in caplog.records] == [
         f"the queue to peer {peers[1].hex()} is full; its messages are dropped"
     ] * filled
@@ -389,6 +400,18 @@ async def test_closing_does_not_wait_for_a_name_longer_than_it_lingers(
     assert not server.answer.is_set()
     server.answer.set()
     await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
+async def test_a_closed_connection_ends_as_soon_as_its_last_words_are_sent(tcp: Any, eventually: Any) -> None:
+    coordinator = tcp.listen()
+    tcp.dialer = DirectNetwork(asyncio.get_running_loop(), linger_seconds=60)
+    device = tcp.join(coordinator.router.address)
+    device.dealer.send(Heartbeat())
+    await eventually(lambda: coordinator.messages)
+    device.dealer.send(Bye())
+    device.dealer.close()
+    await eventually(lambda: coordinator.messages == [Heartbeat(), Bye()])
+    await eventually(lambda: not coordinator.router.send(coordinator.peers[0], Beat()))
 
 
 async def test_a_farewell_while_nobody_listens_is_heard_if_somebody_soon_does(
