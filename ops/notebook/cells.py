@@ -88,7 +88,7 @@ class Written:
             return
         self._begun.add(name)
         value = self._names[name]
-        if value is getattr(builtins, name, self):
+        if getattr(value, "__wrapped__", value) is getattr(builtins, name, self):  # IPython wraps ``open``.
             return
         self._parts[name] = self._part(name, value)
 

@@ -80,7 +80,8 @@ def plain(value: Any, setting: str) -> Any:
     """
     match value:
         case Mapping():
-            return {key: plain(inner, f"{setting}__{key}" if setting else key) for key, inner in value.items()}
+            named = {key if isinstance(key, str) else name_of(key, setting): inner for key, inner in value.items()}
+            return {key: plain(inner, f"{setting}__{key}" if setting else key) for key, inner in named.items()}
         case str() | bool() | int() | float():
             return value
         case Path():
@@ -91,7 +92,8 @@ def plain(value: Any, setting: str) -> Any:
             return value.item()  # a number of numpy
         case _ if callable(value):
             return name_of(value, setting)
-    raise ConfigurationError(f"{setting} = {value!r} is no value of a setting; leave it out for the default")
+    instead = "leave it out for the default" if value is None else "name a class or a function, or a plain value"
+    raise ConfigurationError(f"{setting} = {value!r} is no value of a setting; {instead}")
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:

@@ -58,6 +58,15 @@ def test_a_class_takes_along_what_it_uses_and_nothing_else(cell: Cell) -> None:
     assert name_of(names["Mine"], "model__name") == name, "the same code has the same name"
 
 
+def test_the_open_that_a_notebook_puts_around_that_of_python_is_that_of_python(cell: Cell) -> None:
+    names = cell(
+        "import functools\n@functools.wraps(open)\ndef _careful(file, *args, **kwargs):\n    return file\n"
+        "open = _careful\ndef text(file):\n    with open(file) as at:\n        return at.read()\n"
+    )
+    Path("said").write_text("this")
+    assert load(name_of(names["text"], "algorithm__loss"))("said") == "this"
+
+
 def test_what_ran_last_counts(cell: Cell) -> None:
     first = cell("from dataclasses import dataclass\n@dataclass\nclass State:\n    a: int = 1\n")["State"]
     before = name_of(first, "model__name")
@@ -116,5 +125,13 @@ def test_keywords_may_be_names_code_and_numbers_of_numpy() -> None:
         "rounds=3",
         "fleet={ devices = 4 }",
     ]
-    with pytest.raises(ConfigurationError, match="seed = None is no value of a setting"):
+    term = f"{load.__module__}:load"
+    assert settings.overrides({"algorithm__terms": {load: {"width": 2}}}) == [
+        f'algorithm.terms={{ "{term}" = {{ width = 2 }} }}'
+    ]
+    with pytest.raises(ConfigurationError, match="algorithm__options = 3 is an object; name a class, or a function"):
+        settings.overrides({"algorithm__options": {3: 4}})
+    with pytest.raises(ConfigurationError, match=r"> is no value of a setting; name a class or a function, or"):
+        settings.overrides({"algorithm": object()})
+    with pytest.raises(ConfigurationError, match="seed = None is no value of a setting; leave it out for the default"):
         settings.overrides({"seed": None})

@@ -88,6 +88,7 @@ def test_a_model_of_a_cell_is_trained_by_other_processes(kernel: Kernel) -> None
         "    def __init__(self, input_shape, classes, width: int = 8):\n"
         "        shape = math.prod(input_shape)\n"
         "        super().__init__(nn.Flatten(), nn.Linear(shape, width), nn.ReLU(), nn.Linear(width, classes))\n"
+        "        open(__file__).close()\n"
         f"{RUN.replace('**', 'rounds=1, model=Mine, model__width=4, **')}.settings['model']"
     )
     chosen = outputs[-1]["data"]["text/plain"]
