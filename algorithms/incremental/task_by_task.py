@@ -21,6 +21,7 @@ from fedemu.algorithms.interface import (
     Query,
     Remarking,
     Script,
+    Selecting,
     Tree,
 )
 from fedemu.algorithms.models.growing import Growing
@@ -75,6 +76,8 @@ class TaskByTask(Generic[S]):
     def __init__(self, inner: Algorithm[S], model: Growing) -> None:
         self._inner, self._model = inner, model
         self.programs: Mapping[str, LocalProgram | Query] = inner.programs
+        if isinstance(inner, Selecting):
+            self.selection = inner.selection
 
     def init(self, variables: Tree, context: Context) -> TaskState[S]:
         inner = self._inner.init(variables, context)

@@ -24,6 +24,7 @@ from fedemu.algorithms.interface import (
     Remarking,
     Reply,
     Script,
+    Selecting,
     Tree,
     total,
 )
@@ -34,7 +35,7 @@ from fedemu.algorithms.replay.lens import Lens
 from fedemu.algorithms.replay.notes import NotingLogits
 from fedemu.algorithms.replay.queries import CENSUS, KEPT, MODEL, Census, Select
 from fedemu.algorithms.replay.selection.selection import STRATEGIES, Strategy, fixed_proportion, gradient_diversity
-from fedemu.algorithms.replay.settings import BALANCED, COORDINATED, ReplaySettings
+from fedemu.algorithms.replay.settings import BALANCED, COORDINATED, OWN, ReplaySettings
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.protocol.errors import ConfigurationError
 
@@ -140,12 +141,22 @@ class Replay(Generic[S]):
 def with_replay(inner: Algorithm[S], settings: ReplaySettings, ingredients: Ingredients) -> Algorithm[Any]:
     """The method with replay buffers, as an algorithm that is Selecting and Remarking.
 
-    With the strategy ``none`` it is ``inner`` itself. Raises ConfigurationError if the strategy needs labels or
-    features that the data or the model do not have, or gradients that the method's ``variables`` do not give
-    (``shows_what_it_trains``).
+    With the strategies ``none`` and ``own`` it is ``inner`` itself. Raises ConfigurationError if the strategy needs
+    labels or features that the data or the model do not have, or gradients that the method's ``variables`` do not give
+    (``shows_what_it_trains``), and if the strategy is ``own`` and ``inner`` is not Selecting, or the other way round.
     """
     strategy = settings.strategy
     if strategy == "none":
+        return inner
+    if isinstance(inner, Selecting) != (strategy == OWN):
+        raise ConfigurationError(
+            f"replay.strategy = {OWN!r} lets the method choose what devices keep, but this method has no 'selection'; "
+            "choose another strategy"
+            if strategy == OWN
+            else f"replay.strategy = {strategy!r} does not go with a method that has a 'selection' of its own; "
+            f"set replay.strategy = {OWN!r}"
+        )
+    if strategy == OWN:
         return inner
     if strategy in NEEDS_LABELS and not ingredients.labelled:
         raise ConfigurationError(

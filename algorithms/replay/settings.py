@@ -13,8 +13,10 @@ COORDINATED: Final = "coordinated"
 """The name of the strategy by which devices select together."""
 BALANCED: Final = "fedcbdr"
 """The name of the strategy by which the fleet balances classes."""
+OWN: Final = "own"
+"""The name of the strategy by which the method itself has devices select."""
 CHOICES: Final = {
-    "strategy": (*STRATEGIES, COORDINATED, BALANCED),
+    "strategy": (*STRATEGIES, COORDINATED, BALANCED, OWN),
     "targets": ("mean", "each"),
     "final": ("zero_diagonal", "convex"),
     "objective": ("cheap", "always", "never"),
@@ -25,8 +27,8 @@ CHOICES: Final = {
 class ReplaySettings:
     """How devices choose what they keep. Raises ConfigurationError if a value is not possible.
 
-    ``strategy`` is one of STRATEGIES, ``coordinated`` or ``fedcbdr``, and ``budget`` is the number of samples that a
-    device keeps after a period. With ``fedcbdr`` devices keep as many on average, and none keeps more than
+    ``strategy`` is one of STRATEGIES, ``coordinated``, ``fedcbdr`` or ``own``, and ``budget`` is the number of samples
+    that a device keeps after a period. With ``fedcbdr`` devices keep as many on average, and none keeps more than
     ``capacity``. ``proportion`` is an option of ``fixed_proportion``; ``restarts`` is one of the relaxation with a
     zero diagonal. A coordinated selection asks for sums ``iterations`` times, answers them in the form ``targets``, and
     ends with the relaxation ``final``; its default is not the paper's (``CoordinatedSelect`` says why). ``objective``

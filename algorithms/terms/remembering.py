@@ -24,6 +24,7 @@ from fedemu.algorithms.interface import (
     Remarking,
     Reply,
     Script,
+    Selecting,
     ServerJob,
     Tree,
     total,
@@ -66,6 +67,8 @@ class WithTerms(Generic[S]):
                 "rename the method's"
             )
         self.programs: Mapping[str, LocalProgram | Query] = {**inner.programs, **asking}
+        if isinstance(inner, Selecting):
+            self.selection = inner.selection
 
     def init(self, variables: Tree, context: Context) -> TermsState[S]:
         return TermsState(self._inner.init(variables, context))

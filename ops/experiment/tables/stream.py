@@ -35,6 +35,7 @@ Strategy = Literal[
     "diversity",
     "coordinated",
     "fedcbdr",
+    "own",
 ]
 
 

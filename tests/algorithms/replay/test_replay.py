@@ -12,16 +12,22 @@ import pytest
 import torch
 
 from fedemu.algorithms.data.corpus import Corpus
-from fedemu.algorithms.interface import Context, Measuring, Remarking, Selecting
-from fedemu.algorithms.methods.fedavg import fedavg
+from fedemu.algorithms.incremental.task_by_task import TaskByTask
+from fedemu.algorithms.interface import Ask, Context, Measuring, Outcome, Remarking, Script, Selecting, total
+from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState, fedavg
 from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.registry import build_algorithm
 from fedemu.algorithms.replay.replay import COMPUTES_GRADIENTS, LOOKS_AT_MODEL, ReplaySettings, with_replay
 from fedemu.algorithms.replay.selection.selection import STRATEGIES
+from fedemu.algorithms.streams.tasks import ClassTasks
+from fedemu.algorithms.terms.local_term import LocalTerm
+from fedemu.algorithms.terms.remembering import WithTerms
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.algorithms.trees import flatten as wire_names
 from fedemu.coordinator.record.outline import put_together, taken_apart
+from fedemu.protocol.errors import ConfigurationError
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 
@@ -280,6 +286,61 @@ def test_replay_selects_and_remarks_and_keeps_the_remarks_of_the_method() -> Non
 def test_without_a_strategy_the_method_stays_as_it_is() -> None:
     inner = fedavg(ingredients())
     assert with_replay(inner, ReplaySettings("none"), ingredients()) is inner
+
+
+class Oldest:
+    """Keeps the samples that came first."""
+
+    passes = 0.0
+    declares_label_counts = False
+
+    def payload(self, shared: Any) -> Any:
+        return {"census": {"samples": torch.zeros(())}}
+
+    def ask(self, memory: Any, shared: Any, own: Any, facts: Any) -> Any:
+        kept = torch.arange(len(memory.indices))[: memory.budget]
+        return Outcome({"census": {"samples": torch.tensor(float(len(kept)))}}, {}), kept
+
+
+class Keeping(FedAvg):
+    """A method that lets devices select by itself."""
+
+    def __init__(self, ingredients: Ingredients) -> None:
+        super().__init__(ingredients)
+        self.selection = Oldest()
+        self.programs = {**self.programs, "keep": self.selection}
+
+    def round(self, state: FedAvgState, context: Context) -> Script[FedAvgState]:
+        state = yield from super().round(state, context)
+        if context.task_ends:
+            yield Ask("keep", {}, {"census": total}, "online", optional=True)
+        return state
+
+
+def test_a_method_that_selects_by_itself_stays_as_it_is_with_the_strategy_own(fleet: Any) -> None:
+    method = Keeping(ingredients())
+    algorithm = with_replay(method, ReplaySettings("own", BUDGET, periods=len(STREAM)), ingredients())
+    assert algorithm is method
+    assert kept(play(fleet(algorithm), 4)) == {0: [0, 1, 2, 3, 4], 1: [30, 31, 32, 130, 131], 2: []}
+
+
+def test_what_lies_around_a_method_shows_the_question_by_which_it_selects() -> None:
+    method = Keeping(ingredients())
+    tasks = ClassTasks(np.arange(4), np.array([0, 2, 4]))
+    model = growing(MODEL, tasks, (1, 12, 12))
+    terms = {"mine": LocalTerm("mine", lambda model, at: at.facts.lr.new_zeros(()), previous=False)}
+    for wrapped in (TaskByTask(method, model), WithTerms(method, terms, MODEL)):
+        assert isinstance(wrapped, Selecting)
+        assert wrapped.selection is method.selection
+    for wrapped in (TaskByTask(fedavg(ingredients()), model), WithTerms(fedavg(ingredients()), terms, MODEL)):
+        assert not isinstance(wrapped, Selecting)
+
+
+def test_either_the_method_selects_or_a_strategy() -> None:
+    with pytest.raises(ConfigurationError, match=r"this method has no 'selection'; choose another strategy"):
+        with_replay(fedavg(ingredients()), ReplaySettings("own", BUDGET), ingredients())
+    with pytest.raises(ConfigurationError, match=r"'selection' of its own; set replay\.strategy = 'own'"):
+        with_replay(Keeping(ingredients()), ReplaySettings("reservoir", BUDGET), ingredients())
 
 
 @pytest.mark.parametrize("strategy", COMPUTES_GRADIENTS)

@@ -207,7 +207,7 @@ REFUSED = {
     '[replay]\nstrategy = "gss"': (
         'replay.strategy = "gss" is unknown; it must be one of none, naive_uniform, approximation_of_uniform, '
         "fixed_proportion, reservoir, class_balanced, herding, gss_greedy, gss_cluster, gss_iqp, diversity_convex, "
-        "diversity, coordinated, fedcbdr; did you mean gss_iqp?"
+        "diversity, coordinated, fedcbdr, own; did you mean gss_iqp?"
     ),
     '[clock]\nkind = "real"': 'clock.kind = "real" is unknown; it must be one of virtual, wall',
     # Settings that do not fit together.
