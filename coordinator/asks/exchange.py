@@ -55,7 +55,7 @@ class Exchange:
         self.bytes_down = 0
         """The emulated bytes that the devices have to download."""
         self.bytes_up = 0
-        """The emulated bytes of all results that were checked, the rejected ones included."""
+        """The emulated bytes of all results that were accepted or rejected."""
         self.failures: Counter[str] = Counter()
         """The reasons of the devices that failed, and not by plan, and how often each was given."""
         self.rejections: Counter[str] = Counter()
@@ -270,6 +270,7 @@ class Exchange:
     def _failed(self, device: DeviceId, message: Failed | Declined, now: float) -> None:
         if isinstance(message, Failed) and message.reason == "malformed" and self.machine.expects(device):
             # Its result could not be decoded. The device was told so, and says here which result that was.
+            self.bytes_up += self.parts.upload_bytes
             self.rejections["malformed"] += 1
             self._perform(self.machine.rejected(device, "malformed", message.detail, now))
             return

@@ -25,7 +25,7 @@ from fedemu.coordinator.settings import Settings
 from fedemu.coordinator.sums.leaf import Leaf
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.ids import AskId, DeviceId
-from fedemu.protocol.messages import Result, TensorSpec
+from fedemu.protocol.messages import Failed, Result, TensorSpec
 from fedemu.protocol.sharing import edge_messages as edge
 
 ASK = AskId(1, 0, 0)
@@ -94,6 +94,16 @@ async def test_a_small_reply_is_checked_at_once(tmp_path: Path, thread: Thread) 
     play.reply(0, 1.0)
     play.reply(1, 2.0, float("nan"))
     assert (play.verdicts, thread.asked) == ({0: "accepted", 1: "rejected"}, 0)
+
+
+async def test_the_bytes_of_every_reply_count_that_is_accepted_or_rejected(tmp_path: Path, thread: Thread) -> None:
+    play = Play(tmp_path, SMALL, thread)
+    play.reply(0, 1.0)
+    play.reply(1, 2.0, float("nan"))
+    play.exchange.receive(DEVICES[2], Failed(ask=str(ASK), reason="malformed", detail="cut", planned=True), (), 3.0)
+    play.exchange.receive(DEVICES[3], Failed(ask=str(ASK), reason="training", detail="none", planned=True), (), 4.0)
+    assert play.verdicts == {0: "accepted", 1: "rejected", 2: "rejected", 3: "failed"}
+    assert play.exchange.bytes_up == 3 * play.exchange.parts.upload_bytes == 3 * 4 * SMALL
 
 
 async def test_nothing_is_added_to_the_sum_but_what_is_accepted(tmp_path: Path, thread: Thread) -> None:
