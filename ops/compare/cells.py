@@ -30,10 +30,8 @@ def number(figure: Statistic) -> str:
 
 
 def count(figure: Statistic) -> str:
-    """A number of rounds. If only some seeds got so far, the cell says how many."""
-    whole = len(figure.known) < 2
-    reached = "" if len(figure.known) in {0, len(figure.values)} else f" ({len(figure.known)} of {len(figure.values)})"
-    return written(figure, 1, 0 if whole else 1, reached)
+    """A number of rounds."""
+    return written(figure, 1, 0 if len(figure.known) < 2 else 1, "")
 
 
 def size(figure: Statistic) -> str:
@@ -61,8 +59,13 @@ def span(figure: Statistic) -> str:
 
 
 def written(figure: Statistic, factor: float, digits: int, unit: str) -> str:
-    """Mean and deviation times ``factor``, such as ``12.3 ± 0.4 MB``. A deviation of 0 is not written."""
+    """Mean and deviation times ``factor``, such as ``12.3 ± 0.4 MB``. A deviation of 0 is not written.
+
+    If only some seeds have the figure, the cell says how many: ``12.3 ± 0.4 MB (2 of 3)``.
+    """
     if figure.mean is None:
         return NEVER
     spread = f" ± {figure.deviation * factor:.{digits}f}" if figure.deviation else ""
-    return f"{figure.mean * factor:.{digits}f}{spread}{unit}"
+    known, seeds = len(figure.known), len(figure.values)
+    some = f" ({known} of {seeds})" if known < seeds else ""
+    return f"{figure.mean * factor:.{digits}f}{spread}{unit}{some}"

@@ -49,11 +49,12 @@ def latex(comparison: Comparison, wanted: Sequence[str] = ()) -> str:
     any_test = any(test.adjusted is not None for of_column in tests.values() for test in of_column)
     cells = {key: _cells(comparison.entries, key, tests[key], any_test) for key in columns.values()}
     untested = any("ddagger" in cell for of_column in cells.values() for cell in of_column)
+    partly = any(_some(entry.figures[key]) for entry in comparison.entries for key in columns.values())
     lines = [
         *(f"% {line}" for line in _head(comparison, len(columns), wanted)),
         r"\begin{table}",
         r"  \centering",
-        rf"  \caption{{{_caption(comparison, tests, untested)}}}",
+        rf"  \caption{{{_caption(comparison, tests, untested, partly)}}}",
         r"  \label{tab:comparison}",
         rf"  \begin{{tabular}}{{l{'r' * (1 + len(columns))}}}",
         r"    \toprule",
@@ -128,9 +129,13 @@ def _cell(figure: Statistic, key: str, best: bool, mark: str) -> str:
     if not mean:
         return "--"
     spread = rf" \pm {_number(figure.deviation, key)}" if figure.deviation is not None else ""
-    some = rf"\ ({len(figure.known)})" if len(figure.known) < len(figure.values) else ""
     shown = rf"\mathbf{{{mean}}}" if best else mean
-    return f"${shown}{spread}{'' if best else mark}{some}$"
+    return f"${shown}{spread}{'' if best else mark}{_some(figure)}$"
+
+
+def _some(figure: Statistic) -> str:
+    """How many seeds have the figure, if some of them lack it. Empty if none or all have it."""
+    return rf"\ ({len(figure.known)})" if 0 < len(figure.known) < len(figure.values) else ""
 
 
 def _mean(figure: Statistic, key: str) -> str:
@@ -155,9 +160,11 @@ def _head(comparison: Comparison, columns: int, wanted: Sequence[str]) -> list[s
     return [line for line in lines if line]
 
 
-def _caption(comparison: Comparison, tests: Mapping[str, Sequence[Paired]], untested: bool) -> str:
+def _caption(comparison: Comparison, tests: Mapping[str, Sequence[Paired]], untested: bool, partly: bool) -> str:
     several = any(len(entry.runs) > 1 for entry in comparison.entries)
     told = ["Mean $\\pm$ sample standard deviation over the seeds." if several else "One run each."]
+    if partly:
+        told.append("In parentheses: the number of seeds that have a value, where some have none.")
     told.append("The best mean of each column is bold.")
     pairs = {test.pairs for of_column in tests.values() for test in of_column if test.adjusted is not None}
     if pairs:

@@ -332,6 +332,16 @@ def test_the_table_shows_mean_deviation_and_how_many_seeds_got_there(seeds: Path
     }
 
 
+def test_a_mean_over_some_of_the_seeds_says_over_how_many(tmp_path: Path) -> None:
+    for seed, accuracies in enumerate(([0.5, 0.6], [0.5, 0.8], [])):
+        write_run(tmp_path / f"seed-{seed}", accuracies, seed=seed, outcome="completed" if accuracies else "diverged")
+    table = columns(compare([tmp_path], 0.8))
+    assert table["final accuracy"] == ["70.0 ± 14.1 % (2 of 3)"]
+    assert table["round forgetting"] == ["50.0 % (2 of 3)"]
+    assert table["to 76.0 %"] == ["2 (1 of 3)"]
+    assert table["bytes down"] == ["2.0 ± 1.7 kB"]
+
+
 def test_measures_of_diagnosed_runs_are_columns_if_one_of_the_runs_was_diagnosed(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "a", [0.5]), write_run(tmp_path / "b", [0.5, 0.5], rounds=2)]
     assert not {"local forgetting", "aggregation forgetting"} & columns(compare(runs)).keys()

@@ -50,6 +50,15 @@ def rows(table: str) -> list[list[str]]:
     return cells
 
 
+def test_a_mean_over_some_of_the_seeds_says_over_how_many_and_the_caption_explains_it() -> None:
+    some, none = (0.91, None, 0.95, None), (None,) * 4
+    table = latex(comparison(entry("some", some), entry("none", none)))
+    assert [line[2] for line in rows(table)[1:]] == [r"$\mathbf{93.0} \pm 2.8\ (2)$", "--"]
+    told = "In parentheses: the number of seeds that have a value, where some have none."
+    assert told in table
+    assert told not in latex(comparison(entry("good", GOOD), entry("none", none)))
+
+
 def test_the_best_mean_is_bold_and_one_that_is_not_clearly_worse_has_a_dagger() -> None:
     table = latex(comparison(entry("good", GOOD), entry("poor", POOR), entry("near", NEAR)))
     assert rows(table) == [
