@@ -19,11 +19,24 @@ def main(words: list[str]) -> int:
     begin_child(name, int(parent))
     # The collector finds nothing in what imports make, and would look at it again and again, now and later.
     gc.disable()
-    action = importlib.import_module(module).main
+    try:
+        action = importlib.import_module(module).main
+    except Exception as error:
+        return _failed(error)
     gc.freeze()
     gc.enable()
     mark(name.removeprefix("fedemu-"), "imports")
     return int(action(arguments))
+
+
+def _failed(error: Exception) -> int:
+    """Tell that the work cannot be imported, such as torch where there is too little memory. Returns the exit code."""
+    from fedemu.ops.running.exits import exit_code_of  # it imports much itself
+
+    def again() -> int:
+        raise error
+
+    return exit_code_of(again)
 
 
 if __name__ == "__main__":

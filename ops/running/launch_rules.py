@@ -164,7 +164,7 @@ class Launch:
 
     def _exit_code_after(self, code: int) -> int:
         if self.devices_gave_up and code != 0:
-            return max(self._ended["devices"], 0) or INTERNAL_ERROR
+            code = max(self._ended["devices"], 0) or INTERNAL_ERROR
         if code >= 0:
             return INTERRUPTED if code == LEFT_EARLY else code
         return INTERNAL_ERROR if Signals(-code) in _CRASHES else INTERRUPTED

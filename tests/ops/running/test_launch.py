@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedemu.ops.running.launch import free_address, last_words, launch, with_port
+from fedemu.ops.running.launch import child_command, free_address, last_words, launch, with_port
 from fedemu.ops.running.launch_rules import Child, Patience
 
 BEGIN = (
@@ -71,6 +71,18 @@ def test_devices_begin_when_the_coordinator_has_opened(tmp_path: Path) -> None:
 def test_devices_of_a_coordinator_that_never_opens_do_not_begin(tmp_path: Path) -> None:
     code, pids = run("import time; time.sleep(1.0); raise SystemExit(2)", CALLED.format(mark=str(tmp_path / "mark")))
     assert (code, pids, list(tmp_path.iterdir())) == (2, {}, [])
+
+
+def test_a_child_that_cannot_import_its_work_ends_with_a_sentence_and_the_documented_code(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        child_command("toy", "fedemu.no_such_work"),
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    said = "fedemu: internal error: ModuleNotFoundError: No module named 'fedemu.no_such_work' (the traceback is in "
+    assert (ended.returncode, ended.stderr.count("\n")) == (5, 1)
+    assert ended.stderr.startswith(said)
 
 
 def test_a_killed_coordinator_is_an_interruption_and_takes_the_devices_along() -> None:

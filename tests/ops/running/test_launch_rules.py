@@ -133,6 +133,13 @@ def test_a_supervisor_that_gives_up_stops_the_coordinator_and_its_code_is_the_ru
     assert launch.exit_code == 2
 
 
+def test_a_supervisor_that_a_signal_of_others_ended_before_it_began_interrupts_the_run() -> None:
+    launch = Launch()  # OpenBLAS raises SIGINT where it gets no threads
+    assert sends(launch.devices_ended(LEFT_EARLY, now=1.0)) == [Send("coordinator", signal.SIGINT)]
+    launch.coordinator_ended(LEFT_EARLY, now=1.1)
+    assert launch.exit_code == INTERRUPTED
+
+
 def test_devices_that_were_told_to_stop_do_not_stop_the_coordinator() -> None:
     launch = with_devices()
     assert launch.devices_ended(0, now=1.0) == []
