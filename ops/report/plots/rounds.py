@@ -85,16 +85,18 @@ def class_accuracy(rows: Rows) -> Figure | None:
 
 
 def round_forgetting(rows: Rows) -> Figure | None:
-    """A bar for each round: the accuracy that classes lost in it. The dashed line is the mean over the rounds."""
+    """A bar for each evaluation: the accuracy that classes lost since the one before. The dashed line is the mean."""
     rounds, values = series(rows, "round_forgetting")
     if not rounds:
         return None
     mean = float(np.mean(values))
     figure, axes = new_figure(f"Round forgetting (mean {percent(mean)})")
     if len(rounds) <= _MOST_BARS:
-        axes.bar(rounds, values, width=0.85, color=RED, alpha=0.55)
+        apart = min(np.diff(rounds), default=1)
+        axes.bar(rounds, values, width=0.85 * apart, color=RED, alpha=0.55)
     else:
-        _draw_steps(axes, rounds, np.zeros(len(rounds)), np.array(values), color=RED, alpha=0.55)
+        axes.plot(rounds, values, color=RED, linewidth=0.6, drawstyle="steps-mid")
+        axes.fill_between(rounds, values, step="mid", color=RED, alpha=0.55, linewidth=0)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(SHARES)
     axes.axhline(mean, color=RED, linewidth=1.3, linestyle="--")
