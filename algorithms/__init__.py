@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "fedemu.algorithms.interface": (
-        "Algorithm Ask Augment Batch Context CountingSteps DeviceReply Facts Forest Handle Kind Labelled LocalProgram "
-        "Measuring Memory Model OfItsOwnKind Outcome Outputs PartlyFrozen Picturing Plan PublicData Query Reducer "
-        "Remarking Reply Revealing Script Selecting ServerJob Stage Step Tree collect mean total weighted_mean"
+        "Algorithm Ask Augment Batch Context CountingSteps DeviceReply Facts Forest Handle Kind LOGITS Labelled "
+        "LocalProgram Measuring Memory Model Noting OfItsOwnKind Outcome Outputs PartlyFrozen Picturing Plan "
+        "PublicData Query REPLAYED Reducer Remarking Reply Revealing Script Selecting ServerJob Stage Step Tree "
+        "collect mean total weighted_mean"
     ),
     "fedemu.algorithms.methods.fedavg": "FedAvg FedAvgState",
     "fedemu.algorithms.models.growing": "Growing",
     "fedemu.algorithms.models.layer_statistics": "Observable",
     "fedemu.algorithms.registry": "build_algorithm build_model",
+    "fedemu.algorithms.terms.local_term": "Importance LocalTerm PREVIOUS importance_key",
     "fedemu.algorithms.training.adam": "Adam",
     "fedemu.algorithms.training.class_losses": (
         "cross_entropy_among distillation_among feature_distillation new_class_cross_entropy"
@@ -59,6 +61,8 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:  # The same names once more, for type checkers and editors.
+    from fedemu.algorithms.interface import LOGITS as LOGITS
+    from fedemu.algorithms.interface import REPLAYED as REPLAYED
     from fedemu.algorithms.interface import Algorithm as Algorithm
     from fedemu.algorithms.interface import Ask as Ask
     from fedemu.algorithms.interface import Augment as Augment
@@ -75,6 +79,7 @@ if TYPE_CHECKING:  # The same names once more, for type checkers and editors.
     from fedemu.algorithms.interface import Measuring as Measuring
     from fedemu.algorithms.interface import Memory as Memory
     from fedemu.algorithms.interface import Model as Model
+    from fedemu.algorithms.interface import Noting as Noting
     from fedemu.algorithms.interface import OfItsOwnKind as OfItsOwnKind
     from fedemu.algorithms.interface import Outcome as Outcome
     from fedemu.algorithms.interface import Outputs as Outputs
@@ -103,6 +108,10 @@ if TYPE_CHECKING:  # The same names once more, for type checkers and editors.
     from fedemu.algorithms.models.layer_statistics import Observable as Observable
     from fedemu.algorithms.registry import build_algorithm as build_algorithm
     from fedemu.algorithms.registry import build_model as build_model
+    from fedemu.algorithms.terms.local_term import PREVIOUS as PREVIOUS
+    from fedemu.algorithms.terms.local_term import Importance as Importance
+    from fedemu.algorithms.terms.local_term import LocalTerm as LocalTerm
+    from fedemu.algorithms.terms.local_term import importance_key as importance_key
     from fedemu.algorithms.training.adam import Adam as Adam
     from fedemu.algorithms.training.class_losses import cross_entropy_among as cross_entropy_among
     from fedemu.algorithms.training.class_losses import distillation_among as distillation_among

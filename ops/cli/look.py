@@ -213,7 +213,8 @@ def _facts(experiment: Experiment, runtime: Runtime) -> dict[str, Any]:
         "replay": f"{replay.strategy}, {counted(replay.kept, 'sample')} a device" if replay.kept else "none",
         "model": _kind({"kind": experiment.model.name, **experiment.model.options}),
         "algorithm": _kind({"kind": experiment.algorithm.name, **experiment.algorithm.options})
-        + f", loss {experiment.algorithm.loss}",
+        + f", loss {experiment.algorithm.loss}"
+        + "".join(f", term {_kind({'kind': name, **terms})}" for name, terms in experiment.algorithm.terms.items()),
         "local": f"{amount}, batch {local.batch_size}, lr {local.lr:g}",
         "availability": _kind(experiment.availability.model_dump()),
         "faults": ", ".join(

@@ -23,6 +23,7 @@ _NOT_SCIENCE = ("name", "seed", "diagnose")
 _INCOMPARABLE = (*TEST_DATA, ("model",))
 _REPLAY = {("replay", key) for key in NAMED}
 _METHOD = ("algorithm", "name")
+_TERMS = ("algorithm", "terms")
 _NAMED_OTHERWISE = {_METHOD, ("algorithm", "loss"), ("rounds",), *_REPLAY}
 _LONGEST_LABEL = 60
 
@@ -91,7 +92,7 @@ def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
 
 
 def labels(groups: Sequence[Group]) -> list[str]:
-    """A label for each group: its method and loss, its replay, and the settings in which groups differ.
+    """A label for each group: its method, loss and local terms, its replay, and the settings in which groups differ.
 
     No two labels are the same. Values that are usual among the groups are not named. Rounds are named only if nothing
     else tells two groups apart. If the label would be long, or nothing is known, the folder's name is used.
@@ -198,6 +199,7 @@ def _label(group: Group, tables: Sequence[Table], differ: set[Keys]) -> str:
     label = str(algorithm.get("name"))
     if algorithm.get("loss", "cross_entropy") != "cross_entropy":
         label += f" + {algorithm['loss']}"
+    label += "".join(f" + {term}" for term in algorithm.get("terms") or {})
     names = {path: short_name(path) for path in sorted(differ - _NAMED_OTHERWISE)}
     settings = []
     if differ & _REPLAY:
@@ -205,15 +207,25 @@ def _label(group: Group, tables: Sequence[Table], differ: set[Keys]) -> str:
         replay = replay_label(own.get("replay") or {})
         if not replay == most_common(replays) == _NO_REPLAY:
             settings.append(replay)
-    # The method is always named, so an option of it is usual if it is so among the groups of that method.
-    same_method = [table for table in tables if at(table, _METHOD) == at(own, _METHOD)]
     for path, name in names.items():
         value = at(own, path)
-        if value is not None and value != usual(same_method if path[0] == "algorithm" else tables, path):
+        if value is not None and value != usual(_sharing(path, own, tables), path):
             unique = list(names.values()).count(name) == 1
             settings.append(f"{name if unique else '.'.join(path)} {shown(value)}")
     whole = ", ".join([label, *settings])
     return whole if len(whole) <= _LONGEST_LABEL else f"{label} ({_folder(group)})"
+
+
+def _sharing(path: Keys, own: Table, tables: Sequence[Table]) -> Sequence[Table]:
+    """The tables among which a setting counts as usual.
+
+    Methods and local terms are always named, so these are the tables with the same method or with the same term.
+    """
+    if path[:2] == _TERMS:
+        return [table for table in tables if at(table, path[:3]) is not None]
+    if path[0] == "algorithm":
+        return [table for table in tables if at(table, _METHOD) == at(own, _METHOD)]
+    return tables
 
 
 def _rounds(group: Group) -> str:

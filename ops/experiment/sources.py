@@ -5,6 +5,7 @@ Each source is laid over the one before it. The frozen experiment of a run direc
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -237,11 +238,23 @@ def _from_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     layer: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
-        keys = [part.strip() for part in key.split(".")]
+        keys = _parts_of(key)
         if not equals or not all(keys):
             raise ConfigurationError(f'"{override}" is no override; write section.key=value, as in local.lr=0.05')
         _place(layer, keys, toml_of(text.strip(), key), override)
     return layer
+
+
+def _parts_of(key: str) -> list[str]:
+    """The parts of a dotted key. One with dots of its own, such as the name of a file, is in TOML's quotation marks."""
+    if '"' in key or "'" in key:
+        with contextlib.suppress(ValueError):
+            found, parts = tomllib.loads(f"{key} = 0"), []
+            while isinstance(found, dict):
+                ((part, found),) = found.items()
+                parts.append(part)
+            return parts
+    return [part.strip() for part in key.split(".")]
 
 
 def toml_of(text: str, name: str) -> Any:

@@ -32,16 +32,17 @@ def toml_text(table: Mapping[str, Any], comments: Mapping[str, str] | None = Non
             lines = [
                 _line(inner, value, said.get(f"{key}.{inner}")) for inner, value in section.items() if value is not None
             ]
-            blocks.append("\n".join([*above, f"[{_key(key)}]", *lines]))
+            blocks.append("\n".join([*above, f"[{toml_key(key)}]", *lines]))
     return "\n\n".join(blocks) + "\n"
 
 
 def _line(key: str, value: Any, comment: str | None) -> str:
-    line = f"{_key(key)} = {toml_value(value)}"
+    line = f"{toml_key(key)} = {toml_value(value)}"
     return line if comment is None else f"{line:<{_COMMENT_COLUMN}} # {comment}"
 
 
-def _key(key: str) -> str:
+def toml_key(key: str) -> str:
+    """One part of a key as TOML writes it: in quotation marks if it has other signs than letters, digits, - and _."""
     bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
     return key if bare else toml_value(key)
 
@@ -57,7 +58,9 @@ def toml_value(value: Any) -> str:
             # JSON and TOML have the same escapes, except that TOML escapes the delete character too.
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case Mapping():
-            inner = ", ".join(f"{_key(key)} = {toml_value(item)}" for key, item in value.items() if item is not None)
+            inner = ", ".join(
+                f"{toml_key(key)} = {toml_value(item)}" for key, item in value.items() if item is not None
+            )
             return f"{{ {inner} }}" if inner else "{}"
         case list() | tuple():
             return f"[{', '.join(toml_value(item) for item in value)}]"

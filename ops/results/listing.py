@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ _TAIL = 2**16
 """Bytes at the end of the rows that are read first. More are read until the last row is whole."""
 _OF_CONFIG = re.compile(r'^(name|seed|rounds) = "?([^"\n]*)"?', re.MULTILINE)
 _METHOD = re.compile(r'^\[algorithm\]\nname = "([^"\n]*)"\nloss = "([^"\n]*)"', re.MULTILINE)
+_TERMS = re.compile(r"^terms = (?!\{\}).*", re.MULTILINE)
 _REPLAY = re.compile(r'^\[replay\]\nstrategy = "([^"\n]*)"', re.MULTILINE)
 
 
@@ -74,7 +76,7 @@ def listed(directory: Path) -> Listed:
     return Listed(
         directory,
         known.get("name"),
-        _named(method[1], method[2], replay[1] if replay else "none") if method else None,
+        _named(method[1], method[2], _terms(config), replay[1] if replay else "none") if method else None,
         _whole(known.get("seed")),
         state,
         rounds,
@@ -87,8 +89,17 @@ def listed(directory: Path) -> Listed:
     )
 
 
-def _named(method: str, loss: str, replay: str) -> str:
-    named = method if loss == "cross_entropy" else f"{method} + {loss}"
+def _terms(config: str) -> list[str]:
+    """The names of the local terms."""
+    line = _TERMS.search(config)
+    try:
+        return list(tomllib.loads(line[0])["terms"]) if line else []
+    except (ValueError, TypeError):
+        return []
+
+
+def _named(method: str, loss: str, terms: list[str], replay: str) -> str:
+    named = " + ".join([method, *([] if loss == "cross_entropy" else [loss]), *terms])
     return named if replay == "none" else f"{named}, replay {replay}"
 
 

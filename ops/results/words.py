@@ -15,7 +15,7 @@ from fedemu.coordinator.record.run import Run
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.presets import methods, preset, presets
 from fedemu.ops.experiment.sources import CONFIG_FILE
-from fedemu.ops.experiment.toml_text import toml_text
+from fedemu.ops.experiment.toml_text import toml_key, toml_value
 from fedemu.ops.figures import counted
 from fedemu.protocol.errors import ConfigurationError
 
@@ -88,7 +88,7 @@ def command_again(table: Table, directory: Path) -> str:
         changes = dict(_changes(Experiment.parse(preset(name)).table(), wanted))
         command = ["fedemu", "run", name]
         for key, value in changes.items():
-            command += [_OWN_FLAGS[key], str(value)] if key in _OWN_FLAGS else ["--set", f"{key}={_toml(value)}"]
+            command += [_OWN_FLAGS[key], str(value)] if key in _OWN_FLAGS else ["--set", f"{key}={toml_value(value)}"]
         if len(changes) <= _MOST_CHANGES and None not in changes.values():
             return shlex.join(command)
     return shlex.join(["fedemu", "run", os.path.normpath(directory / CONFIG_FILE)])
@@ -183,11 +183,6 @@ def _changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """The settings in which ``new`` differs from ``old``, by their full keys. None for one that ``new`` lacks."""
     if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get("kind") == new.get("kind"):
         for key in dict.fromkeys([*old, *new]):
-            yield from _changes(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+            yield from _changes(old.get(key), new.get(key), f"{path}.{toml_key(key)}" if path else key)
     elif old != new:
         yield path, new
-
-
-def _toml(value: Any) -> str:
-    """A value as TOML, in one line."""
-    return toml_text({"": {"v": value}}).partition("v = ")[2].strip()

@@ -201,7 +201,7 @@ def test_every_measure_of_forgetting_is_a_function() -> None:
 
 
 def test_presets_that_the_pages_run_are_there() -> None:
-    named = re.findall(r"fedemu run (\S+)", PAGE)
+    named = [name for name in re.findall(r"fedemu run (\S+)", PAGE) if not name.endswith(".toml")]
     assert len(named) > 5
     assert [name for name in named if not is_preset(name.replace("$method", "fedntd"))] == []
     parts = re.findall(r"`\+([a-z-]+)`", PAGE)

@@ -136,6 +136,21 @@ def test_rows_are_named_by_method_loss_and_the_settings_in_which_they_differ(tmp
     ]
 
 
+def test_rows_are_named_by_local_terms_and_by_the_options_in_which_rows_of_a_term_differ(tmp_path: Path) -> None:
+    ewc, lwf = {"coefficient": 100.0}, {"coefficient": 1.0, "temperature": 2.0}
+    terms: list[dict[str, Any]] = [{}, {"ewc": ewc}, {"lwf": lwf}, {"ewc": ewc, "lwf": lwf}, {"mine.py:held": {}}]
+    runs = [
+        write_run(tmp_path / str(number), [0.5], algorithm={"terms": of_run}) for number, of_run in enumerate(terms)
+    ]
+    names = ["fedavg", "fedavg + ewc", "fedavg + lwf", "fedavg + ewc + lwf", "fedavg + mine.py:held"]
+    assert labels(compare(runs)) == names
+    write_run(tmp_path / "5", [0.5], algorithm={"terms": {"lwf": lwf | {"temperature": 4.0}}})
+    assert labels(compare([tmp_path / "2", tmp_path / "5"])) == [
+        "fedavg + lwf, temperature 2",
+        "fedavg + lwf, temperature 4",
+    ]
+
+
 def test_a_value_that_is_usual_among_the_rows_is_named_in_none_of_them(tmp_path: Path) -> None:
     runs = [
         write_run(tmp_path / "a", [0.5]),

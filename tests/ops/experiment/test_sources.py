@@ -152,6 +152,13 @@ def test_another_model_or_method_does_not_inherit_options() -> None:
     assert (algorithm.loss, algorithm.options) == ("wsm", {})
 
 
+@pytest.mark.parametrize("quoted", ['"mine.py:held"', "'mine.py:held'", "mine:held"])
+def test_a_part_of_an_overrides_key_may_be_quoted_as_in_toml(quoted: str) -> None:
+    overrides = [f"algorithm.terms.{quoted}.width=2", "algorithm . loss=wsm"]
+    algorithm = load_experiment("digits", overrides, {})[0].algorithm
+    assert (algorithm.loss, algorithm.terms) == ("wsm", {quoted.strip("\"'"): {"width": 2}})
+
+
 def test_participation_and_per_round_displace_each_other_across_sources() -> None:
     assert load_experiment("digits", ["fleet.participation=0.5"], {})[0].fleet.per_round == 150
     assert load_experiment({"fleet": {"participation": 0.5}}, ["fleet.per_round=7"], {})[0].fleet.per_round == 7
@@ -170,6 +177,8 @@ def test_folders_in_the_environment_are_not_settings() -> None:
 def test_bad_overrides_and_variables_are_named() -> None:
     assert refused("digits", "local.lr") == '"local.lr" is no override; write section.key=value, as in local.lr=0.05'
     assert refused("digits", ".lr=1") == '".lr=1" is no override; write section.key=value, as in local.lr=0.05'
+    assert refused("digits", '"".x=1') == '""".x=1" is no override; write section.key=value, as in local.lr=0.05'
+    assert refused("digits", '"seed=1') == '"seed is no setting; did you mean seed?'
     assert refused("digits", "model.hidden=[1") == (
         "model.hidden = [1 is not a TOML value; check its brackets and quotes"
     )

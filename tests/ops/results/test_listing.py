@@ -56,15 +56,15 @@ def test_a_run_that_is_over_is_listed_with_what_its_summary_says(tmp_path: Path)
     }
 
 
-def test_the_method_is_named_with_its_loss_and_its_replay(tmp_path: Path) -> None:
+def test_the_method_is_named_with_its_loss_its_terms_and_its_replay(tmp_path: Path) -> None:
     directory = run(tmp_path / "a")
     settings = {
-        "algorithm": {"name": "fedavg", "loss": "wsm"},
+        "algorithm": {"name": "fedavg", "loss": "wsm", "terms": {"lwf": {"temperature": 3.0}, "mine.py:held": {}}},
         "stream": {"kind": "classes"},
         "replay": {"strategy": "gss_greedy", "capacity": 5},
     }
     (directory / "config.toml").write_text(Experiment.parse(settings).to_toml())
-    assert listed(directory).method == "fedavg + wsm, replay gss_greedy"
+    assert listed(directory).method == "fedavg + wsm + lwf + mine.py:held, replay gss_greedy"
 
 
 def test_a_run_with_a_coordinator_at_work_is_running(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def test_an_old_file_without_settings_tells_nothing_of_them() -> None:
         ("digits", [], "fedemu run digits"),
         ("digits+fedntd", ["seed=3", "rounds=7"], "fedemu run digits+fedntd --seed 3 --rounds 7"),
         ("digits", ["local.lr=0.05", 'replay.final="top"'], None),
+        ("digits", ["algorithm.terms={ 'mine.py:held' = { width = 2 } }"], None),
         ("digits-tasks+mfcl", ["fleet.devices=12"], "fedemu run digits-tasks+mfcl --devices 12"),
     ],
 )
