@@ -43,8 +43,9 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
         )
     if corpus.tokens and not corpus.language and ":" not in experiment.model.name:
         raise ConfigurationError(
-            f"model {experiment.model.name!r} does not tell labels from tokens, and the samples are whole numbers "
-            f"{list(corpus.input_shape)}; name a model of your own, or give fractions if the numbers are quantities"
+            f"model {experiment.model.name!r} can't read tokens, and the samples are whole numbers "
+            f"{list(corpus.input_shape)}; name a model of your own, or give fractions if the numbers are quantities, "
+            "and uint8 if they are pixels"
         )
     if experiment.data.text.kind == "next" and experiment.model.name in BIDIRECTIONAL:
         raise ConfigurationError(
