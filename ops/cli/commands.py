@@ -112,7 +112,7 @@ _COMMANDS = (
     (
         "edge",
         cli_run.edge,
-        "Pass on between a coordinator and many machines, and add up their results.",
+        "Pass messages between a coordinator and many machines, and add up results.",
         (
             "fedemu edge --bind tcp://127.0.0.1:5578",
             "fedemu edge --connect tcp://A:5577 --server-key a.key --bind tcp://0.0.0.0:5578",

@@ -119,7 +119,7 @@ LogLevelOption = Annotated[
     LogLevel | None,
     typer.Option(
         metavar="debug|info|warning|error",
-        help="The least important level that goes into the logs. Default: info.",
+        help="The least important level that is logged. Default: info.",
         show_default=False,
     ),
 ]
