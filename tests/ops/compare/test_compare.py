@@ -1,6 +1,7 @@
 """A comparison: which runs belong together, how they are called, and the numbers of the table."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,16 @@ def test_the_mean_accuracy_of_the_last_rounds_is_given_where_a_run_has_so_many(s
     assert comparison.entries[0].figures["last_accuracy"].values == (0.625, 0.375)
     assert columns(comparison)["last 2"] == ["50.0 ± 17.7 %"]
     assert comparison.table()["last"] == 2
+
+
+def test_the_page_on_the_run_directory_tells_every_key_of_a_comparison(seeds: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "other" / "seed-0", [0.5], seed=0, local={"lr": 0.5})
+    table = compare([seeds, tmp_path / "other"]).table()
+    page = (Path(__file__).parents[3] / "docs" / "run_directory.md").read_text(encoding="utf-8")
+    told = {*re.findall(r"`(\w+)`", page.split("## Groups of seeds, and comparisons")[1])}
+    assert table["tests"]
+    keys = {*table, *(key for part in ("rows", "tests") for one in table[part] for key in one)}
+    assert keys - told == set()
 
 
 def test_a_target_that_is_given_counts_for_every_row(seeds: Path) -> None:
