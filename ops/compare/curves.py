@@ -16,7 +16,7 @@ from fedemu.ops.compare.entry import Entry
 Floats = NDArray[np.float64]
 
 MOVED = "moved"
-"""The name of one more column: all emulated bytes up to the round, down and up."""
+"""What ``spent`` takes beside columns: all emulated bytes up to the round, down and up."""
 
 
 class Curve(NamedTuple):
@@ -28,11 +28,12 @@ class Curve(NamedTuple):
 
 
 def curve(entry: Entry, key: str) -> Curve:
-    """A column of the rows, or ``MOVED``, over the rounds in which at least one run has it."""
+    """A column of the rows, over the rounds in which at least one run has it."""
     by_round: dict[int, list[float]] = defaultdict(list)
     for run in entry.runs:
-        for round, value in _column(run, key):
-            by_round[round].append(value)
+        for row in run.rows:
+            if (value := row.number(key)) is not None:
+                by_round[row.round].append(value)
     rounds = sorted(by_round)
     values = [np.array(by_round[round]) for round in rounds]
     return Curve(
@@ -42,7 +43,24 @@ def curve(entry: Entry, key: str) -> Curve:
     )
 
 
-def _column(run: Run, key: str) -> Iterator[tuple[int, float]]:
+def spent(entry: Entry, key: str) -> tuple[Floats, Floats]:
+    """The rounds, and what a run has spent by the end of each: ``virtual_time`` or ``MOVED``.
+
+    If all runs have all rounds, it is the mean over the runs. A run that ended before the others takes part in the
+    means of its own rounds alone: what single rounds cost is averaged, and added up. So it never falls.
+    """
+    costs: dict[int, list[float]] = defaultdict(list)
+    for run in entry.runs:
+        before = 0.0
+        for round, value in _so_far(run, key):
+            costs[round].append(value - before)
+            before = value
+    rounds = sorted(costs)
+    return np.array(rounds, dtype=np.float64), np.cumsum([np.mean(costs[round]) for round in rounds])
+
+
+def _so_far(run: Run, key: str) -> Iterator[tuple[int, float]]:
+    """What the run has spent by the end of each round that tells it."""
     moved = 0.0
     for row in run.rows:
         moved += (row.bytes_down or 0) + (row.bytes_up or 0)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from fedemu.ops.compare.compare import Comparison
-from fedemu.ops.compare.curves import MOVED, Curve, class_table, curve
+from fedemu.ops.compare.curves import MOVED, Curve, class_table, curve, spent
 from fedemu.ops.compare.entry import Entry
 from fedemu.ops.figures import percent, readable_bytes, time_unit
 from fedemu.ops.pages.axes import SHARES, fit_shares
@@ -250,14 +250,14 @@ def _draw_accuracy(axes: Any, comparison: Comparison, since: float) -> list[floa
 
 
 def _draw_accuracy_against(axes: Any, comparison: Comparison, key: str, divisor: float) -> None:
-    """Draw accuracy by the column ``key``, divided by ``divisor``, in the rounds that have both."""
+    """Draw accuracy by what ``spent`` gives for ``key``, divided by ``divisor``, in the rounds that have both."""
     shown: list[float] = []
     for entry, look in _looks(comparison):
-        spent, reached = curve(entry, key), curve(entry, "accuracy")
-        both, of_spent, of_reached = np.intersect1d(spent.rounds, reached.rounds, return_indices=True)
+        (rounds, so_far), reached = spent(entry, key), curve(entry, "accuracy")
+        both, of_spent, of_reached = np.intersect1d(rounds, reached.rounds, return_indices=True)
         if len(both):
             dots = markers(entry.place, len(both))
-            axes.plot(spent.mean[of_spent] / divisor, reached.mean[of_reached], linewidth=1.8, **dots, **look)
+            axes.plot(so_far[of_spent] / divisor, reached.mean[of_reached], linewidth=1.8, **dots, **look)
             shown += [*reached.mean[of_reached]]
     axes.xaxis.set_major_locator(round_ticks(6))
     axes.set_xlim(left=0)

@@ -10,7 +10,7 @@ import pytest
 
 from fedemu.ops.cli import commands
 from fedemu.ops.compare.compare import Comparison, compare
-from fedemu.ops.compare.curves import MOVED, class_table, curve
+from fedemu.ops.compare.curves import MOVED, class_table, curve, spent
 from fedemu.ops.compare.entry import Statistic
 from fedemu.ops.compare.page.experiments import COMPARISON_PLOTS, WIDE_COMPARISON_PLOTS
 from fedemu.ops.compare.page.page import claim_folder, write_comparison
@@ -399,10 +399,23 @@ def test_a_curve_is_the_mean_over_the_seeds_that_have_the_round(tmp_path: Path) 
     assert rounds.tolist() == [1.0, 3.0]
     assert mean.tolist() == [0.375, 0.75]
     assert deviation.tolist() == pytest.approx([0.25 / 2**0.5, 0.0])
-    assert curve(entry, MOVED).mean.tolist() == [2000.0, 4000.0, 6000.0]
     rounds_with_classes, table = class_table(entry)
     assert rounds_with_classes == [1, 3]
     assert table.tolist() == [[0.375, 0.75], [0.5, 0.5]]
+
+
+def test_what_seeds_have_spent_never_falls_where_one_of_them_ended(tmp_path: Path) -> None:
+    write_run(tmp_path / "seed-0", [0.5, 0.6, 0.7, 0.8], seed=0)
+    slow = write_run(tmp_path / "seed-1", [], seed=1, outcome="diverged")
+    rows = [{"round": round, "virtual_time": 600.0 * round, "bytes_down": 8000, "accuracy": 0.5} for round in (1, 2)]
+    (slow / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    comparison = compare([tmp_path])
+    (entry,) = comparison.entries
+    assert [values.tolist() for values in spent(entry, "virtual_time")] == [[1, 2, 3, 4], [330, 660, 720, 780]]
+    assert spent(entry, MOVED)[1].tolist() == [5000, 10000, 12000, 14000]
+    figure = PLOTS["accuracy_by_time"](comparison)
+    assert figure is not None
+    assert figure.axes[0].lines[0].get_xdata().tolist() == pytest.approx([5.5, 11, 12, 13])
 
 
 def test_a_comparison_is_a_page_with_its_pictures_and_numbers_for_programs(seeds: Path, tmp_path: Path) -> None:
