@@ -31,7 +31,8 @@ def period_cards(results: PeriodResults) -> list[tuple[str, str]]:
 def period_table(results: PeriodResults) -> Table:
     """A line for each period. Its values are accuracies, or perplexities if the data are language.
 
-    The page explains the columns. A value that is not known yet is a dash.
+    The page explains the columns. A value that is not known yet is a dash. With own orders of tasks the columns of a
+    test set are about the task of the line's number.
     """
     if results.language:
         table, form = results.perplexity, _number
@@ -45,13 +46,13 @@ def period_table(results: PeriodResults) -> Table:
         (
             f"{period + 1}",
             f"{results.rounds[period]:,}" if period < reached else "–",
-            form(table[period, period]) if period < reached else "–",
+            form(table[since, period]) if since < reached else "–",
             form(table[-1, period]),
-            _share(forgot[period]) if period < reached - 1 else "–",
+            _share(forgot[period]) if since < reached - 1 else "–",
             form(seen[period]) if period < reached else "–",
             form(together[period]) if period < reached else "–",
         )
-        for period in range(results.periods)
+        for period, since in enumerate(results.since.tolist())
     ]
     return numbers_by_name(_TITLES, lines)
 

@@ -77,10 +77,21 @@ class PeriodResults:
         """The loss of each model over the test sets of all periods together, ``[models]``."""
         return self._together("loss")
 
+    @property
+    def own_orders(self) -> bool:
+        """Whether devices meet tasks in orders of their own. Then the test sets are those of tasks."""
+        return self.rows[-1].period_since is not None
+
+    @property
+    def since(self) -> NDArray[np.int64]:
+        """The period from which on each test set counts as seen, ``[periods]``. Without own orders it is its own."""
+        since = self.rows[-1].period_since
+        return np.arange(self.periods) if since is None else np.array(since, dtype=np.int64)
+
     def after_each(self, measure: str) -> Floats:
         """A measure of ``algorithms/measures/continual.py`` after each period, ``[models]``."""
-        of, since = getattr(continual, measure), self.rows[-1].period_since
-        return np.array([of(self.accuracy[:reached], since=since) for reached in range(1, len(self.rounds) + 1)])
+        of = getattr(continual, measure)
+        return np.array([of(self.accuracy[:reached], since=self.since) for reached in range(1, len(self.rounds) + 1)])
 
     def relative_forgetting_after_each(self) -> Floats:
         """How far the perplexity rose above its best, after each period: the mean over earlier ones, ``[models]``."""

@@ -43,14 +43,15 @@ _MOST_NUMBERED = 16
 def period_curves(results: PeriodResults) -> Figure | None:
     """One line per period, thin before the period begins, and lines over the periods so far and over all periods.
 
-    Vertical lines stand between the periods.
+    Vertical lines stand between the periods. With own orders of tasks there is one line per task, thin before some
+    device meets it.
     """
     figure, axes = new_figure(f"{_measure(results).capitalize()} by period", height=4.2)
     rounds = np.array([row.round for row in results.rows])
     tasks = np.array([row.task or 0 for row in results.rows])
     dots = marker(len(rounds))
     for period, (colour, values) in enumerate(zip(period_colours(results.periods), _by_period(results), strict=True)):
-        begun = tasks >= period
+        begun = tasks >= results.since[period]
         axes.plot(rounds, values, color=colour, linewidth=0.8, alpha=0.35, label=f"_period {period + 1}, all rounds")
         axes.plot(
             rounds[begun],
@@ -69,7 +70,7 @@ def period_curves(results: PeriodResults) -> Figure | None:
             drawn = perplexity_of(numbers(values)) if results.language else values
             axes.plot(known, drawn, color=INK, linewidth=2.2, linestyle=style, label=label)
     _scale(axes, results)
-    period_bar(figure, axes, results.periods, "tested on period")
+    period_bar(figure, axes, results.periods, _tested_on(results))
     return legend_below(figure, axes)
 
 
@@ -83,7 +84,7 @@ def period_matrix(results: PeriodResults) -> Figure | None:
     if max(reached, periods) <= _MOST_NUMBERED:
         _number_cells(matrix, image, table, results.language)
     matrix.set_title(f"{_measure(results).capitalize()} on each period")
-    matrix.set_xlabel("tested on period")
+    matrix.set_xlabel(_tested_on(results))
     matrix.set_ylabel("model after period")
     number_periods(matrix.xaxis, counted(periods, 10))
     number_periods(matrix.yaxis, counted(reached, 20))
@@ -119,6 +120,10 @@ PERIOD_PLOTS: Mapping[str, Callable[[PeriodResults], Figure | None]] = {
     "period_curves": period_curves,
     "period_matrix": period_matrix,
 }
+
+
+def _tested_on(results: PeriodResults) -> str:
+    return f"tested on {'task' if results.own_orders else 'period'}"
 
 
 def _measure(results: PeriodResults) -> str:

@@ -131,6 +131,25 @@ def test_the_cards_and_the_table_of_labelled_data_are_accuracies() -> None:
     ]
 
 
+def test_with_own_orders_a_test_set_is_that_of_a_task_and_counts_from_the_period_that_first_brings_it() -> None:
+    since = [0, 0, 1]
+    found = period_results(run([row(round, MATRIX[(round - 1) // 2], period_since=since) for round in range(1, 7)]))
+    assert found is not None
+    assert [line[2:5] for line in period_table(found).rows] == [
+        ("75.0 %", "25.0 %", "50.0 %"),
+        ("25.0 %", "50.0 %", "50.0 %"),
+        ("25.0 %", "75.0 %", "-50.0 %"),
+    ]
+    cards = dict(period_cards(found))
+    assert (cards["average forgetting"], cards["backward transfer"]) == ("16.7 %", "8.3 %")
+    curves, matrix = period_curves(found), period_matrix(found)
+    assert curves is not None
+    assert matrix is not None
+    thick = [line for line in curves.axes[0].lines if line.get_linewidth() == 1.6]
+    assert [line.get_xdata()[0] for line in thick] == [1, 1, 3]
+    assert matrix.axes[0].get_xlabel() == "tested on task"
+
+
 def test_a_period_that_was_not_reached_is_known_by_the_latest_model_only() -> None:
     found = period_results(run([row(1, MATRIX[0])]))
     assert found is not None
