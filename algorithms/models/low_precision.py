@@ -1,7 +1,7 @@
 """Any model with its expensive layers in bfloat16, for training that is faster and less exact.
 
 Variables, their gradients and the optimiser stay float32. Convolutions, linear layers and other products of matrices
-round their inputs to bfloat16, which keeps 8 bits of the 24 of a float32. Losses get float32 outputs.
+round their inputs and their results to bfloat16, which keeps 8 bits of the 24 of a float32. Losses get float32 outputs.
 """
 
 from __future__ import annotations

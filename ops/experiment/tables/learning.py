@@ -174,7 +174,7 @@ class Local(Section):
     With ``steps`` above 0 a device takes that many steps in a round, and ``epochs`` has no effect.
 
     With ``lr_restart`` it begins again at ``lr`` in each period of the stream. With ``precision = "bfloat16"`` the
-    products of matrices in training round their inputs to 8 significant bits, at devices and in the coordinator's
+    products of matrices in training round inputs and results to 8 significant bits, at devices and in the coordinator's
     server jobs. Variables stay float32, and models are evaluated in float32.
     """
 

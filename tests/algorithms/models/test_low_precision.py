@@ -34,7 +34,7 @@ def rounded(tensor: Tensor) -> Tensor:
     return tensor.bfloat16().float()
 
 
-def test_inputs_of_a_product_are_rounded_and_outputs_are_float32() -> None:
+def test_inputs_and_results_of_a_product_are_rounded_and_outputs_are_float32() -> None:
     exact = from_module(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3, bias=False)))
     model = with_precision(exact, "bfloat16")
     variables = model.init(0)
@@ -43,6 +43,7 @@ def test_inputs_of_a_product_are_rounded_and_outputs_are_float32() -> None:
     assert outputs.logits.dtype == torch.float32
     # The product itself is rounded once: by half of the last of 8 bits.
     assert torch.allclose(outputs.logits.double(), expected, rtol=2**-8, atol=0)
+    assert torch.equal(outputs.logits, rounded(outputs.logits))
     assert not torch.equal(outputs.logits, exact.apply(variables, X, True)[0].logits)
 
 
