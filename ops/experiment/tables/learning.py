@@ -31,7 +31,7 @@ class DirichletEqual(Section):
 
 
 class Shards(Section):
-    """Samples are sorted by label and cut into shards. Each device gets ``per_device`` of them."""
+    """Each class is cut into equally many shards. Each device gets ``per_device`` of all shards at random."""
 
     kind: Literal["shards"] = "shards"
     per_device: Count = 2
