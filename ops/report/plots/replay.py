@@ -30,6 +30,7 @@ from fedemu.ops.pages.style import (
     round_ticks,
     sequence_colours,
 )
+from fedemu.ops.report.plots.rounds import MOST_BARS, draw_steps
 
 _FEW_LABELS = len(PALETTE)
 """Up to this number of labels, each has a colour of its own."""
@@ -52,7 +53,7 @@ def buffers(rows: Rows) -> Figure | None:
     for axes, key in zip(cells, told or ["samples"], strict=True):
         axes.set_title({"periods": "Kept, by period", "labels": "Kept, by label"}.get(key, "Kept"))
         axes.set_xlabel("after period")
-        axes.xaxis.set_major_locator(round_ticks(11, integer=True))
+        axes.xaxis.set_major_locator(round_ticks(11 if len(after) <= MOST_BARS else 4, integer=True))
         axes.grid(False, axis="x")
         if key == "samples":
             axes.bar(after, totals, color=BLUE, width=0.8)
@@ -154,11 +155,17 @@ def _counts(lists: list[list[float] | None]) -> Floats:
 def _stack(axes: Any, places: list[int], counts: Floats, colours: Any, noun: str, first: int) -> None:
     """Draw ``counts [kinds, places]`` as bars on top of each other, a colour for each kind.
 
-    The kinds are called ``noun`` and a number from ``first`` upwards.
+    The kinds are called ``noun`` and a number from ``first`` upwards. If there are many places, a kind is one shape,
+    from the first place that has some of it to the last: bars would be as many as kinds times places.
     """
     base = np.zeros(len(places))
     for kind, (values, colour) in enumerate(zip(counts, colours, strict=True)):
-        axes.bar(places, values, bottom=base, color=colour, width=0.8, linewidth=0, label=f"_{noun} {kind + first}")
+        label = f"_{noun} {kind + first}"
+        if len(places) <= MOST_BARS:
+            axes.bar(places, values, bottom=base, color=colour, width=0.8, linewidth=0, label=label)
+        elif len(held := np.flatnonzero(values)):
+            part = slice(held[0], held[-1] + 1)
+            draw_steps(axes, places[part], base[part], base[part] + values[part], color=colour, label=label)
         base += values
 
 

@@ -32,7 +32,7 @@ from fedemu.protocol.messages import OUTCOMES
 
 OUTCOME_COLOURS = dict(zip(OUTCOMES, (GREEN, GREY, ORANGE, SKY, RED, PURPLE), strict=True))
 """The colour of each outcome, in the order in which bars are stacked, from below."""
-_MOST_BARS = 100
+MOST_BARS = 100
 """With more rounds than this, bars are drawn as one area."""
 
 
@@ -91,7 +91,7 @@ def round_forgetting(rows: Rows) -> Figure | None:
         return None
     mean = float(np.mean(values))
     figure, axes = new_figure(f"Round forgetting (mean {percent(mean)})")
-    if len(rounds) <= _MOST_BARS:
+    if len(rounds) <= MOST_BARS:
         apart = min(np.diff(rounds), default=1)
         axes.bar(rounds, values, width=0.85 * apart, color=RED, alpha=0.55)
     else:
@@ -145,7 +145,7 @@ def outcomes(rows: Rows) -> Figure | None:
     for outcome, colour in OUTCOME_COLOURS.items():
         counts = np.array([row.outcomes[outcome] for row in rows], dtype=np.float64)
         if counts.any():
-            _draw_steps(axes, rounds, base, base + counts, color=colour, label=outcome)
+            draw_steps(axes, rounds, base, base + counts, color=colour, label=outcome)
         base += counts
     axes.set_ylabel("devices")
     return legend_below(figure, axes)
@@ -236,7 +236,7 @@ PLOTS: Mapping[str, Callable[[Rows], Figure | None]] = {
 }
 
 
-def _draw_steps(axes: Any, rounds: Sequence[int], low: Floats, high: Floats, **look: Any) -> None:
+def draw_steps(axes: Any, rounds: Sequence[int], low: Floats, high: Floats, **look: Any) -> None:
     """Draw an area with a step for each round, which is one shape however many rounds there are."""
     every = np.arange(rounds[0], rounds[-1] + 1)
     known = np.isin(every, rounds)

@@ -215,6 +215,25 @@ def test_the_buffers_are_stacked_by_period_and_by_label() -> None:
     assert [text.get_text() for text in by_period.texts] == ["6", "7"]
 
 
+def test_many_periods_are_drawn_as_one_shape_for_each() -> None:
+    periods = 120
+    rows = [
+        replayed(
+            period,
+            samples=5 if period else 3,
+            periods=[3 * (place == period) + 2 * (place == period - 1) for place in range(periods)],
+        )
+        for period in range(periods)
+    ]
+    figure = buffers(rows)
+    assert figure is not None
+    axes = figure.axes[0]
+    assert (len(axes.patches), axes.containers) == (periods, [])
+    drawn = [(datum.series, datum.x, datum.low, datum.high) for datum in data_behind(figure)]
+    assert drawn[:4] == [("period 1", 1, 0, 3), ("period 1", 2, 0, 2), ("period 2", 2, 2, 5), ("period 2", 3, 0, 2)]
+    assert drawn[-1] == ("period 120", 120, 2, 5)
+
+
 def test_without_a_census_only_the_totals_are_drawn() -> None:
     figure = buffers([replayed(0), replayed(1, samples=9)])
     assert figure is not None
