@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,10 @@ SPARE_FILES = 128
 """Descriptors of a process besides those that ``demand`` counts one by one."""
 FILES_PER_DEVICE = 4
 """Descriptors of one device, counted while its old connection still lingers beside the new one."""
+_GROUPS = Path("/sys/fs/cgroup")
+"""The control groups of the machine."""
+_OWN_GROUPS = Path("/proc/self/cgroup")
+"""The control groups of this process, a line for each tree of them."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,8 @@ def check(count: int, per_process: int, trainers: int, machine: MachineLimits) -
     if machine.memory is not None and memory > machine.memory:
         raise ConfigurationError(
             f"{count} devices and {trainers} trainers need about {memory / 2**30:.1f} GiB of memory, but "
-            f"{machine.memory / 2**30:.1f} GiB are available; start fewer with --n, or pack them with --per-process."
+            f"{machine.memory / 2**30:.1f} GiB are available; start fewer devices or fewer --trainers, or pack devices "
+            "with --per-process."
         )
 
 
@@ -87,7 +93,7 @@ def _threads() -> int | None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft != resource.RLIM_INFINITY and os.geteuid() != 0:
         left.append(soft - _threads_of_user())
-    for folder in _control_groups():
+    for folder in _control_groups("pids"):
         if (most := _number(folder / "pids.max")) is not None:
             left.append(most - (_number(folder / "pids.current") or 0))
     if (most := _number(Path("/proc/sys/kernel/threads-max"))) is not None:
@@ -106,29 +112,45 @@ def _threads_of_user() -> int:
 def _memory() -> int:
     """Free memory in bytes: what the machine has available, or what the container has left if that is less."""
     left = [int(psutil.virtual_memory().available)]
-    for folder in _control_groups():
-        if (most := _number(folder / "memory.max")) is not None:
-            left.append(most - (_number(folder / "memory.current") or 0))
+    for folder in _control_groups("memory"):
+        if (most := _number(folder / "memory.max", folder / "memory.limit_in_bytes")) is not None:
+            used = _number(folder / "memory.current", folder / "memory.usage_in_bytes") or 0
+            left.append(most - max(0, used - _cached(folder)))
     return max(0, min(left))
 
 
-def _control_groups() -> list[Path]:
-    """The folders of this process's control group and of the groups above it (version 2)."""
-    root = Path("/sys/fs/cgroup")
+def _cached(group: Path) -> int:
+    """Bytes of files that a control group keeps in memory. They count as used, and the kernel frees them at need."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    # Version 1 counts the groups below in figures of their own.
+    return sum(int(facts.get(f"total_{name}", facts.get(name, 0))) for name in ("inactive_file", "active_file"))
+
+
+def _control_groups(controller: str) -> list[Path]:
+    """The folders of this process's control groups that may limit what ``controller`` counts, and of those above them.
+
+    Version 2 has one tree of groups, version 1 one for each controller. A system may have both.
+    """
+    try:
+        lines = _OWN_GROUPS.read_text().splitlines()
     except OSError:
         return []
-    own = next((line[3:] for line in lines if line.startswith("0::")), None)
-    if own is None:
-        return []
-    folder = root / own.lstrip("/")
-    return [folder, *[parent for parent in folder.parents if parent == root or root in parent.parents]]
+    found: list[Path] = []
+    for line in lines:
+        _, controllers, place = line.split(":", 2)
+        if controllers in ("", controller):
+            root = _GROUPS / controllers
+            folder = root / place.lstrip("/")
+            found += [folder, *[parent for parent in folder.parents if parent == root or root in parent.parents]]
+    return found
 
 
-def _number(path: Path) -> int | None:
-    """The number in a file of the kernel; None if there is no such file, or it says ``max``."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
+def _number(*paths: Path) -> int | None:
+    """The number in the first of these files of the kernel that has one; None if there is none, or it says ``max``."""
+    for path in paths:
+        with suppress(OSError, ValueError):
+            return int(path.read_text())
+    return None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
+from fedemu.device.host import limits
 from fedemu.device.host.limits import MachineLimits, allow_files, check, demand, this_machine
 from fedemu.protocol.errors import ConfigurationError
 
@@ -60,3 +63,42 @@ def test_this_machine_can_be_read() -> None:
     assert machine.files_hard > 0
     assert machine.memory is None or machine.memory > 0
     assert machine.threads is None or machine.threads > 0
+
+
+def in_groups(folder: Path, lines: str, files: Mapping[str, str], patch: pytest.MonkeyPatch) -> MachineLimits:
+    """The limits of a process whose control groups are told by ``lines``, with these files under their root."""
+    (folder / "own").write_text(lines)
+    for name, text in files.items():
+        (folder / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "groups" / name).write_text(text)
+    patch.setattr(limits, "_OWN_GROUPS", folder / "own")
+    patch.setattr(limits, "_GROUPS", folder / "groups")
+    return this_machine()
+
+
+def test_files_that_a_container_keeps_in_memory_do_not_count_as_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "box/memory.max": "900000\n",
+        "box/memory.current": "890000\n",
+        "box/memory.stat": "anon 90000\nfile 800000\nshmem 100000\ninactive_file 600000\nactive_file 100000\n",
+        "box/pids.max": "70\n",
+        "box/pids.current": "12\n",
+        "memory.max": "max\n",
+    }
+    machine = in_groups(tmp_path, "0::/box\n", files, monkeypatch)
+    assert (machine.memory, machine.threads) == (900_000 - 190_000, 58)
+
+
+def test_limits_of_control_groups_of_version_1_count_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "memory/job/memory.limit_in_bytes": "800000\n",
+        "memory/job/memory.usage_in_bytes": "300000\n",
+        "memory/job/memory.stat": "inactive_file 0\ntotal_inactive_file 50000\ntotal_active_file 10000\n",
+        "memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "pids/job/pids.max": "70\n",
+        "pids/job/pids.current": "12\n",
+    }
+    machine = in_groups(tmp_path, "8:pids:/job\n4:memory:/job/step\n0::/\n", files, monkeypatch)
+    assert (machine.memory, machine.threads) == (800_000 - 240_000, 58)
