@@ -12,7 +12,7 @@ from pathlib import Path
 from fedemu.coordinator.record.json_lines import read_object
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.ops.compare.replay_label import NAMED, replay_label
-from fedemu.ops.compare.settings import TEST_DATA, differing, most_common, short_name, usual
+from fedemu.ops.compare.settings import TEST_DATA, class_test_interval, differing, most_common, short_name, usual
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.results.words import Keys, Table, at, shown
 from fedemu.protocol.errors import ConfigurationError
@@ -172,6 +172,12 @@ def _incomparable(groups: Sequence[Group]) -> list[str]:
         if len(values) > 1:
             what = ".".join(keys)
             warnings.append(f"the runs differ in {what} ({', '.join(values)}), so their accuracies do not compare")
+    intervals = dict.fromkeys(str(class_test_interval(group.experiment)) for group in groups if group.experiment)
+    if len(intervals) > 1:
+        warnings.append(
+            f"the classes of the runs are tested every {' or '.join(intervals)} rounds, "
+            "so their forgetting, round forgetting and consistency do not compare"
+        )
     return warnings
 
 

@@ -38,6 +38,12 @@ def tested_alike(one: Table, other: Table) -> bool:
     return all(at(one, path) == at(other, path) for path in TEST_DATA)
 
 
+def class_test_interval(table: Table) -> Any:
+    """The number of rounds from one test by class to the next. None if the settings do not tell it."""
+    evaluate = table.get("evaluate") or {}
+    return evaluate.get("full_every" if evaluate.get("samples") else "every")
+
+
 def usual(tables: Sequence[Table], path: Keys) -> Any:
     """The value of a setting in at least two thirds of the tables. None if there is none, or a table lacks the setting.
 

@@ -317,6 +317,21 @@ def test_other_data_or_another_model_is_a_warning(tmp_path: Path) -> None:
     assert len(comparison.entries) == 2
 
 
+@pytest.mark.parametrize(
+    ("evaluate", "interval"),
+    [({"every": 5}, "5"), ({"every": 2, "samples": 50, "full_every": 20}, "20"), ({"every": 1, "full_every": 5}, None)],
+)
+def test_tests_by_class_at_other_intervals_are_a_warning(
+    tmp_path: Path, evaluate: dict[str, int], interval: str | None
+) -> None:
+    runs = [write_run(tmp_path / "a", [0.5]), write_run(tmp_path / "b", [0.5], evaluate=evaluate)]
+    warned = (
+        f"the classes of the runs are tested every 1 or {interval} rounds, "
+        "so their forgetting, round forgetting and consistency do not compare"
+    )
+    assert compare(runs).warnings == (() if interval is None else (warned,))
+
+
 def test_outcomes_are_counted_and_an_unfinished_run_takes_part(tmp_path: Path) -> None:
     for seed, outcome in enumerate(("completed", "diverged", None, "completed")):
         write_run(tmp_path / f"seed-{seed}", [0.5], seed=seed, outcome=outcome)

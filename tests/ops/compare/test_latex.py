@@ -177,3 +177,13 @@ def test_experiments_that_are_tested_with_other_samples_are_not_tested_against_e
     digits, mnist = ({"data": {"dataset": name, "test_fraction": 0.2}} for name in ("digits", "mnist"))
     entries = [replace(good, experiment=digits), replace(poor, experiment=digits), replace(other, experiment=mnist)]
     assert [test.label for test in paired_tests(entries, "final_accuracy")] == ["poor"]
+
+
+def test_what_classes_lost_from_test_to_test_is_tested_only_at_the_same_interval() -> None:
+    good, poor = entry("good", GOOD, round_forgetting=POOR), entry("poor", POOR, round_forgetting=GOOD)
+    often, seldom = ({"evaluate": {"every": every, "samples": 0, "full_every": 10}} for every in (1, 5))
+    entries = [replace(good, experiment=often), replace(poor, experiment=seldom)]
+    assert [test.label for test in paired_tests(entries, "final_accuracy")] == ["poor"]
+    assert paired_tests(entries, "round_forgetting") == []
+    alike = [replace(each, experiment=seldom) for each in entries]
+    assert [test.label for test in paired_tests(alike, "round_forgetting")] == ["poor"]
