@@ -172,6 +172,11 @@ def _incomparable(groups: Sequence[Group]) -> list[str]:
         if len(values) > 1:
             what = ".".join(keys)
             warnings.append(f"the runs differ in {what} ({', '.join(values)}), so their accuracies do not compare")
+    rounds = dict.fromkeys(str(group.experiment.get("rounds")) for group in groups if group.experiment)
+    if len(rounds) > 1:
+        warnings.append(
+            f"the runs differ in rounds ({', '.join(rounds)}), so the figures of their last models do not compare"
+        )
     intervals = dict.fromkeys(str(class_test_interval(group.experiment)) for group in groups if group.experiment)
     if len(intervals) > 1:
         warnings.append(

@@ -204,7 +204,11 @@ def test_rounds_are_named_only_where_nothing_else_tells_rows_apart(tmp_path: Pat
     ]
     assert labels(compare(runs)) == ["fedavg", "fedprox"]
     runs.append(write_run(tmp_path / "c", [0.5], rounds=10))
-    assert labels(compare(runs)) == ["fedavg (8 rounds)", "fedprox", "fedavg (10 rounds)"]
+    comparison = compare(runs)
+    assert labels(comparison) == ["fedavg (8 rounds)", "fedprox", "fedavg (10 rounds)"]
+    assert comparison.warnings == (
+        "the runs differ in rounds (8, 9, 10), so the figures of their last models do not compare",
+    )
 
 
 def test_rows_with_long_differences_are_named_by_their_folders(tmp_path: Path) -> None:
