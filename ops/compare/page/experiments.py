@@ -43,7 +43,8 @@ _SMOOTH_FROM = 20
 def accuracy(comparison: Comparison) -> Figure | None:
     """Accuracy by round, over all rounds. The dotted line is the target accuracy.
 
-    With several seeds a line is their mean, and the band around it is one deviation.
+    With several seeds a line is their mean, and the band around it is one deviation. Where a seed has ended before the
+    others, both are over those that go on.
     """
     figure, axes = new_figure("Accuracy", height=_height(comparison))
     shown = _draw_accuracy(axes, comparison, 0)
