@@ -8,9 +8,19 @@ from typing import Any, Final
 from fedemu.ops.results.words import Keys, Table, at
 
 TEST_DATA: Final[tuple[Keys, ...]] = tuple(
-    ("data", key) for key in ("dataset", "test_fraction", "test_by", "id_min_samples", "train_split")
+    ("data", key)
+    for key in (
+        "dataset",
+        "test_fraction",
+        "test_by",
+        "id_min_samples",
+        "train_split",
+        "label_column",
+        "regroup",
+        "text",
+    )
 )
-"""The settings that decide which samples are used for tests."""
+"""The settings that decide which samples are used for tests, and what has to be predicted of them."""
 
 
 def differing(tables: Sequence[Table], path: Keys = ()) -> set[Keys]:
@@ -34,7 +44,7 @@ def differing(tables: Sequence[Table], path: Keys = ()) -> set[Keys]:
 
 
 def tested_alike(one: Table, other: Table) -> bool:
-    """Whether two experiments are tested with the same samples, as far as their settings tell."""
+    """Whether two experiments have to predict the same of the same test samples, as far as their settings tell."""
     return all(at(one, path) == at(other, path) for path in TEST_DATA)
 
 

@@ -295,6 +295,8 @@ def test_the_longer_of_two_runs_of_one_experiment_and_seed_counts(tmp_path: Path
         ("test_by", "id", "label, id"),
         ("id_min_samples", 5, "0, 5"),
         ("train_split", "train+extra", "auto, train+extra"),
+        ("label_column", "domain", "auto, domain"),
+        ("regroup", "superimagenet-s", "none, superimagenet-s"),
     ],
 )
 def test_another_test_set_is_a_warning(tmp_path: Path, setting: str, value: Any, shown: str) -> None:
@@ -306,6 +308,26 @@ def test_another_test_set_is_a_warning(tmp_path: Path, setting: str, value: Any,
     assert compare(runs).warnings == (
         f"the runs differ in data.{setting} ({shown}), so their accuracies do not compare",
     )
+
+
+def test_other_tokens_are_a_warning_and_their_perplexities_are_not_tested(tmp_path: Path) -> None:
+    for place in ("few", "many"):
+        for seed in (1, 2):
+            text = {"kind": "next", "vocabulary": {"few": 200, "many": 2000}[place]}
+            run = write_run(
+                tmp_path / place / f"seed-{seed}",
+                [0.25 * seed],
+                seed=seed,
+                data={"dataset": "mine", "text": text},
+                model={"name": "gru"},
+                algorithm={"loss": "token_cross_entropy"},
+            )
+            rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            (run / "metrics.jsonl").write_text(json.dumps(rows[0] | {"perplexity": 9.0, "loss": 2.0}) + "\n")
+    comparison = compare([tmp_path / "few", tmp_path / "many"])
+    (warning,) = comparison.warnings
+    assert warning.startswith("the runs differ in data.text (next length 32 vocabulary 200 tokenizer wordpiece")
+    assert comparison.table()["tests"] == []
 
 
 def test_other_data_or_another_model_is_a_warning(tmp_path: Path) -> None:
