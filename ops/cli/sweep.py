@@ -223,7 +223,8 @@ def suite(
         return 0
     folder = out if out is not None else RUNS / f"{Path(source).stem}-{size}"
     seeds = counted(max(len(part.seeds) for part in parts), "seed")
-    said = f"{len({run.method or run.experiment for run in runs})} methods, {counted(len(parts), 'stream')}, {seeds}"
+    methods = counted(len({run.method or run.experiment for run in runs}), "method")
+    said = f"{methods}, {counted(len(parts), 'stream')}, {seeds}"
     takes = f"; all of it takes about {span(seconds_of(runs))} of one core" if seconds_of(runs) else ""
     say(f"{source}, {size}: {said}{takes}")
     prepare(folder, experiments)
