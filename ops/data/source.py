@@ -111,7 +111,10 @@ def locate(dataset: str, data: Path | None) -> Place:
         if folder.is_file():
             return Place("file", _checked_ending(folder))
     if name.endswith(FILES):
-        raise DataError(f"there is no file {' or '.join(map(str, folders))}; check data.dataset")
+        raise DataError(
+            f"there is no file {' or '.join(map(str, folders))}; "
+            "check data.dataset, or set FEDEMU_DATA to the folder that holds it"
+        )
     if _HUB_ID.fullmatch(name):
         return Place("hub", name, subset or None, tuple(map(str, folders)))
     raise DataError(
