@@ -78,7 +78,8 @@ def test_a_table_that_does_not_fit_is_told_with_its_row_and_columns(
 
 
 def test_a_file_that_is_not_there_is_no_data_set_of_the_hub(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no file .*/none\.csv or none\.csv; check data\.dataset, or set FEDEMU_DATA"):
+    said = r"there is no file .*/none\.csv or none\.csv; check data\.dataset, or set FEDEMU_DATA to the folder"
+    with pytest.raises(DataError, match=said):
         locate("none.csv", tmp_path)
 
 
