@@ -12,7 +12,15 @@ from pathlib import Path
 from fedemu.coordinator.record.json_lines import read_object
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.ops.compare.replay_label import NAMED, replay_label
-from fedemu.ops.compare.settings import TEST_DATA, class_test_interval, differing, most_common, short_name, usual
+from fedemu.ops.compare.settings import (
+    TEST_DATA,
+    class_test_interval,
+    differing,
+    held_out,
+    most_common,
+    short_name,
+    usual,
+)
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.results.words import Keys, Table, at, shown
 from fedemu.protocol.errors import ConfigurationError
@@ -172,6 +180,11 @@ def _incomparable(groups: Sequence[Group]) -> list[str]:
         if len(values) > 1:
             what = ".".join(keys)
             warnings.append(f"the runs differ in {what} ({', '.join(values)}), so their accuracies do not compare")
+    tests = dict.fromkeys(shown(held_out(group.experiment)) or "the test split" for group in groups if group.experiment)
+    if len(tests) > 1:
+        warnings.append(
+            f"the runs differ in the samples of tests (stream: {', '.join(tests)}), so their accuracies do not compare"
+        )
     rounds = dict.fromkeys(str(group.experiment.get("rounds")) for group in groups if group.experiment)
     if len(rounds) > 1:
         warnings.append(

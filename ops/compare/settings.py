@@ -45,7 +45,15 @@ def differing(tables: Sequence[Table], path: Keys = ()) -> set[Keys]:
 
 def tested_alike(one: Table, other: Table) -> bool:
     """Whether two experiments have to predict the same of the same test samples, as far as their settings tell."""
-    return all(at(one, path) == at(other, path) for path in TEST_DATA)
+    return all(at(one, path) == at(other, path) for path in TEST_DATA) and held_out(one) == held_out(other)
+
+
+def held_out(table: Table) -> Table:
+    """The settings by which a stream holds out samples of its periods for tests. Empty if the test split is used."""
+    stream = table.get("stream") or {}
+    if stream.get("kind") != "periods":
+        return {}
+    return {key: stream.get(key) for key in ("kind", "periods", "order", "cut", "test_fraction")}
 
 
 def class_test_interval(table: Table) -> Any:

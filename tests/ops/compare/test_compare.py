@@ -310,6 +310,23 @@ def test_another_test_set_is_a_warning(tmp_path: Path, setting: str, value: Any,
     )
 
 
+def test_other_samples_that_a_stream_holds_out_are_a_warning_and_accuracies_are_not_tested(tmp_path: Path) -> None:
+    streams = {"few": {"periods": 3}, "more": {"periods": 3, "test_fraction": 0.5}, "slow": {"rounds_per_period": 9}}
+    for name, stream in streams.items():
+        for seed in (1, 2):
+            settings = {"kind": "periods", "periods": 3, **stream}
+            write_run(tmp_path / name / f"seed-{seed}", [0.25 * seed], seed=seed, stream=settings)
+    comparison = compare([tmp_path / "few", tmp_path / "more"])
+    held = "periods periods 3 order index cut device test_fraction"
+    assert comparison.warnings == (
+        f"the runs differ in the samples of tests (stream: {held} 0.2, {held} 0.5), so their accuracies do not compare",
+    )
+    assert comparison.table()["tests"] == []
+    alike = compare([tmp_path / "few", tmp_path / "slow"])
+    assert alike.warnings == ()
+    assert alike.table()["tests"]
+
+
 def test_other_tokens_are_a_warning_and_their_perplexities_are_not_tested(tmp_path: Path) -> None:
     for place in ("few", "many"):
         for seed in (1, 2):
