@@ -92,12 +92,24 @@ def _unforeseen(error: Exception | SystemExit) -> int:
         name = str(error.filename)
         complain(f"{name if len(name) <= 80 else f'{name[:77]}...'} can't be used: {error.strerror}; name another")
         return USAGE
+    elif isinstance(error, FileNotFoundError) and error.filename is None and _is_nowhere():
+        complain("the working folder no longer exists; change to another one")
+        return USAGE
     elif own_frames(error):
         _tell(FedemuError(account(error)), INTERNAL_ERROR, error)
     else:
         _shown(error)
         complain(f"internal error: {type(error).__name__}: {error} (the traceback is in {log_crash(error)})")
     return INTERNAL_ERROR
+
+
+def _is_nowhere() -> bool:
+    """Whether somebody has removed the folder in which this process works."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _tell(error: FedemuError, code: int, cause: BaseException | None = None) -> None:

@@ -52,6 +52,17 @@ def test_an_internal_error_is_one_sentence_that_names_the_file_with_the_tracebac
     assert log.read_text().endswith("\nfedemu caf\\udce9\n")
 
 
+def test_a_working_folder_that_was_removed_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert exit_code_of(lambda: len(Path.cwd().parts)) == 2
+    assert capsys.readouterr().err == "fedemu: the working folder no longer exists; change to another one\n"
+
+
 def test_too_many_open_files_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     def action() -> int:
         raise OSError(errno.EMFILE, "Too many open files", "/there/blobs")
