@@ -222,7 +222,8 @@ def allow_files(wanted: int) -> None:
     if (most := most_open_files()) < wanted:
         raise ConfigurationError(
             f"the coordinator needs {wanted} open files, but at most {most} are allowed; "
-            f"raise the limit (ulimit -Hn {wanted}); fewer fleet.devices, or an ipc:// address, need fewer"
+            f"raise the limit (ulimit -Hn {wanted}); fewer fleet.devices, fleet.link=shared, or an ipc:// address, "
+            "need fewer"
         )
     allow_open_files(max(wanted, MOST_FILES))
 
