@@ -197,9 +197,10 @@ class Picturing(Protocol):
 class Selecting(Protocol):
     """An Algorithm whose devices have replay buffers. Your own needs ``replay.strategy = "own"``.
 
-    In the last round of a period (``Context.task_ends``) it asks the devices that are on-line for ``selection``. If a
-    device was away when a period ended, the period's samples are sealed. At its next work, for any program, the
-    device first answers ``selection`` for each sealed period, the oldest first, with the ``shared`` of that work.
+    In the last round of a period (``Context.task_ends``) it asks the devices that are on-line for ``selection``, as the
+    last ask of the round. If a device was away when a period ended, the period's samples are sealed. At its next work,
+    for any program, the device first answers ``selection`` for each sealed period, the oldest first, with the
+    ``shared`` of that work.
     """
 
     @property

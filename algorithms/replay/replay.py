@@ -143,7 +143,8 @@ def with_replay(inner: Algorithm[S], settings: ReplaySettings, ingredients: Ingr
 
     With the strategies ``none`` and ``own`` it is ``inner`` itself. Raises ConfigurationError if the strategy needs
     labels or features that the data or the model do not have, or gradients that the method's ``variables`` do not give
-    (``shows_what_it_trains``), and if the strategy is ``own`` and ``inner`` is not Selecting, or the other way round.
+    (``shows_what_it_trains``). So it does if the strategy is ``own`` and ``inner`` is not Selecting, or the other way
+    round, and if a term needs logits, which the strategy ``own`` does not note.
     """
     strategy = settings.strategy
     if strategy == "none":
@@ -157,6 +158,11 @@ def with_replay(inner: Algorithm[S], settings: ReplaySettings, ingredients: Ingr
             f"set replay.strategy = {OWN!r}"
         )
     if strategy == OWN:
+        if settings.logits:
+            raise ConfigurationError(
+                f"replay.strategy = {OWN!r} does not note the logits of samples, which algorithm.terms.der "
+                "learns from; remove the term, or choose another strategy"
+            )
         return inner
     if strategy in NEEDS_LABELS and not ingredients.labelled:
         raise ConfigurationError(

@@ -53,7 +53,8 @@ class TermsState(Generic[S]):
 class WithTerms(Generic[S]):
     """The rounds of the method ``inner``, whose programs have the ``terms`` in their losses.
 
-    Raises ConfigurationError if a program of ``inner`` has the name of the question for importances.
+    Raises ConfigurationError if a program of ``inner`` has the name of the question for importances, or if ``inner``
+    lets devices select before they could answer it.
     """
 
     def __init__(self, inner: Algorithm[S], terms: Mapping[str, LocalTerm], model: Model) -> None:
@@ -68,6 +69,11 @@ class WithTerms(Generic[S]):
             )
         self.programs: Mapping[str, LocalProgram | Query] = {**inner.programs, **asking}
         if isinstance(inner, Selecting):
+            if self._measures:
+                raise ConfigurationError(
+                    f"algorithm.terms.{next(iter(self._measures))} asks devices for importances when a task ends, but "
+                    "this method has them drop the task's samples before; remove the term, or choose another method"
+                )
             self.selection = inner.selection
 
     def init(self, variables: Tree, context: Context) -> TermsState[S]:

@@ -17,7 +17,7 @@ from fedemu.algorithms.interface import Ask, Context, Measuring, Outcome, Remark
 from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState, fedavg
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import growing
-from fedemu.algorithms.registry import build_algorithm
+from fedemu.algorithms.registry import build_algorithm, build_terms
 from fedemu.algorithms.replay.replay import COMPUTES_GRADIENTS, LOOKS_AT_MODEL, ReplaySettings, with_replay
 from fedemu.algorithms.replay.selection.selection import STRATEGIES
 from fedemu.algorithms.streams.tasks import ClassTasks
@@ -334,6 +334,16 @@ def test_what_lies_around_a_method_shows_the_question_by_which_it_selects() -> N
         assert wrapped.selection is method.selection
     for wrapped in (TaskByTask(fedavg(ingredients()), model), WithTerms(fedavg(ingredients()), terms, MODEL)):
         assert not isinstance(wrapped, Selecting)
+
+
+def test_terms_that_need_samples_or_notes_do_not_go_with_a_method_that_selects_by_itself() -> None:
+    method = Keeping(ingredients())
+    with pytest.raises(
+        ConfigurationError, match=r"^algorithm\.terms\.ewc asks devices for importances when a task ends"
+    ):
+        WithTerms(method, build_terms({"ewc": {}}, ingredients()), MODEL)
+    with pytest.raises(ConfigurationError, match=r"does not note the logits of samples, which algorithm\.terms\.der"):
+        with_replay(method, ReplaySettings("own", BUDGET, logits=True), ingredients())
 
 
 def test_either_the_method_selects_or_a_strategy() -> None:
