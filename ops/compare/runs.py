@@ -234,10 +234,11 @@ def _label(group: Group, tables: Sequence[Table], differ: set[Keys]) -> str:
     for path, name in names.items():
         value = at(own, path)
         if value is not None and value != usual(_sharing(path, own, tables), path):
+            whole = " ".join(path[2:]) if path[:2] == _TERMS else ".".join(path)
             unique = list(names.values()).count(name) == 1
-            settings.append(f"{name if unique else '.'.join(path)} {shown(value)}")
-    whole = ", ".join([label, *settings])
-    return whole if len(whole) <= _LONGEST_LABEL else f"{label} ({_folder(group)})"
+            settings.append(f"{name if unique else whole} {shown(value)}")
+    told = ", ".join([label, *settings])
+    return told if len(told) <= _LONGEST_LABEL else f"{label} ({_folder(group)})"
 
 
 def _sharing(path: Keys, own: Table, tables: Sequence[Table]) -> Sequence[Table]:

@@ -17,7 +17,9 @@ from fedemu.protocol.errors import ConfigurationError
 Choice = tuple[str, Any]
 """A key of a setting, such as ``local.lr``, and the value that one run has there."""
 
-KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_PART = r"""([A-Za-z0-9_:-]+|"[^"]+"|'[^']+')"""
+KEY = re.compile(rf"{_PART}(\.{_PART})*")
+"""The key of a setting, as in ``local.lr`` or ``algorithm.terms."mine.py:held".width``."""
 _PAIRS = {"[": "]", "{": "}", '"': '"', "'": "'"}
 _LONGEST = 40
 """Letters of a value in the name of a folder."""
@@ -73,12 +75,16 @@ def points(grid: Mapping[str, Sequence[Any]]) -> Iterator[tuple[Choice, ...]]:
 
 def name_of(choices: Sequence[Choice]) -> str:
     """How a combination is called in the name of a folder: ``local.lr=0.01,local.epochs=5``."""
-    return ",".join(f"{key}={_slug(value)}" for key, value in choices)
+    return ",".join(f"{re.sub(r'[^A-Za-z0-9._-]+', '-', _unquoted(key))}={_slug(value)}" for key, value in choices)
 
 
 def override_of(choice: Choice) -> str:
     """A choice in the form of ``--set``."""
     return f"{choice[0]}={toml_value(choice[1])}"
+
+
+def _unquoted(key: str) -> str:
+    return re.sub("[\"']", "", key)
 
 
 def _slug(value: Any) -> str:

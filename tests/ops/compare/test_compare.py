@@ -160,6 +160,14 @@ def test_rows_are_named_by_local_terms_and_by_the_options_in_which_rows_of_a_ter
         "fedavg + lwf, temperature 2",
         "fedavg + lwf, temperature 4",
     ]
+    for number, (one, other) in enumerate([(1.0, 2.0), (1.0, 3.0), (5.0, 2.0)], 6):
+        terms_of_run = {"ewc": {"coefficient": one}, "lwf": {"coefficient": other}}
+        write_run(tmp_path / str(number), [0.5], algorithm={"terms": terms_of_run})
+    assert labels(compare([tmp_path / "6", tmp_path / "7", tmp_path / "8"])) == [
+        "fedavg + ewc + lwf",
+        "fedavg + ewc + lwf, lwf coefficient 3",
+        "fedavg + ewc + lwf, ewc coefficient 5",
+    ]
 
 
 def test_a_value_that_is_usual_among_the_rows_is_named_in_none_of_them(tmp_path: Path) -> None:

@@ -49,6 +49,16 @@ def test_values_that_no_folder_can_be_called_by_get_a_mark_that_stays_the_same()
     assert "/" not in name_of((("algorithm.name", "a/b"),))
 
 
+def test_a_key_may_name_something_of_ones_own() -> None:
+    for key, folder in {
+        "algorithm.terms.mine:held.width": "algorithm.terms.mine-held.width=1",
+        'algorithm.terms."code/mine.py:held".width': "algorithm.terms.code-mine.py-held.width=1",
+    }.items():
+        [point] = points(parse_grid([f"{key}=1"]))
+        assert override_of(point[0]) == f"{key}=1"
+        assert name_of(point) == folder
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
