@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -258,9 +259,13 @@ def _rounds(group: Group) -> str:
 
 
 def _folder(group: Group) -> str:
-    """The name of the folder that holds the seeds of one experiment. With a single run, the name of its folder."""
+    """The name of the folder that holds the seeds of one experiment. With a single run, the name of its folder.
+
+    A folder that is named by its seed says nothing, so it is the one above it.
+    """
     own = len(group.runs) > 1 and not is_run(group.place)
-    return (group.place if own else group.runs[0].path).resolve().name
+    folder = (group.place if own else group.runs[0].path).resolve()
+    return (folder.parent if re.fullmatch(r"seed-\d+", folder.name) else folder).name
 
 
 def _in_counting_order(path: Path) -> tuple[str, int, str]:

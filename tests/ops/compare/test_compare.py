@@ -227,7 +227,9 @@ def test_rows_with_long_differences_are_named_by_their_folders(tmp_path: Path) -
     write_run(tmp_path / "small" / "seed-1", [0.5], seed=1, **settings(1))
     write_run(tmp_path / "small" / "seed-2", [0.5], seed=2, **settings(1))
     write_run(tmp_path / "large", [0.5], **settings(2))
-    assert labels(compare([tmp_path / "small", tmp_path / "large"])) == ["fedavg (small)", "fedavg (large)"]
+    write_run(tmp_path / "alone" / "seed-3", [0.5], seed=3, **settings(3))
+    named = labels(compare([tmp_path / "small", tmp_path / "large", tmp_path / "alone"]))
+    assert named == ["fedavg (small)", "fedavg (large)", "fedavg (alone)"]
 
 
 def test_a_run_without_a_configuration_is_a_row_of_its_own_named_by_its_folder(tmp_path: Path) -> None:
