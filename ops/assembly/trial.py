@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NoReturn, cast
@@ -24,7 +24,7 @@ from fedemu.algorithms.interface import LocalProgram, Outputs, Plan, Tree, mixes
 from fedemu.algorithms.models.draws import KEY_SHAPE, Draws
 from fedemu.algorithms.models.random_functions import Keyed
 from fedemu.algorithms.training.local_sgd import LocalSGD
-from fedemu.algorithms.trees import map_leaves, without
+from fedemu.algorithms.trees import flatten, map_leaves, without
 from fedemu.coordinator.evaluation.evaluate import read
 from fedemu.coordinator.rounds.server_job_worker import settle
 from fedemu.device.compute.executors.executor import Job, Source, is_machine_fault
@@ -174,7 +174,12 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
             [result] = opened.run(cast(LocalProgram, _FirstSteps(program)), ask.shared, [job], source)
         except Exception as error:
             return error
-        return result if isinstance(result, TrainingError) else None
+        if isinstance(result, TrainingError):
+            return result
+        what = f"algorithm {name!r}: the program {ask.program!r}"
+        _require_told(what, "payload", flatten(program.payload(ask.shared)), flatten(result.payload))
+        _require_told(what, "initial_own", program.initial_own(ask.shared), result.own)
+        return None
 
     stacked = compute_rule("auto", kind, "cpu").executor == "vmapped"
     computing = choose(experiment, attempt, stacked=stacked, draws_outside=_draws_outside(parts, samples))
@@ -186,6 +191,22 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
         filled = f"model {experiment.model.name!r} mixes the samples of a batch, so all batches are {_FILLED}"
         computing = computing._replace(why="; ".join(filter(None, (computing.why, filled))))
     return computing
+
+
+def _require_told(said: str, function: str, told: Mapping[str, object], left: Mapping[str, object]) -> None:
+    """Raise ConfigurationError if what ``finish`` of a program returned is not what its ``function`` tells of it."""
+
+    def form(leaf: object) -> str:
+        if leaf is None:
+            return "nothing"
+        return f"{leaf.dtype} {list(leaf.shape)}" if isinstance(leaf, Tensor) else f"no tensor ({type(leaf).__name__})"
+
+    for leaf in dict.fromkeys([*left, *told]):
+        if (real := form(left.get(leaf))) != (expected := form(told.get(leaf))):
+            raise ConfigurationError(
+                f"{said} returns {leaf!r} from finish as {real}, but its {function} tells {expected} of it; "
+                f"let {function} return tensors of the same names, shapes and types"
+            )
 
 
 def _require_gradient(parts: Parts, samples: NDArray[np.int64]) -> None:

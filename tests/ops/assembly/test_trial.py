@@ -25,7 +25,7 @@ OWN = """
     import torch
     from torch import nn
 
-    from fedemu.algorithms import Ask
+    from fedemu.algorithms import Ask, LocalSGD, Outcome
     from fedemu.algorithms.methods.fedavg import FedAvg
 
     class Linear(nn.Module):
@@ -151,6 +151,30 @@ OWN = """
         def __init__(self, ingredients):
             super().__init__(ingredients)
             self.programs = {"other": self.programs["train"]}
+
+    class Sends(LocalSGD):
+        def finish(self, carry, shared, own, facts):
+            outcome = super().finish(carry, shared, own, facts)
+            return Outcome({**outcome.payload, "more": {"size": torch.zeros(3)}}, own)
+
+    class Keeps(LocalSGD):
+        def finish(self, carry, shared, own, facts):
+            outcome = super().finish(carry, shared, own, facts)
+            return Outcome(outcome.payload, {"before": outcome.payload["delta"]["fc1.bias"]})
+
+    class KeepsTrees(Keeps):
+        def finish(self, carry, shared, own, facts):
+            outcome = super().finish(carry, shared, own, facts)
+            return Outcome(outcome.payload, {"before": outcome.payload["delta"]})
+
+    def sends(ingredients):
+        return FedAvg(ingredients.training(Sends))
+
+    def keeps(ingredients):
+        return FedAvg(ingredients.training(Keeps))
+
+    def keeps_trees(ingredients):
+        return FedAvg(ingredients.training(KeepsTrees))
 """
 OF_TASKS = (
     "fedavg-gen",
@@ -238,6 +262,16 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
             "the first training step can't be tried: AttributeError: 'list' object has no attribute 'values'",
         ),
         (["algorithm.name=tried:AsksForAnother"], "asks for the program 'train', which it does not have"),
+        (
+            ["algorithm.name=tried:sends"],
+            "algorithm 'tried:sends': the program 'train' returns 'more/size' from finish as torch.float32 [3], but "
+            "its payload tells nothing of it; let payload return tensors of the same names, shapes and types",
+        ),
+        (
+            ["algorithm.name=tried:keeps"],
+            "returns 'before' from finish as torch.float32 [64], but its initial_own tells nothing of it; let",
+        ),
+        (["algorithm.name=tried:keeps_trees"], "returns 'before' from finish as no tensor (dict), but its initial_own"),
     ],
 )
 def test_an_experiment_that_cannot_be_computed_is_refused_in_one_sentence(settings: list[str], said: str) -> None:
