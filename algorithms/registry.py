@@ -57,7 +57,7 @@ from fedemu.algorithms.training.wsm import reweighted_softmax
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.named import load
 from fedemu.protocol.host.own_code import account, own_frames
-from fedemu.protocol.wording import demand
+from fedemu.protocol.wording import an_object, demand
 
 ALGORITHMS: Mapping[str, Callable[..., Algorithm[Any]]] = {
     "fedavg": fedavg,
@@ -172,7 +172,7 @@ def build_algorithm(name: str, options: Mapping[str, Any], ingredients: Ingredie
     built: Algorithm[Any] = _with_members(algorithm, "algorithm", name, members)
     if not isinstance(built.programs, Mapping):
         raise ConfigurationError(
-            f"algorithm {name!r} has its programs in a {type(built.programs).__name__}; "
+            f"algorithm {name!r} has its programs in {an_object(built.programs)}; "
             'they must have names, as in {"train": ingredients.local_sgd()}'
         )
     return with_tasks(built, ingredients.model)
@@ -188,7 +188,7 @@ def build_terms(terms: Mapping[str, Mapping[str, Any]], ingredients: Ingredients
         builder = find("algorithm.terms", name, TERMS)
         found = _call(f"algorithm.terms.{name}", name, builder, (ingredients,), options)
         if not isinstance(found, LocalTerm):
-            raise ConfigurationError(f"algorithm.terms {name!r} made a {type(found).__name__}; it must be a LocalTerm")
+            raise ConfigurationError(f"algorithm.terms {name!r} made {an_object(found)}; it must be a LocalTerm")
         built[name] = found
     return built
 
@@ -306,7 +306,7 @@ def _with_members(built: Any, what: str, name: str, members: tuple[str, ...]) ->
     lacking = [member for member in members if not hasattr(built, member)]
     if lacking:
         raise ConfigurationError(
-            f"{what} {name!r} made a {type(built).__name__}, which lacks {', '.join(lacking)}; "
+            f"{what} {name!r} made {an_object(built)}, which lacks {', '.join(lacking)}; "
             f"see {'Model' if what == 'model' else 'Algorithm'} in fedemu.algorithms"
         )
     return built

@@ -16,6 +16,7 @@ import msgspec
 
 from fedemu.protocol.errors import MalformedMessage, ProtocolError, VersionMismatch
 from fedemu.protocol.messages import PROTOCOL_VERSION, Down, Message, TensorSpec, Up
+from fedemu.protocol.wording import an_object
 
 Buffer = bytes | bytearray | memoryview
 
@@ -71,7 +72,7 @@ def _builtin(value: Any) -> Any:
     """The Python float of a value that msgspec does not take, such as a ``numpy.float64``."""
     if isinstance(value, float):
         return float(value)
-    raise TypeError(f"a message holds a {type(value).__name__}, which MessagePack cannot carry")
+    raise TypeError(f"a message holds {an_object(value)}, which MessagePack cannot carry")
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_builtin).encode
@@ -201,7 +202,7 @@ def _agree(tag: str, tensors: Sequence[TensorSpec], buffers: Sequence[memoryview
 
 def _shown(value: Any) -> str:
     """A value that a peer sent, as a short text for a log line: ASCII, without control characters."""
-    text = ascii(value) if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"
+    text = ascii(value) if isinstance(value, str | int | float | bool | None) else an_object(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a value, in plain words; and which counts of a repeated thing are told."""
+"""Words for messages: what pydantic found wrong, what a value is, and which counts of a repeated thing are told."""
 
 from __future__ import annotations
 
@@ -85,6 +85,12 @@ def demand(detail: Mapping[str, Any]) -> str:
 def _choices(expected: str) -> str:
     """``'a', 'b' or 'c'``, as pydantic writes it, as ``a, b, c``."""
     return expected.replace(" or ", ", ").replace("'", "")
+
+
+def an_object(value: Any) -> str:
+    """What a value is, by the name of its type: ``an int``, ``a Tensor``."""
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeioAEIO" else f"a {name}"
 
 
 def is_milestone(count: int) -> bool:

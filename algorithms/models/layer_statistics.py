@@ -18,6 +18,7 @@ from fedemu.algorithms.interface import Kind, Model, Outputs, Tree
 from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.algorithms.models.layers import BATCH_NORM_MOMENTUM
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.wording import an_object
 
 WATCHED: Final = "watched."
 """The beginning of the names of a watched layer's buffers, ``watched.LAYER.mean`` and ``watched.LAYER.var``."""
@@ -36,7 +37,7 @@ def observed(model: Model) -> Model:
     """The model with ``Outputs.statistics``. Raises ConfigurationError if it is not ``Observable``."""
     if not isinstance(model, Observable):
         raise ConfigurationError(
-            f"a generator is trained by statistics of the model's layers, and a {type(model).__name__} reports none; "
+            f"a generator is trained by statistics of the model's layers, and {an_object(model)} reports none; "
             "choose mlp, cnn, lenet, resnet18 or a torch.nn.Module, or set algorithm.options.batch_statistics = 0"
         )
     return model.observed()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.wording import an_object
 
 S = TypeVar("S")
 
@@ -49,7 +50,7 @@ def taken_apart(value: Any, tensors: dict[str, Tensor], path: str = "state") -> 
         items = [taken_apart(item, tensors, f"{path}/{place}") for place, item in enumerate(value)]
         return {"tuple" if isinstance(value, tuple) else "list": items}
     raise ConfigurationError(
-        f"{path} of the algorithm is a {type(value).__name__}, which a checkpoint cannot hold; use tensors, scalars, "
+        f"{path} of the algorithm is {an_object(value)}, which a checkpoint cannot hold; use tensors, scalars, "
         "text, tuples, mappings and dataclasses."
     )
 
@@ -65,7 +66,7 @@ def put_together(outline: Any, tensors: Mapping[str, Tensor], example: S) -> S:
     value = _restore(outline, tensors, classes)
     if type(value) is not type(example):
         raise ConfigurationError(
-            f"The checkpoint holds a {type(value).__name__}, but this experiment needs a {type(example).__name__}."
+            f"The checkpoint holds {an_object(value)}, but this experiment needs {an_object(example)}."
         )
     return value
 

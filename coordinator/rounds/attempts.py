@@ -24,6 +24,7 @@ from fedemu.coordinator.settings import Settings
 from fedemu.protocol.errors import ConfigurationError, QuorumError
 from fedemu.protocol.host.own_code import Elsewhere
 from fedemu.protocol.ids import AskId, digest_of
+from fedemu.protocol.wording import an_object
 
 S = TypeVar("S")
 
@@ -119,7 +120,7 @@ class Attempts(Generic[S]):
                         answer = await self._run_job(request, *place, basis, tally)
                     case _:
                         raise ConfigurationError(
-                            f"the algorithm's round yielded a {type(request).__name__}; it may yield Ask and ServerJob"
+                            f"the algorithm's round yielded {an_object(request)}; it may yield Ask and ServerJob"
                         )
         finally:
             if not ended:

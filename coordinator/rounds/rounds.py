@@ -26,6 +26,7 @@ from fedemu.coordinator.service.service import Service
 from fedemu.coordinator.sums.partial import RULE
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.own_code import account
+from fedemu.protocol.wording import an_object
 
 S = TypeVar("S")
 
@@ -156,7 +157,7 @@ class Rounds(Generic[S]):
         said: object = self._algorithm.remarks(state) if isinstance(self._algorithm, Remarking) else {}
         if not isinstance(said, Mapping):
             raise ConfigurationError(
-                f"the algorithm's remarks(state) is a {type(said).__name__}; it must be numbers by name, "
+                f"the algorithm's remarks(state) is {an_object(said)}; it must be numbers by name, "
                 'as in {"distance": 0.5}'
             )
         return dict(said)

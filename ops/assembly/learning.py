@@ -29,6 +29,7 @@ from fedemu.ops.assembly.stream import class_tasks
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.wording import an_object
 
 
 def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algorithm[Any]]:
@@ -163,7 +164,7 @@ def first_ask(algorithm: Algorithm[Any], variables: Tree, context: Context) -> A
     model: Any = algorithm.variables(state)
     if not isinstance(model, Mapping):
         raise ConfigurationError(
-            f"the algorithm's variables(state) is a {type(model).__name__}; it must be the model, as tensors by name"
+            f"the algorithm's variables(state) is {an_object(model)}; it must be the model, as tensors by name"
         )
     script = algorithm.round(state, replace(context, round=1))
     if not isinstance(script, Generator):

@@ -15,7 +15,7 @@ from fedemu.ops.experiment.near import did_you_mean, near
 from fedemu.ops.experiment.tables.section import FILLED
 from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.wording import KINDS, TABLE, demand
+from fedemu.protocol.wording import KINDS, TABLE, an_object, demand
 
 
 def plain_table(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -38,7 +38,7 @@ def _plain(value: Any, path: str) -> Any:
         case bool() | int() | float() | str():
             return value
         case _:
-            raise ConfigurationError(f"{path} = {value} is a {type(value).__name__}, which no setting takes")
+            raise ConfigurationError(f"{path} = {value} is {an_object(value)}, which no setting takes")
 
 
 def refuse(

@@ -171,7 +171,7 @@ def test_an_own_criterion_and_a_file_by_its_path(own: str, tmp_path: Path) -> No
         ("registry_fails:FedProx", "'registry_fails' can't be imported: ModuleNotFoundError: No module named"),
         ("nowhere.py:FedProx", "there is no Python file nowhere.py"),
         ("registry_example:broken", "is int; it must be a function or a class"),
-        ("registry_example:nothing", "made a int, which lacks programs, init, round, variables"),
+        ("registry_example:nothing", "made an int, which lacks programs, init, round, variables"),
         ("registry_example:network", "it is called with (ingredients) and the options of [algorithm.options]"),
         ("registry_example:refuses", "can't be built: ValueError: mu and nu exclude each other"),
         ("registry_example:Listed", "'registry_example:Listed' has its programs in a list; they must have names"),

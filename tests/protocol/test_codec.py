@@ -261,7 +261,7 @@ def test_the_two_directions_do_not_mix() -> None:
 
 
 def test_a_value_that_a_message_cannot_hold_fails_when_encoding() -> None:
-    with pytest.raises(TypeError, match="holds a object"):
+    with pytest.raises(TypeError, match="holds an object"):
         encode(Bye(reason=cast(str, object())))
 
 

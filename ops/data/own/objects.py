@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.host.own_code import account, own_frames
+from fedemu.protocol.wording import an_object
 
 KEYS = ("x", "y", "test_x", "test_y", "class_names", "columns", "test_columns")
 """The keys of a mapping of arrays. All but the first two may be left out."""
@@ -101,7 +102,7 @@ def _tables(said: str, train: Any, test: Any) -> Any:
         return train
     parts = {"train": train} if test is None else {"train": train, "test": test}
     if wrong := [name for name, part in parts.items() if not _is_table(part)]:
-        raise DataError(f"{said} has a {type(parts[wrong[0]]).__name__} for {wrong[0]} beside a table; give two tables")
+        raise DataError(f"{said} has {an_object(parts[wrong[0]])} for {wrong[0]} beside a table; give two tables")
     made = {}
     for name, part in parts.items():
         try:
@@ -173,7 +174,7 @@ def _items(said: str, data: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     except Exception as error:
         if isinstance(error, TypeError | AttributeError) and not own_frames(error):
             raise DataError(
-                f"{said} is a {type(data).__name__} without a length; give one whose items have numbers, with __len__"
+                f"{said} is {an_object(data)} without a length; give one whose items have numbers, with __len__"
             ) from error
         raise DataError(f"the length of {said} failed with {account(error)}") from error
     found: list[tuple[NDArray[Any], NDArray[Any]]] = []
@@ -184,7 +185,7 @@ def _items(said: str, data: Any) -> tuple[NDArray[Any], NDArray[Any]]:
             raise DataError(f"item {number} of {said} failed with {account(error)}") from error
         if not isinstance(item, tuple | list) or len(item) != 2:
             many = f" of {len(item)}" if isinstance(item, tuple | list | Mapping) else ""
-            raise DataError(f"item {number} of {said} is a {type(item).__name__}{many}; it must be a pair (x, y)")
+            raise DataError(f"item {number} of {said} is {an_object(item)}{many}; it must be a pair (x, y)")
         pair = array_of(item[0]), array_of(item[1])
         if found and pair[0].shape != found[0][0].shape:
             raise DataError(

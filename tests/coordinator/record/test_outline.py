@@ -122,7 +122,7 @@ def test_a_class_within_a_function_is_found_by_the_example():
 
 
 def test_what_a_checkpoint_cannot_hold_is_named():
-    with pytest.raises(ConfigurationError, match="state/variables/w of the algorithm is a object"):
+    with pytest.raises(ConfigurationError, match="state/variables/w of the algorithm is an object"):
         taken_apart(State({"w": object()}), {})
     with pytest.raises(ConfigurationError, match=r"state/variables of the algorithm has the key 1.5"):
         taken_apart(State({1.5: torch.zeros(1)}), {})

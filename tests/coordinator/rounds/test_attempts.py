@@ -232,7 +232,7 @@ async def test_a_script_that_yields_something_else_ends_the_run_with_a_sentence(
     make_fleet()
     plan = make_plan()
     monkeypatch.setattr(type(plan.algorithm), "round", lambda *_: iter_of(17))
-    with pytest.raises(ConfigurationError, match="yielded a int; it may yield Ask and ServerJob"):
+    with pytest.raises(ConfigurationError, match="yielded an int; it may yield Ask and ServerJob"):
         await play(plan)
 
 

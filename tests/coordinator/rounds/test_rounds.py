@@ -114,7 +114,7 @@ async def test_remarks_without_names_are_refused_in_a_sentence(
     make_fleet()
     plan = make_plan(rounds=1)
     algorithm = type("Told", (type(plan.algorithm),), {"remarks": lambda self, state: 3})()
-    with pytest.raises(ConfigurationError, match=r"the algorithm's remarks\(state\) is a int; it must be numbers by"):
+    with pytest.raises(ConfigurationError, match=r"the algorithm's remarks\(state\) is an int; it must be numbers by"):
         await play(replace(plan, algorithm=algorithm))
 
 

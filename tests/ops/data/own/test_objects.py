@@ -131,7 +131,7 @@ def test_frames_and_tables_stay_tables() -> None:
         (Items((X[0], 0), ValueError("torn")), "item 1 of data failed with ValueError: torn"),
         (Items(), "data has no items"),
         (Torn(), "the length of data failed with RuntimeError: no length today"),
-        (Endless(), "data is a Endless without a length; give one whose items have numbers"),
+        (Endless(), "data is an Endless without a length; give one whose items have numbers"),
     ],
 )
 def test_what_holds_no_data_set_is_told_why(made: Any, said: str) -> None:
