@@ -37,7 +37,7 @@ from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.data.apart import decode_apart
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import ConfigurationError, TrainingError
-from fedemu.protocol.host.own_code import Told, account, retold, told
+from fedemu.protocol.host.own_code import Told, account, own_frames, retold, told
 from fedemu.protocol.tensors import DTYPES
 
 SAMPLES = 2
@@ -184,6 +184,11 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
     stacked = compute_rule("auto", kind, "cpu").executor == "vmapped"
     computing = choose(experiment, attempt, stacked=stacked, draws_outside=_draws_outside(parts, samples))
     if isinstance(computing, Exception):
+        if (key := _missing_key(computing)) is not None and key not in ask.shared:
+            raise ConfigurationError(
+                f"algorithm {name!r} asks for the program {ask.program!r}, which reads shared[{key!r}], but "
+                f"'shared' of this Ask has only {', '.join(map(repr, ask.shared)) or 'no tree'}"
+            )
         _refuse(said, computing)
     if isinstance(program, LocalSGD):
         _require_gradient(parts, samples)
@@ -191,6 +196,13 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
         filled = f"model {experiment.model.name!r} mixes the samples of a batch, so all batches are {_FILLED}"
         computing = computing._replace(why="; ".join(filter(None, (computing.why, filled))))
     return computing
+
+
+def _missing_key(error: BaseException | None) -> object:
+    """The key for which an error outside of the user's own code says that it is missing; None for another error."""
+    while error is not None and not isinstance(error, KeyError):
+        error = error.__cause__
+    return error.args[0] if error is not None and error.args and not own_frames(error) else None
 
 
 def _require_told(said: str, function: str, told: Mapping[str, object], left: Mapping[str, object]) -> None:

@@ -25,7 +25,7 @@ OWN = """
     import torch
     from torch import nn
 
-    from fedemu.algorithms import Ask, LocalSGD, Outcome
+    from fedemu.algorithms import Ask, LocalSGD, Outcome, weighted_mean
     from fedemu.algorithms.methods.fedavg import FedAvg
 
     class Linear(nn.Module):
@@ -152,6 +152,11 @@ OWN = """
             super().__init__(ingredients)
             self.programs = {"other": self.programs["train"]}
 
+    class Misspells(FedAvg):
+        def round(self, state, context):
+            yield Ask("train", {"modle": state.variables}, {"delta": weighted_mean})
+            return state
+
     class Sends(LocalSGD):
         def finish(self, carry, shared, own, facts):
             outcome = super().finish(carry, shared, own, facts)
@@ -260,6 +265,11 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
         (
             ["algorithm.name=tried:GivesAList"],
             "the first training step can't be tried: AttributeError: 'list' object has no attribute 'values'",
+        ),
+        (
+            ["algorithm.name=tried:Misspells"],
+            "algorithm 'tried:Misspells' asks for the program 'train', which reads shared['model'], but 'shared' of "
+            "this Ask has only 'modle'",
         ),
         (["algorithm.name=tried:AsksForAnother"], "asks for the program 'train', which it does not have"),
         (
