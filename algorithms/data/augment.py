@@ -104,6 +104,12 @@ def augmentation(
     unknown = sorted(set(names) - {"crop", "flip", "cutout"})
     if unknown:
         raise ConfigurationError(f"local.augment knows crop, flip, cutout and mask, not {unknown[0]!r}")
+    if "cutout" in names and max(input_shape[1:]) <= CUTOUT_SIDE // 2:
+        height, width = input_shape[1:]
+        raise ConfigurationError(
+            f"local.augment = {list(names)}: cutout makes a square of {CUTOUT_SIDE} pixels 0, which is always all of "
+            f"an image of {width} x {height} pixels; leave it out"
+        )
     fill = tuple(float(value) for value in -mean / std)
     return Augmentation("crop" in names, "flip" in names, "cutout" in names, fill)
 

@@ -74,3 +74,12 @@ def test_black_is_normalised_as_pixels_are() -> None:
 def test_only_images_can_be_augmented() -> None:
     with pytest.raises(ConfigurationError, match=r"needs images, but a sample has the shape \(64,\)"):
         augmentation(("flip",), (64,), np.zeros(1), np.ones(1))
+
+
+def test_cutout_is_refused_where_it_would_leave_nothing_of_any_image() -> None:
+    with pytest.raises(ConfigurationError, match="which is always all of an image of 7 x 8 pixels; leave it out"):
+        augmentation(("flip", "cutout"), (1, 8, 7), np.zeros(1), np.ones(1))
+    kept = augmentation(("cutout",), (1, 9, 4), np.zeros(1), np.ones(1))
+    assert kept is not None
+    changed = kept.apply(torch.ones(1, 1, 9, 4), {"center": torch.tensor([[0, 3]])})
+    assert changed.flatten().tolist() == [0.0] * 32 + [1.0] * 4
