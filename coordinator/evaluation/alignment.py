@@ -42,18 +42,22 @@ class Preferences:
         return preferred_classes(self._sums[layer] / self._counts[:, None])
 
 
-def alignment(before: Preferences, locals: Sequence[Preferences], after: Preferences) -> dict[str, Any]:
+def alignment(
+    before: Preferences, locals: Sequence[Preferences], after: Preferences, seen: Tensor | None = None
+) -> dict[str, Any]:
     """The alignment of the old global model with the devices' models and with the new global one, by layer.
 
     ``alignment`` has it for each layer and model. ``local_alignment``, a mean over devices, and ``global_alignment``
-    are those of the features.
+    are those of the features. ``seen [classes]`` is above 0 for the classes that tasks had brought to the old model;
+    the logits of others are no neurons yet, and do not count. None if classes do not come task by task.
     """
     by_layer: dict[str, dict[str, Any]] = {}
     for layer in LAYERS:
-        old = before.of(layer)
+        counted = slice(None) if seen is None or layer != "logits" else seen.numpy() > 0
+        old = before.of(layer)[counted]
         by_layer[layer] = {
-            "locals": [agreement(old, each.of(layer)) for each in locals],
-            "after": agreement(old, after.of(layer)),
+            "locals": [agreement(old, each.of(layer)[counted]) for each in locals],
+            "after": agreement(old, after.of(layer)[counted]),
         }
     features = by_layer["features"]
     return {

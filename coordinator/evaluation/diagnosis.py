@@ -19,6 +19,7 @@ from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.data.partition import Partition
 from fedemu.algorithms.interface import Forest, Model, Revealing, Tree
 from fedemu.algorithms.measures import forgetting
+from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.algorithms.trees import add, map_leaves, squared_norm, unflatten, without
 from fedemu.coordinator.asks.payload import Payload
@@ -155,7 +156,7 @@ class RoundDiagnosis:
             "label_counts": counts,
             "samples": len(self._basis.evaluator),
             **_tested(before, found.evaluations, following, counts),
-            **alignment(preferred_before, found.preferences, preferred_after),
+            **alignment(preferred_before, found.preferences, preferred_after, self._before.get(SEEN)),
             "validation": self._validation(found) if self._basis.validates else None,
             "gradient_diversity": forgetting.diversity_of_norms(found.squared_norms, of_mean_move),
             "weight_divergence": np.sqrt(found.squared_norms),

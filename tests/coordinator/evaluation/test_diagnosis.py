@@ -16,6 +16,7 @@ import torch
 from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.data.partition import Partition
 from fedemu.algorithms.interface import Forest, Outputs, Tree
+from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.streams.arrivals import Arrivals
 from fedemu.algorithms.streams.period_tests import PeriodTests
 from fedemu.algorithms.streams.plan import StreamPlan
@@ -183,6 +184,31 @@ def test_preferences_are_those_of_all_batches_together() -> None:
     found = alignment(before, [local, same], local)
     assert found["alignment"]["features"] == {"locals": [0.5, 1.0], "after": 0.5}
     assert (found["local_alignment"], found["global_alignment"]) == (0.75, 0.5)
+
+
+def test_logits_of_classes_that_have_not_come_are_no_neurons(tmp_path: Path) -> None:
+    """Before the round the three logits prefer the classes 0, 0 and 0, and after it the first one prefers class 1."""
+
+    class Turned(Threshold):
+        """The first logit falls with the input if ``w[1]`` is above 0."""
+
+        buffers = frozenset({"b", SEEN})
+
+        def apply(self, variables: Tree, x: torch.Tensor, train: bool) -> tuple[Outputs, Tree]:
+            outputs, _ = super().apply(variables, x, train)
+            logits = outputs.logits * torch.tensor([1.0, 0.0, 0.0])
+            return outputs._replace(logits=-logits if variables["w"][1] > 0 else logits), variables
+
+    data, turned = corpus(), Turned()
+    basis = Diagnosis(turned, data, partition(SHARES, [[]] * 4), Evaluator(turned, data))  # type: ignore[arg-type]
+    turning = {"w": torch.tensor([1.875, 1.0]), "b": torch.tensor([1.0])}
+    for seen, after in (([1.0, 1.0, 1.0], 2 / 3), ([1.0, 1.0, 0.0], 1 / 2), ([1.0, 0.0, 0.0], 0.0)):
+        round = basis.open(7, {**model(0.75), SEEN: torch.tensor(seen)})
+        examine(round, {3: 0.5, 1: 1.75}, tmp_path)
+        line = round.conclude({**turning, SEEN: torch.ones(3)})
+        assert line is not None
+        assert line["alignment"]["logits"] == {"locals": [1.0, 1.0], "after": after}
+        assert line["alignment"]["features"] == {"locals": [1.0, 1.0], "after": 1.0}
 
 
 def test_drift_is_that_of_the_trained_variables(tmp_path: Path) -> None:
