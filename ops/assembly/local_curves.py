@@ -2,7 +2,8 @@
 
 In a run, devices send their models only after the last epoch. So the round that would come next is played here for some
 devices, once with one epoch, once with two, and so on. A device's batches always begin with those of fewer epochs, so
-the models are those of one training, looked at after each epoch. Nothing of this changes the run.
+the models are those of one training, looked at after each epoch. Only which images ``local.augment`` mirrors, and where
+it cuts out, is drawn anew for each number of epochs. Nothing of this changes the run.
 """
 
 from __future__ import annotations
