@@ -34,6 +34,7 @@ from fedemu.ops.assembly.computing import Computing, choose
 from fedemu.ops.assembly.extremes import extremes
 from fedemu.ops.assembly.learning import first_ask
 from fedemu.ops.assembly.parts import Parts
+from fedemu.ops.assembly.public_data import untrained
 from fedemu.ops.data.apart import decode_apart
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import ConfigurationError, TrainingError
@@ -51,15 +52,18 @@ _NOT_OF_ALL = ("processed", "kind", "notes", "local_model", "measured")
 def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
     """Put an experiment together as a coordinator needs it, and try it out.
 
-    ``say`` gets a line for people while data are decoded, which happens in a process of its own, and one if devices
-    are computed in another way than the experiment says. Its ``local.executor`` is then the one that is taken. Raises
-    ConfigurationError or DataError if a part cannot be made, or if the parts do not fit together.
+    ``say`` gets a line for people while data are decoded, which happens in a process of its own, one if the first tasks
+    find no public data of their classes, and one if devices are computed in another way than the experiment says. Its
+    ``local.executor`` is then the one that is taken. Raises ConfigurationError or DataError if a part cannot be made,
+    or if the parts do not fit together.
     """
     decode_apart(experiment, say)
     parts = Parts(experiment)
     # These are made first, because a wrong name and an impossible partition are found quickly.
     _ = parts.algorithm, parts.stream
     computing = try_out(parts)
+    if warning := untrained(parts.public, parts.model):
+        say(warning)
     if computing.why:
         say(computing.why)
         local = experiment.local.model_copy(update={"executor": computing.executor})

@@ -186,6 +186,13 @@ def test_validate_tells_how_much_is_public(capsys: pytest.CaptureFixture[str]) -
     assert "  public       108 samples to train on, 36 for validation" in shown
 
 
+def test_validate_warns_of_tasks_that_find_no_public_data_of_their_classes(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ("seed=2", "data.public.fraction=0.025", "stream.tasks=10", "stream.rounds_per_task=3")
+    assert call("validate", "digits-tasks", *(part for setting in few for part in ("--set", setting))) == 0
+    said = "warning: none of the 9 public samples for validation is of a class that comes before period 2; until then "
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
