@@ -109,6 +109,11 @@ class Synthesis:
         student = forest["student"] if index > settings.warm_up else None
         tried = self._tried(kept, opened, y, teacher, student, statistics)
         best = tried.best
+        if not bool(best.x.isfinite().all()):
+            raise FedemuError(
+                f"the samples of the synthesis are not finite any more in round {index} of it; lower the learning "
+                "rates of what makes them, such as algorithm.options.generator_lr"
+            )
         pool = forest["pool"]
         fresh = self._answered(teacher, best.x, y)
         answers, _ = self.model.apply(unwatched(forest["student"]), best.x, False)

@@ -21,6 +21,7 @@ from fedemu.algorithms.models.growing import SEEN, growing
 from fedemu.algorithms.models.layer_statistics import running_statistics, unwatched, watched
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.trees import unflatten
+from fedemu.protocol.errors import FedemuError
 
 SHAPE = (1, 2, 2)
 MODEL = growing(mlp(SHAPE, 4, (6,)), ClassTasks.of(4, 2, [2, 0, 3, 1]), SHAPE)
@@ -169,3 +170,17 @@ def test_a_weight_of_0_leaves_a_loss_out_and_needs_no_statistics(teacher: Tree) 
     synthesis = Synthesis(Pixels(), MODEL, replace(SETTINGS, batch_statistics=0.0, divergence=0.0))
     carry = unflatten(run(synthesis.job(plain, SHAPE, CONTEXT)))
     assert list(carry["judged"]) == ["cross_entropy", "recognised", "agreed"]
+
+
+def test_samples_and_students_that_are_not_finite_any_more_name_their_own_learning_rates(teacher: Tree) -> None:
+    class Breaking(Pixels):
+        """Makes samples that are not finite in its third round."""
+
+        def images(self, kept: Forest, trained: Forest, y: Tensor) -> Tensor:
+            return trained["pixels"]["x"] / (2 - kept["count"]["rounds"])
+
+    breaking = Synthesis(Breaking(), MODEL.observed(), SETTINGS).job(teacher, SHAPE, CONTEXT)
+    with pytest.raises(FedemuError, match=r"samples of the synthesis .* in round 2 of it; .*options\.generator_lr$"):
+        run(breaking)
+    with pytest.raises(FedemuError, match=r"student of the synthesis .* round 1 of it; .*student_lr below 1e\+30$"):
+        run(job(teacher, student_lr=1e30))
