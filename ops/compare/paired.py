@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from scipy import stats
 
+from fedemu.ops.compare.comparable import compares
 from fedemu.ops.compare.entry import Entry
-from fedemu.ops.compare.settings import class_test_interval, tested_alike
 
 Better = Literal["higher", "lower"]
 BETTER: Final[Mapping[str, Better]] = {
@@ -35,8 +35,6 @@ BETTER: Final[Mapping[str, Better]] = {
     "global_alignment": "higher",
 }
 """The figures that say how good a model is, and which of two values is better."""
-_FROM_TEST_TO_TEST: Final = ("forgetting", "round_forgetting", "consistency")
-"""The figures that depend on how often the classes are tested."""
 LEVEL: Final = 0.05
 _ROUNDING: Final = 1e-12
 
@@ -76,8 +74,7 @@ def best_of(entries: Sequence[Entry], key: str) -> int | None:
 def paired_tests(entries: Sequence[Entry], key: str) -> list[Paired]:
     """Every entry beside the best one, in the order of ``entries``.
 
-    Those without a shared seed are left out, and those that are tested with other samples, or at other intervals if the
-    figure depends on them.
+    Those without a shared seed are left out, and those whose figure does not compare (``comparable.py``).
     """
     place = best_of(entries, key)
     if place is None:
@@ -88,18 +85,12 @@ def paired_tests(entries: Sequence[Entry], key: str) -> list[Paired]:
     for entry in entries:
         own = _by_seed(entry, key)
         shared = [seed for seed in own if seed in of_best]
-        if entry is not best and shared and _comparable(entry, best, key):
+        if entry is not best and shared and compares(entry.experiment, best.experiment, key):
             differences = np.array([own[seed] - of_best[seed] for seed in shared])
             tests.append(
                 Paired(key, entry.label, best.label, len(shared), float(differences.mean()), *_p_values(differences))
             )
     return _corrected(tests)
-
-
-def _comparable(one: Entry, other: Entry, key: str) -> bool:
-    tables = one.experiment, other.experiment
-    intervals = {class_test_interval(table) for table in tables}
-    return tested_alike(*tables) and (key not in _FROM_TEST_TO_TEST or len(intervals) == 1)
 
 
 def least_wilcoxon(pairs: int) -> float:

@@ -12,16 +12,9 @@ from pathlib import Path
 
 from fedemu.coordinator.record.json_lines import read_object
 from fedemu.coordinator.record.run import Run, read_run
+from fedemu.ops.compare.comparable import incomparable
 from fedemu.ops.compare.replay_label import NAMED, replay_label
-from fedemu.ops.compare.settings import (
-    TEST_DATA,
-    class_test_interval,
-    differing,
-    held_out,
-    most_common,
-    short_name,
-    usual,
-)
+from fedemu.ops.compare.settings import differing, most_common, short_name, usual
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.results.words import Keys, Table, at, shown
 from fedemu.protocol.errors import ConfigurationError
@@ -29,7 +22,6 @@ from fedemu.protocol.host.named import SHOWN
 
 _NOT_SCIENCE = ("name", "seed", "diagnose")
 """Experiments that differ only in these settings count as one. What is measured in a run does not change the run."""
-_INCOMPARABLE = (*TEST_DATA, ("model",))
 _REPLAY = {("replay", key) for key in NAMED}
 _METHOD = ("algorithm", "name")
 _TERMS = ("algorithm", "terms")
@@ -97,7 +89,8 @@ def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
         for (_, code), alike in by_experiment.items()
         for first in [next(iter(alike.values()))]
     ]
-    return groups, warnings + _incomparable(groups) + _other_code(groups)
+    warnings += incomparable([group.experiment for group in groups if group.experiment])
+    return groups, warnings + _other_code(groups)
 
 
 def labels(groups: Sequence[Group]) -> list[str]:
@@ -172,32 +165,6 @@ def _code(path: Path) -> dict[str, str]:
     with contextlib.suppress(OSError, ConfigurationError):
         return {name: str(digest) for name, digest in read_object(path.read_bytes(), path).items()}
     return {}
-
-
-def _incomparable(groups: Sequence[Group]) -> list[str]:
-    warnings = []
-    for keys in _INCOMPARABLE:
-        values = dict.fromkeys(shown(at(group.experiment, keys)) for group in groups if group.experiment)
-        if len(values) > 1:
-            what = ".".join(keys)
-            warnings.append(f"the runs differ in {what} ({', '.join(values)}), so their accuracies do not compare")
-    tests = dict.fromkeys(shown(held_out(group.experiment)) or "the test split" for group in groups if group.experiment)
-    if len(tests) > 1:
-        warnings.append(
-            f"the runs differ in the samples of tests (stream: {', '.join(tests)}), so their accuracies do not compare"
-        )
-    rounds = dict.fromkeys(str(group.experiment.get("rounds")) for group in groups if group.experiment)
-    if len(rounds) > 1:
-        warnings.append(
-            f"the runs differ in rounds ({', '.join(rounds)}), so the figures of their last models do not compare"
-        )
-    intervals = dict.fromkeys(str(class_test_interval(group.experiment)) for group in groups if group.experiment)
-    if len(intervals) > 1:
-        warnings.append(
-            f"the classes of the runs are tested every {' or '.join(intervals)} rounds, "
-            "so their forgetting, round forgetting and consistency do not compare"
-        )
-    return warnings
 
 
 def _other_code(groups: Sequence[Group]) -> list[str]:

@@ -3,24 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from fedemu.ops.results.words import Keys, Table, at
-
-TEST_DATA: Final[tuple[Keys, ...]] = tuple(
-    ("data", key)
-    for key in (
-        "dataset",
-        "test_fraction",
-        "test_by",
-        "id_min_samples",
-        "train_split",
-        "label_column",
-        "regroup",
-        "text",
-    )
-)
-"""The settings that decide which samples are used for tests, and what has to be predicted of them."""
 
 
 def differing(tables: Sequence[Table], path: Keys = ()) -> set[Keys]:
@@ -41,25 +26,6 @@ def differing(tables: Sequence[Table], path: Keys = ()) -> set[Keys]:
             elif any(value != values[0] for value in values):
                 found.add((*path, key))
     return found
-
-
-def tested_alike(one: Table, other: Table) -> bool:
-    """Whether two experiments have to predict the same of the same test samples, as far as their settings tell."""
-    return all(at(one, path) == at(other, path) for path in TEST_DATA) and held_out(one) == held_out(other)
-
-
-def held_out(table: Table) -> Table:
-    """The settings by which a stream holds out samples of its periods for tests. Empty if the test split is used."""
-    stream = table.get("stream") or {}
-    if stream.get("kind") != "periods":
-        return {}
-    return {key: stream.get(key) for key in ("kind", "periods", "order", "cut", "test_fraction")}
-
-
-def class_test_interval(table: Table) -> Any:
-    """The number of rounds from one test by class to the next. None if the settings do not tell it."""
-    evaluate = table.get("evaluate") or {}
-    return evaluate.get("full_every" if evaluate.get("samples") else "every")
 
 
 def usual(tables: Sequence[Table], path: Keys) -> Any:

@@ -299,64 +299,6 @@ def test_the_longer_of_two_runs_of_one_experiment_and_seed_counts(tmp_path: Path
     assert (f"as {done}, which got further" in "".join(comparison.warnings)) == (last != 1)
 
 
-@pytest.mark.parametrize(
-    ("setting", "value", "shown"),
-    [
-        ("test_by", "id", "label, id"),
-        ("id_min_samples", 5, "0, 5"),
-        ("train_split", "train+extra", "auto, train+extra"),
-        ("label_column", "domain", "auto, domain"),
-        ("regroup", "superimagenet-s", "none, superimagenet-s"),
-    ],
-)
-def test_another_test_set_is_a_warning(tmp_path: Path, setting: str, value: Any, shown: str) -> None:
-    data = {"dataset": "mine", "id_column": "writer"}
-    runs = [
-        write_run(tmp_path / "a", [0.5], data=data),
-        write_run(tmp_path / "b", [0.5], data=data | {setting: value}),
-    ]
-    assert compare(runs).warnings == (
-        f"the runs differ in data.{setting} ({shown}), so their accuracies do not compare",
-    )
-
-
-def test_other_samples_that_a_stream_holds_out_are_a_warning_and_accuracies_are_not_tested(tmp_path: Path) -> None:
-    streams = {"few": {"periods": 3}, "more": {"periods": 3, "test_fraction": 0.5}, "slow": {"rounds_per_period": 9}}
-    for name, stream in streams.items():
-        for seed in (1, 2):
-            settings = {"kind": "periods", "periods": 3, **stream}
-            write_run(tmp_path / name / f"seed-{seed}", [0.25 * seed], seed=seed, stream=settings)
-    comparison = compare([tmp_path / "few", tmp_path / "more"])
-    held = "periods periods 3 order index cut device test_fraction"
-    assert comparison.warnings == (
-        f"the runs differ in the samples of tests (stream: {held} 0.2, {held} 0.5), so their accuracies do not compare",
-    )
-    assert comparison.table()["tests"] == []
-    alike = compare([tmp_path / "few", tmp_path / "slow"])
-    assert alike.warnings == ()
-    assert alike.table()["tests"]
-
-
-def test_other_tokens_are_a_warning_and_their_perplexities_are_not_tested(tmp_path: Path) -> None:
-    for place in ("few", "many"):
-        for seed in (1, 2):
-            text = {"kind": "next", "vocabulary": {"few": 200, "many": 2000}[place]}
-            run = write_run(
-                tmp_path / place / f"seed-{seed}",
-                [0.25 * seed],
-                seed=seed,
-                data={"dataset": "mine", "text": text},
-                model={"name": "gru"},
-                algorithm={"loss": "token_cross_entropy"},
-            )
-            rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-            (run / "metrics.jsonl").write_text(json.dumps(rows[0] | {"perplexity": 9.0, "loss": 2.0}) + "\n")
-    comparison = compare([tmp_path / "few", tmp_path / "many"])
-    (warning,) = comparison.warnings
-    assert warning.startswith("the runs differ in data.text (next length 32 vocabulary 200 tokenizer wordpiece")
-    assert comparison.table()["tests"] == []
-
-
 def test_other_data_or_another_model_is_a_warning(tmp_path: Path) -> None:
     runs = [
         write_run(tmp_path / "a", [0.5]),
@@ -368,21 +310,6 @@ def test_other_data_or_another_model_is_a_warning(tmp_path: Path) -> None:
         "the runs differ in model (mlp hidden [64], cnn), so their accuracies do not compare",
     )
     assert len(comparison.entries) == 2
-
-
-@pytest.mark.parametrize(
-    ("evaluate", "interval"),
-    [({"every": 5}, "5"), ({"every": 2, "samples": 50, "full_every": 20}, "20"), ({"every": 1, "full_every": 5}, None)],
-)
-def test_tests_by_class_at_other_intervals_are_a_warning(
-    tmp_path: Path, evaluate: dict[str, int], interval: str | None
-) -> None:
-    runs = [write_run(tmp_path / "a", [0.5]), write_run(tmp_path / "b", [0.5], evaluate=evaluate)]
-    warned = (
-        f"the classes of the runs are tested every 1 or {interval} rounds, "
-        "so their forgetting, round forgetting and consistency do not compare"
-    )
-    assert compare(runs).warnings == (() if interval is None else (warned,))
 
 
 def test_outcomes_are_counted_and_an_unfinished_run_takes_part(tmp_path: Path) -> None:

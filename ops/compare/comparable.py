@@ -1,0 +1,77 @@
+"""What has to be the same in experiments, so that their figures compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from fedemu.ops.results.words import Keys, Table, at, shown
+
+_TEST_DATA: Final[tuple[Keys, ...]] = tuple(
+    ("data", key)
+    for key in (
+        "dataset",
+        "test_fraction",
+        "test_by",
+        "id_min_samples",
+        "train_split",
+        "label_column",
+        "regroup",
+        "text",
+    )
+)
+"""The settings that decide which samples are used for tests, and what has to be predicted of them."""
+_FROM_TEST_TO_TEST: Final = ("forgetting", "round_forgetting", "consistency")
+"""The figures that depend on how often the classes are tested."""
+
+
+def compares(one: Table, other: Table, key: str) -> bool:
+    """Whether the figure ``key`` of two experiments compares, as far as their settings tell.
+
+    They have to predict the same of the same test samples. If the figure tells what changes from test to test, their
+    classes have to be tested at the same intervals, too.
+    """
+    if any(at(one, path) != at(other, path) for path in _TEST_DATA) or _held_out(one) != _held_out(other):
+        return False
+    return key not in _FROM_TEST_TO_TEST or _interval(one) == _interval(other)
+
+
+def incomparable(tables: Sequence[Table]) -> list[str]:
+    """A sentence for each difference between experiments because of which some of their figures do not compare."""
+    found = []
+    for what, value, figures in _DIFFERENCES:
+        values = dict.fromkeys(map(value, tables))
+        if len(values) > 1:
+            found.append(f"the runs differ in {what} ({', '.join(values)}), so {figures} do not compare")
+    return found
+
+
+def _setting(path: Keys) -> tuple[str, Callable[[Table], str], str]:
+    return ".".join(path), lambda table: shown(at(table, path)), "their accuracies"
+
+
+def _held_out(table: Table) -> Table:
+    """The settings by which a stream holds out samples of its periods for tests. Empty if the test split is used."""
+    stream = table.get("stream") or {}
+    if stream.get("kind") != "periods":
+        return {}
+    return {key: stream.get(key) for key in ("kind", "periods", "order", "cut", "test_fraction")}
+
+
+def _interval(table: Table) -> Any:
+    """The number of rounds from one test by class to the next. None if the settings do not tell it."""
+    evaluate = table.get("evaluate") or {}
+    return evaluate.get("full_every" if evaluate.get("samples") else "every")
+
+
+_DIFFERENCES: Final[Sequence[tuple[str, Callable[[Table], str], str]]] = (
+    *map(_setting, (*_TEST_DATA, ("model",))),
+    ("the test samples", lambda table: shown(_held_out(table)) or "the test split", "their accuracies"),
+    ("rounds", lambda table: str(table.get("rounds")), "the figures of their last models"),
+    (
+        "the rounds between two tests by class",
+        lambda table: str(_interval(table)),
+        "their forgetting, round forgetting and consistency",
+    ),
+)
+"""What may differ, its value in words, and the figures that do not compare then."""
