@@ -143,27 +143,20 @@ def with_replay(inner: Algorithm[S], settings: ReplaySettings, ingredients: Ingr
 
     With the strategies ``none`` and ``own`` it is ``inner`` itself. Raises ConfigurationError if the strategy needs
     labels or features that the data or the model do not have, or gradients that the method's ``variables`` do not give
-    (``shows_what_it_trains``). So it does if the strategy is ``own`` and ``inner`` is not Selecting, or the other way
-    round, and if a term needs logits, which the strategy ``own`` does not note.
+    (``shows_what_it_trains``); if the strategy is ``own``, and ``inner`` has no selection or a term needs logits, which
+    nobody notes then; and if ``inner`` has a selection, and the strategy is another one.
     """
     strategy = settings.strategy
     if strategy == "none":
         return inner
-    if isinstance(inner, Selecting) != (strategy == OWN):
+    if strategy == OWN:
+        _require_own_selection(inner, settings)
+        return inner
+    if isinstance(inner, Selecting):
         raise ConfigurationError(
-            f"replay.strategy = {OWN!r} lets the method choose what devices keep, but this method has no 'selection'; "
-            "choose another strategy"
-            if strategy == OWN
-            else f"replay.strategy = {strategy!r} does not go with a method that has a 'selection' of its own; "
+            f"replay.strategy = {strategy!r} does not go with a method that has a 'selection' of its own; "
             f"set replay.strategy = {OWN!r}"
         )
-    if strategy == OWN:
-        if settings.logits:
-            raise ConfigurationError(
-                f"replay.strategy = {OWN!r} does not note the logits of samples, which algorithm.terms.der "
-                "learns from; remove the term, or choose another strategy"
-            )
-        return inner
     if strategy in NEEDS_LABELS and not ingredients.labelled:
         raise ConfigurationError(
             f"replay.strategy = {strategy!r} needs labels, which these data do not have; choose another strategy"
@@ -205,6 +198,19 @@ def with_replay(inner: Algorithm[S], settings: ReplaySettings, ingredients: Ingr
     )
     exchange = GradientExchange(GradientSum(lens, settings.targets), settings.iterations)
     return Replay(inner, settings, select, exchange)
+
+
+def _require_own_selection(inner: Algorithm[Any], settings: ReplaySettings) -> None:
+    if not isinstance(inner, Selecting):
+        raise ConfigurationError(
+            f"replay.strategy = {OWN!r} lets the method choose what devices keep, but this method has no 'selection'; "
+            "choose another strategy"
+        )
+    if settings.logits:
+        raise ConfigurationError(
+            f"replay.strategy = {OWN!r} does not note the logits of samples, which algorithm.terms.der "
+            "learns from; remove the term, or choose another strategy"
+        )
 
 
 def _measured(settings: ReplaySettings) -> frozenset[str]:
