@@ -171,12 +171,18 @@ def _keys(loc: Sequence[int | str], table: Any) -> list[str | int]:
     """The keys of a location, as the user wrote them. Pydantic also names the tags of unions; they are left out."""
     keys: list[str | int] = []
     here = table
+    entered = False  # whether the key before led into a table, after which its tag may come
     for place, part in enumerate(loc):
+        is_tag = entered and isinstance(here, Mapping) and part == here.get("kind")
+        entered = False
+        if is_tag:
+            continue
         inside = part in here if isinstance(here, Mapping) else isinstance(here, list) and isinstance(part, int)
         if inside:
             here = here[part]
             keys.append(part)
-        elif isinstance(here, Mapping) and place == len(loc) - 1 and part != here.get("kind"):
+            entered = True
+        elif isinstance(here, Mapping) and place == len(loc) - 1:
             keys.append(part)
     return keys
 
@@ -193,8 +199,8 @@ def _walk(root: type[BaseModel], loc: Sequence[int | str]) -> tuple[type[BaseMod
     holder, field = root, None
     for place, part in enumerate(loc):
         models = list(_models(field)) if field is not None else [root]
-        tagged = [model for model in models if part == _kind(model)]
-        if field is not None and tagged:
+        tagged = [model for model in models if part == _kind(model)] if len(models) > 1 else []
+        if tagged:
             holder = tagged[0]
             field = FieldInfo(annotation=holder)
             continue

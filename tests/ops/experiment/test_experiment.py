@@ -203,6 +203,12 @@ REFUSED = {
         'stream.periods is no setting of every kind; stream.kind = "classes" has period_seconds, arrivals, cumulative, '
         "tasks, rounds_per_task, order, order_by"
     ),
+    '[stream]\nkind = "periods"\nperiods = 2\nrounds_per_period = 0': "stream.rounds_per_period = 0 must be at least 1",
+    '[stream]\nkind = "periods"\nperiods = 0': "stream.periods = 0 must be at least 1",
+    '[stream]\nkind = "periods"\nperiods = 2\nwidth = 3': (
+        'stream.width is no setting of every kind; stream.kind = "periods" has period_seconds, arrivals, cumulative, '
+        "periods, rounds_per_period, order, cut, test_fraction"
+    ),
     '[stream]\nkind = "window"\nwidth = 0.5': "stream.width = 0.5 must be at least 1",
     '[replay]\nstrategy = "gss"': (
         'replay.strategy = "gss" is unknown; it must be one of none, naive_uniform, approximation_of_uniform, '
