@@ -86,11 +86,12 @@ def command_again(table: Table, directory: Path) -> str:
         wanted = {}
     for name in _names_of_presets(str(table.get("name", ""))) if wanted else ():
         changes = dict(_changes(Experiment.parse(preset(name)).table(), wanted))
+        if len(changes) > _MOST_CHANGES or None in changes.values():
+            continue
         command = ["fedemu", "run", name]
         for key, value in changes.items():
             command += [_OWN_FLAGS[key], str(value)] if key in _OWN_FLAGS else ["--set", f"{key}={toml_value(value)}"]
-        if len(changes) <= _MOST_CHANGES and None not in changes.values():
-            return shlex.join(command)
+        return shlex.join(command)
     return shlex.join(["fedemu", "run", os.path.normpath(directory / CONFIG_FILE)])
 
 
@@ -180,8 +181,12 @@ def _names_of_presets(name: str) -> Iterator[str]:
 
 
 def _changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings in which ``new`` differs from ``old``, by their full keys. None for one that ``new`` lacks."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get("kind") == new.get("kind"):
+    """The settings in which ``new`` differs from ``old``, by their full keys. None for one that ``new`` lacks.
+
+    A table of another kind and another model are one setting, because ``merge`` lays nothing of them over the old one.
+    """
+    choice = "name" if path == "model" else "kind"
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get(choice) == new.get(choice):
         for key in dict.fromkeys([*old, *new]):
             yield from _changes(old.get(key), new.get(key), f"{path}.{toml_key(key)}" if path else key)
     elif old != new:

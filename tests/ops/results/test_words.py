@@ -50,6 +50,8 @@ def test_an_old_file_without_settings_tells_nothing_of_them() -> None:
         ("digits", ["local.lr=0.05", 'replay.final="top"'], None),
         ("digits", ["algorithm.terms={ 'mine.py:held' = { width = 2 } }"], None),
         ("digits-tasks+mfcl", ["fleet.devices=12"], "fedemu run digits-tasks+mfcl --devices 12"),
+        ("digits", ["model.name=cnn"], None),
+        ("digits", ["availability.kind=always"], "fedemu run digits --set 'availability={ kind = \"always\" }'"),
     ],
 )
 def test_the_command_makes_the_same_experiment(name: str, overrides: list[str], command: str | None) -> None:
@@ -63,6 +65,11 @@ def test_the_command_makes_the_same_experiment(name: str, overrides: list[str], 
         for flag, value in zip(flags[::2], flags[1::2], strict=True)
     ]
     assert experiment(source, *again).digest == wanted.digest
+
+
+def test_an_experiment_that_lacks_a_setting_of_its_preset_is_run_from_its_file() -> None:
+    table = experiment("digits-drift+fedprox", "algorithm.name=fedavg").table()
+    assert command_again(table, Path("runs/one")) == "fedemu run runs/one/config.toml"
 
 
 def test_an_experiment_that_is_no_preset_is_run_from_its_file() -> None:
