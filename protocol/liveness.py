@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from itertools import takewhile
 from typing import Generic, TypeVar
 
 Peer = TypeVar("Peer", bound=Hashable)
@@ -35,6 +36,10 @@ class Liveness(Generic[Peer]):
     def forget(self, peer: Peer) -> None:
         """Stop watching the peer. An unknown peer is ignored."""
         self._heard.pop(peer, None)
+
+    def quiet(self, now: float) -> list[Peer]:
+        """The peers from which nothing was heard for half the time after which they are silent."""
+        return [*takewhile(lambda peer: now >= self._heard[peer] + self.timeout / 2, self._heard)]
 
     def expired(self, now: float) -> list[Peer]:
         """The peers that fell silent, the longest silent first. They are forgotten, so each is returned once."""

@@ -152,6 +152,10 @@ class AskMachine(ABC):
         """What was ``kept`` is lost, so the device is asked again."""
 
     @abstractmethod
+    def underway(self, device: DeviceId, now: float) -> None:
+        """Something that a device in ``running`` needs, or its result, is on its way over a slow connection."""
+
+    @abstractmethod
     def rejected(self, device: DeviceId, reason: str, detail: str, now: float) -> list[Action]:
         """A contribution that cannot be used came from a device that is expected to send one."""
 

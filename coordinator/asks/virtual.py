@@ -22,7 +22,8 @@ from fedemu.protocol.messages import Invalid, Scheduled
 class _Wait:
     """A wait for the next step of a device, in real seconds: since when, and when the request is sent again.
 
-    ``first`` is the beginning of the wait; ``since`` begins anew when the device comes back or goes.
+    ``first`` is the beginning of the wait; ``since`` begins anew when the device comes back or goes. ``moved`` is when
+    something was last on its way to the device or from it.
     """
 
     first: float
@@ -30,6 +31,7 @@ class _Wait:
     again: float
     pause: float
     lives: int = 0
+    moved: float = -math.inf
 
 
 class VirtualAsk(AskMachine):
@@ -145,6 +147,12 @@ class VirtualAsk(AskMachine):
             wait.since = now
         return []
 
+    def underway(self, device: DeviceId, now: float) -> None:
+        wait = self._running.get(device)
+        if wait is not None:
+            wait.moved = now
+            wait.again = max(wait.again, now + wait.pause)  # what it sends twice only takes twice as long
+
     @property
     def running(self) -> Collection[DeviceId]:
         return self._running.keys()
@@ -160,6 +168,7 @@ class VirtualAsk(AskMachine):
             wait.first += seconds
             wait.since += seconds
             wait.again += seconds
+            wait.moved += seconds
         self._absent = {device: since + seconds for device, since in self._absent.items()}
         self._progress += seconds
 
@@ -190,7 +199,8 @@ class VirtualAsk(AskMachine):
         """What a device is to be given up for, None if it is not to be given up.
 
         That is so if it was absent or without a schedule for ``give_up``, or if its result takes too long. The first
-        result of an ask may take ``answer_timeout``, every other four times the longest gap between results so far.
+        result of an ask may take ``answer_timeout``, and so may one of which something was ``underway`` within
+        ``give_up``. Every other may take four times the longest gap between results so far.
         For a device that comes back this time begins anew, but in all it has ``give_up`` more than any other.
         """
         give_up, here = self.terms.give_up, device in self._present
@@ -208,6 +218,8 @@ class VirtualAsk(AskMachine):
             longest, limit = 4 * self._longest_gap, "four times the longest wait before"
         if longest <= give_up:
             longest, limit = give_up, "fleet.give_up"
+        if now - wait.moved < give_up and longest < self.terms.answer_timeout:
+            longest, limit = self.terms.answer_timeout, "fleet.answer_timeout"
         since = max(wait.since, self._progress)
         if (here and now - since > longest) or now - max(wait.first, self._progress) > longest + give_up:
             return Missed("sent no result", now - since, limit)

@@ -47,6 +47,9 @@ class WallAsk(AskMachine):
     def lost(self, device: DeviceId, now: float) -> list[Action]:
         return []
 
+    def underway(self, device: DeviceId, now: float) -> None:
+        """A slow connection changes nothing, since the deadline is in real time."""
+
     def rejected(self, device: DeviceId, reason: str, detail: str, now: float) -> list[Action]:
         self._settle(device, "rejected")
         answer = Invalid(ask=str(self.terms.ask), reason=reason, detail=detail)

@@ -43,7 +43,8 @@ class Library:
         self._latest = ""
         self._known: dict[Digest, wire.BlobRef] = {}
         self._offered: dict[Digest, int] = {}
-        self._waiting: dict[Digest, list[tuple[bytes, wire.Need]]] = {}
+        self._waiting: dict[Digest, dict[tuple[bytes, int], wire.Need]] = {}
+        """The requests for each blob that is not here yet, by peer and offset. A peer repeats what is not answered."""
 
     def read(self, message: wire.Message) -> None:
         """Learn of the blobs that a message for a peer names. An offer's blobs are fetched at once."""
@@ -77,7 +78,7 @@ class Library:
         ref = self._known.get(digest)
         if ref is None:
             return False
-        self._waiting.setdefault(digest, []).append((peer, need))
+        self._waiting.setdefault(digest, {})[peer, need.offset] = need
         self._step(self._fetches.want(ref, self._clock()))
         return True
 
@@ -98,7 +99,7 @@ class Library:
     def forget(self, peer: bytes) -> None:
         """A peer has gone, and needs no answer."""
         for digest, waiting in list(self._waiting.items()):
-            self._waiting[digest] = [each for each in waiting if each[0] != peer]
+            self._waiting[digest] = {place: need for place, need in waiting.items() if place[0] != peer}
 
     def close(self) -> None:
         """Give up what is under way."""
@@ -108,10 +109,10 @@ class Library:
         for need in step.needs:
             self._ask(need)
         for digest in step.arrived:
-            for peer, need in self._waiting.pop(digest, ()):
+            for (peer, _), need in self._waiting.pop(digest, {}).items():
                 self._serve(peer, need)
         for digest, error in step.lost:
-            for peer, _ in self._waiting.pop(digest, ()):
+            for peer, _ in self._waiting.pop(digest, {}):
                 self._refuse(peer, error)
 
     def _serve(self, peer: bytes, need: wire.Need) -> None:

@@ -194,6 +194,10 @@ class Roster:
         """The peer is gone, and so are all channels of its connection. Returns them, each with its device or None."""
         return [(each, self.leave(each, now)) for each in (*self._carried.get(peer, ()), peer)]
 
+    def quiet(self, now: float) -> list[bytes]:
+        """The connections with a session from which nothing was heard for half the time after which it is over."""
+        return self._liveness.quiet(now)
+
     def expire(self, now: float) -> list[tuple[bytes, DeviceId | None]]:
         """End the sessions of the peers that fell silent. Returns these peers, each with its device or None."""
         return [gone for peer in self._liveness.expired(now) for gone in self.leave_all(peer, now)]

@@ -75,8 +75,9 @@ class Service:
         self.shelf = shelf
         self.timeline = timeline
         self.reception = Reception(
-            settings, roster, shelf, timeline, observers, granted, self.send, self._key_of, self._cut, self._may_be_edge
-        )
+            settings, roster, shelf, timeline, observers, granted, self.send,
+            self._key_of, self._cut, self._may_be_edge, self._is_sending,
+        )  # fmt: skip
         self._settings = settings
         self._observers = observers
         self._hub: Hub | None = None
@@ -324,6 +325,9 @@ class Service:
     def _may_be_edge(self, peer: bytes) -> bool:
         return self._hub is None or self._hub.may_be_edge(peer)
 
+    def _is_sending(self, peer: bytes) -> bool:
+        return self._hub is not None and self._hub.is_sending(peer)
+
     def _cut(self, peer: bytes) -> None:
         if self._hub is not None:
             self._hub.cut(peer)
@@ -355,8 +359,9 @@ class Service:
             _, message = self._untold.pop(device)
             if (peer := self.roster.connected.get(device)) is not None:
                 self.send(peer, message)
-        if self.reception.exchange is not None:
-            self.reception.exchange.tick(now)
+        if (exchange := self.reception.exchange) is not None:
+            self.reception.look_after(exchange, now)
+            exchange.tick(now)
         if self._bedtime is not None and self.reception.stopping is None:
             self._bedtime.look(self.reception.exchange, self._untold, now)
         if int(now / TIDY_SECONDS) != int(self._ticked / TIDY_SECONDS):

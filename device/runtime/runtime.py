@@ -222,10 +222,13 @@ class DeviceRuntime:
         return self._wall is None or now >= self._wall.real(held.schedule.at)
 
     def _send(self, held: WorkInHand, now: float) -> list[Action]:
-        """Send the result. Each time that it is not answered the wait until it is sent again doubles."""
+        """Send the result. Under the virtual clock the coordinator asks again for one that it lacks.
+
+        Under the wall clock it is sent again if it is not answered. The wait doubles each time.
+        """
         expiry = self.member.expiry
         held.pause = min(2 * held.pause, MOST_PAUSE * expiry) if held.pause else expiry
-        held.due = now + held.pause
+        held.due = math.inf if self._wall is None else now + held.pause
         self.member.said(now)
         return list(held.replies)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -18,12 +19,16 @@ from fedemu.protocol.messages import Blob, BlobRef, Need
 
 WINDOW = 4
 """The number of chunks of one blob that are asked for before the first of them has come."""
+LEAST, FIRST = 2**12, 2**14
+"""The bytes of the smallest chunk, and of the first one. A slow connection must not be silent for a large one."""
+QUICK, SLOW = 1.0, 2.5
+"""The chunks to come are larger after one that came within so many seconds, and smaller after one that took longer."""
 PATIENCE = 5.0
-"""The seconds after which a chunk that has not come is asked for again."""
+"""The seconds after which chunks are asked for again if none at all has come."""
 TRIES = 5
 """The number of tries after which a blob that arrives broken each time is given up."""
-MOST_WAITS = 12
-"""A blob is given up if its chunks failed to come more often than this in a row."""
+MOST_WAITS = 120
+"""A blob is given up if its chunks failed to come more often than this in a row: the other side may fetch it, too."""
 
 
 class Step(NamedTuple):
@@ -36,31 +41,46 @@ class Step(NamedTuple):
 
 @dataclass
 class _Fetch:
-    """A blob of ``size`` bytes. Offsets in ``again`` have to be asked for once more, those from ``next`` on at last."""
+    """A blob of ``size`` bytes. Ranges in ``again`` have to be asked for once more, bytes from ``next`` on at last.
+
+    ``asked`` are the ranges under way: the offset of each, its length, and when it was asked for.
+    """
 
     size: int
     next: int = 0
-    again: deque[int] = field(default_factory=deque)
-    asked: dict[int, float] = field(default_factory=dict)
+    again: deque[tuple[int, int]] = field(default_factory=deque)
+    asked: dict[int, tuple[int, float]] = field(default_factory=dict)
     broken: int = 0
     waits: int = 0
 
-    def take(self) -> int | None:
-        """The next offset to ask for; None if all have been asked for. An empty blob has one, too."""
+    def take(self, most: int) -> tuple[int, int] | None:
+        """The next offset and length to ask for; None if all were asked for. An empty blob has one byte to ask for."""
         if self.again:
-            return self.again.popleft()
+            offset, length = self.again.popleft()
+            if length > most:
+                self.again.appendleft((offset + most, length - most))
+            return offset, min(most, length)
         if self.next >= max(self.size, 1):
             return None
-        self.next += CHUNK
-        return self.next - CHUNK
+        offset, length = self.next, max(1, min(most, self.size - self.next))
+        self.next += length
+        return offset, length
 
 
 class Fetches:
-    """The blobs that are wanted and not here. All are fetched at the same time."""
+    """The blobs that are wanted and not here. All are fetched at the same time.
+
+    Chunks come in the order in which they were asked for, so none is lost as long as others come. They are as large as
+    the connection is quick.
+    """
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
         self._fetches: dict[Digest, _Fetch] = {}
+        self._length = FIRST
+        """The bytes of the chunks that are asked for now."""
+        self._came = -math.inf
+        """When the latest chunk has come."""
 
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._fetches
@@ -68,8 +88,8 @@ class Fetches:
     @property
     def due(self) -> float | None:
         """The time at which a chunk has to be asked for again; None if no chunk is under way."""
-        asked = [min(fetch.asked.values()) for fetch in self._fetches.values() if fetch.asked]
-        return min(asked) + PATIENCE if asked else None
+        asked = [at for fetch in self._fetches.values() for _, at in fetch.asked.values()]
+        return max(min(asked), self._came) + PATIENCE if asked else None
 
     def want(self, ref: BlobRef, now: float) -> Step:
         """A blob is needed. If it is here, it counts as arrived now. If it is under way, it is not asked for again."""
@@ -87,13 +107,15 @@ class Fetches:
         """
         digest = Digest(blob.digest)
         fetch = self._fetches.get(digest)
-        if fetch is None or fetch.asked.pop(blob.offset, None) is None:
+        if fetch is None or (asked := fetch.asked.pop(blob.offset, None)) is None:
             return Step([], [], [])
-        fetch.waits = 0
+        length, at = asked
+        self._came, fetch.waits = now, 0
+        self._adapt(length, now - at)
         try:
             if blob.size != fetch.size:
                 raise BlobError(f"the blob {digest} was announced with {fetch.size} bytes but has {blob.size}")
-            if len(data) < min(CHUNK, fetch.size - blob.offset):
+            if len(data) < min(length, fetch.size - blob.offset):
                 raise BlobError(f"a chunk of the blob {digest} has {len(data)} bytes, which is not all of it")
             whole = self._store.receive(digest, blob.offset, blob.size, data)
         except UnwritableError:
@@ -119,9 +141,11 @@ class Fetches:
 
     def tick(self, now: float) -> Step:
         """Ask again for chunks that have not come in time, and give up blobs that failed to come too often."""
+        if now < self._came + PATIENCE:
+            return Step([], [], [])
         lost: list[tuple[Digest, BlobError]] = []
         for digest, fetch in list(self._fetches.items()):
-            if any(asked <= now - PATIENCE for asked in fetch.asked.values()):
+            if any(at <= now - PATIENCE for _, at in fetch.asked.values()):
                 fetch.waits += 1
                 if fetch.waits > MOST_WAITS:
                     del self._fetches[digest]
@@ -129,19 +153,27 @@ class Fetches:
                     lost.append((digest, BlobError(f"The coordinator does not send the blob {digest}.")))
         return Step(self._again(now - PATIENCE, now).needs, [], lost)
 
+    def _adapt(self, length: int, seconds: float) -> None:
+        """A chunk of so many bytes took so long. One that was asked for before the last change tells nothing new."""
+        if length >= self._length and seconds < QUICK:
+            self._length = min(2 * length, CHUNK)
+        elif length <= self._length and seconds > SLOW:
+            self._length = max(length // 2, LEAST)
+
     def _again(self, asked_until: float, now: float) -> Step:
         needs = []
         for digest, fetch in self._fetches.items():
-            for offset in [offset for offset, asked in fetch.asked.items() if asked <= asked_until]:
+            for offset, (length, _) in [each for each in fetch.asked.items() if each[1][1] <= asked_until]:
                 del fetch.asked[offset]
-                fetch.again.appendleft(offset)
+                fetch.again.appendleft((offset, length))
             needs += self._ask(digest, now)
         return Step(needs, [], [])
 
     def _ask(self, digest: Digest, now: float) -> list[Need]:
         fetch = self._fetches[digest]
         needs = []
-        while len(fetch.asked) < WINDOW and (offset := fetch.take()) is not None:
-            fetch.asked[offset] = now
-            needs.append(Need(digest=digest, offset=offset, length=max(1, min(CHUNK, fetch.size - offset))))
+        while len(fetch.asked) < WINDOW and (part := fetch.take(self._length)) is not None:
+            offset, length = part
+            fetch.asked[offset] = length, now
+            needs.append(Need(digest=digest, offset=offset, length=length))
         return needs

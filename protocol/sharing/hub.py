@@ -132,6 +132,10 @@ class Hub:
         self._leave_soon()
         return True
 
+    def is_sending(self, peer: bytes) -> bool:
+        """Whether a long message is on its way on the connection of a peer, as ``Router`` explains it."""
+        return self._router.is_sending(self.connection_of(peer))
+
     def cut(self, peer: bytes) -> None:
         """Close a connection, or a channel: its side then closes what is behind it."""
         place = self._places.get(peer)

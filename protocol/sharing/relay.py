@@ -128,6 +128,10 @@ class Relay:
     def look(self) -> None:
         """Part from the peers that fell silent. To be called a few times a second."""
         self.hub.look()
+        for peer in self._liveness.quiet(self._clock()):
+            if self.hub.is_sending(peer):  # its heartbeats wait behind a long message
+                self._liveness.heard(peer, self._clock())
+                self.hub.send(peer, _BEAT)
         if silent := frozenset(self._liveness.expired(self._clock())):
             for peer in [peer for peer in self._channels if self._witness(peer) in silent]:
                 self.part_from(peer)

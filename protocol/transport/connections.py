@@ -32,6 +32,8 @@ WATCH_SECONDS: Final = 0.03
 """The time between two looks at the memory of this process while strangers are connected. One takes a few µs."""
 PRESSING: Final = 2**15
 """An ipc connection with so many bytes that wait to be read is in the middle of a large message, or of many."""
+BUSY: Final = 2**16
+"""A connection that brings so many bytes between two looks brings more than signs of life."""
 PAST: Final = 4096
 """Of so many peers is remembered that their connections have gone, because messages of theirs may still be read."""
 _RECEIVED: Final = 128
@@ -47,8 +49,9 @@ class Connection:
 
     ``inode`` tells its socket from another one that gets the same descriptor. ``base`` is the number of bytes that it
     had brought when it was last seen to have ended a message. ``held`` is the memory that it may have taken since then,
-    by what is known of an ipc connection. ``over`` says that it was beyond its bound at the last look, ``going`` that
-    it is being closed.
+    by what is known of an ipc connection. ``received`` are the bytes that it had brought at the last look, ``begun``
+    those of a message without an end. ``sending`` says that it was in the middle of a long message, or of several.
+    ``over`` says that it was beyond its bound at the last look, ``going`` that it is being closed.
     """
 
     descriptor: int
@@ -58,6 +61,9 @@ class Connection:
     seen: float = 0.0
     base: int = 0
     held: int = 0
+    received: int = 0
+    begun: int = 0
+    sending: bool = False
     over: bool = False
     going: bool = False
 
@@ -155,6 +161,11 @@ class Connections:
         for peer in parted:
             self._bounds.closed(peer)
 
+    def is_sending(self, peer: bytes) -> bool:
+        """Whether a peer is in the middle of a long message, or of several: more came between the last two looks."""
+        connection = self._by_peer.get(peer)
+        return connection is not None and connection.sending and not connection.going
+
     def cut(self, peer: bytes) -> None:
         """Close the connection of a peer. An honest one comes back on a new connection."""
         connection = self._by_peer.get(peer)
@@ -210,7 +221,10 @@ class Connections:
             if known and strangers_only:
                 continue
             self._strangers += not known
-            if self._unfinished(connection) > (self._bounds.unfinished if known else self._bounds.strangers_unfinished):
+            received, unfinished = connection.received, self._unfinished(connection)
+            connection.sending = unfinished > connection.begun or connection.received >= received + BUSY
+            connection.begun = unfinished
+            if unfinished > (self._bounds.unfinished if known else self._bounds.strangers_unfinished):
                 suspects = True
                 # A message of a known peer may have ended, and wait to be read. A stranger's is too large in any case.
                 if connection.over or peer is None:
@@ -293,7 +307,7 @@ class Connections:
 
     def _unfinished(self, connection: Connection) -> int:
         """The bytes that have come since the connection last ended a message, by what was seen at the looks."""
-        received = _received(connection.descriptor)
+        connection.received = received = _received(connection.descriptor)
         if connection.heard != connection.seen and connection.peer is not None:
             connection.seen, connection.base, connection.held = connection.heard, received, 0
         return received - connection.base + connection.held

@@ -99,6 +99,9 @@ class DirectRouter:
         known.line.flush()
         return True
 
+    def is_sending(self, peer: bytes) -> bool:
+        return False
+
     def cut(self, peer: bytes) -> None:
         if (known := self._peers.get(peer)) is not None:
             self._part(known)

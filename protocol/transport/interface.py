@@ -118,6 +118,13 @@ class Router(Protocol):
         """
         ...
 
+    def is_sending(self, peer: bytes) -> bool:
+        """Whether a part of a long message of a peer came lately, and its end did not come yet.
+
+        Within a machine messages come at once, so it is False there.
+        """
+        ...
+
     def cut(self, peer: bytes) -> None:
         """Close the connection of a peer, if it can be found. An honest peer comes back on a new one."""
         ...

@@ -127,6 +127,9 @@ class MemoryRouter:
         self.bytes_sent += sum(map(len, parts))
         return True
 
+    def is_sending(self, peer: bytes) -> bool:
+        return False
+
     def cut(self, peer: bytes) -> None:
         dealer = self.dealers.pop(peer, None)
         if dealer is not None:

@@ -160,6 +160,9 @@ class ZmqRouter(Endpoint):
         """The peers that have sent a message and have not gone, if connections are counted."""
         return [] if self._connections is None else self._connections.peers
 
+    def is_sending(self, peer: bytes) -> bool:
+        return self._connections is not None and self._connections.is_sending(peer)
+
     def cut(self, peer: bytes) -> None:
         if self._connections is not None:
             self._connections.cut(peer)

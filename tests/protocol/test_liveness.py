@@ -32,6 +32,17 @@ def test_the_longest_silent_peer_comes_first() -> None:
     assert liveness.expired(5.0) == [1, 2, 3]
 
 
+def test_peers_are_quiet_after_half_the_time() -> None:
+    liveness = Liveness[str](interval=2.0, patience=5)
+    liveness.heard("a", 0.0)
+    liveness.heard("b", 1.0)
+    assert liveness.quiet(4.9) == []
+    assert liveness.quiet(5.9) == ["a"]
+    assert liveness.quiet(6.0) == ["a", "b"]
+    liveness.heard("a", 6.0)
+    assert liveness.quiet(6.0) == ["b"]
+
+
 def test_a_forgotten_peer_never_expires() -> None:
     liveness = Liveness[str](interval=1.0, patience=1)
     liveness.heard("a", 0.0)

@@ -238,6 +238,31 @@ def test_training_may_take_four_times_the_longest_gap_between_results() -> None:
     assert machine.given_up[DeviceId(2)].limit == "four times the longest wait before"
 
 
+def test_a_result_that_is_on_its_way_may_take_the_answer_timeout_and_is_not_asked_for_meanwhile() -> None:
+    machine = opened([finish(10), finish(20), finish(30)], 3, give_up=60.0, answer_timeout=600.0)
+    machine.result(DeviceId(0), 1.0)
+    for now in range(1, 601):
+        machine.underway(DeviceId(1), float(now))
+        asked = [action.device for action in machine.tick(float(now)) if isinstance(action, Give)]
+        assert DeviceId(1) not in asked
+        if now == 61:
+            assert not machine.given_up
+    assert machine.given_up == {2: ("sent no result", 61.0, "fleet.give_up")}
+    machine.underway(DeviceId(1), 602.0)
+    machine.tick(602.0)
+    assert machine.given_up[DeviceId(1)] == ("sent no result", 601.0, "fleet.answer_timeout")
+
+
+def test_a_result_that_stopped_on_its_way_has_give_up_left() -> None:
+    machine = opened([finish(10), finish(20)], 2, give_up=60.0, answer_timeout=600.0)
+    machine.result(DeviceId(0), 1.0)
+    machine.underway(DeviceId(1), 100.0)
+    machine.tick(159.9)
+    assert not machine.given_up
+    machine.tick(160.0)
+    assert machine.given_up[DeviceId(1)] == ("sent no result", 159.0, "fleet.give_up")
+
+
 def test_the_first_result_may_take_the_answer_timeout() -> None:
     machine = opened([finish(10), finish(20)], 2, give_up=60.0, answer_timeout=600.0)
     machine.tick(600.0)

@@ -17,6 +17,7 @@ from fedemu.coordinator.observer import Absence, Observers
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import Summary
+from fedemu.coordinator.service.reception import Reception
 from fedemu.coordinator.service.service import MOMENT_SECONDS, Service
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.coordinator.settings import Settings
@@ -24,7 +25,7 @@ from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.ids import DeviceId
-from fedemu.protocol.messages import Granted, Hello, Wake
+from fedemu.protocol.messages import Beat, Granted, Hello, Wake
 from fedemu.protocol.transport.memory import MemoryNetwork
 
 Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
@@ -75,6 +76,24 @@ async def test_nothing_is_remembered_of_a_peer_whose_connection_is_gone(tmp_path
     reception.closed(b"peer")
     assert not reception.refusals.idle
     assert reception.refusals.allow(b"peer", "malformed", START)
+
+
+async def test_a_peer_in_the_middle_of_a_long_message_lives_and_hears_that_the_coordinator_does(tmp_path: Path) -> None:
+    service = a_service(tmp_path)
+    sending, sent = {b"busy"}, []
+    reception = Reception(
+        service._settings, service.roster, service.shelf, service.timeline, Observers(), Granted,
+        lambda peer, message, frames: sent.append((peer, message)), is_sending=sending.__contains__,
+    )  # fmt: skip
+    for peer in (b"busy", b"silent"):
+        service.roster.enroll(peer, 1, None, "", START)
+    for now in range(100, 130):
+        reception.expire(float(now))
+    assert sent == [(b"busy", Beat())] * 5
+    assert service.roster.peers == [b"busy"]
+    sending.clear()
+    reception.expire(135.0)
+    assert service.roster.peers == []
 
 
 async def test_a_coordinator_that_computes_tells_that_nobody_is_connected(tmp_path: Path) -> None:

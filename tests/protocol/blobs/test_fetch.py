@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedemu.protocol.blobs.downloads import CHUNK
-from fedemu.protocol.blobs.fetch import MOST_WAITS, PATIENCE, TRIES, WINDOW, Fetches
+from fedemu.protocol.blobs.fetch import FIRST, LEAST, MOST_WAITS, PATIENCE, TRIES, WINDOW, Fetches
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.errors import UnwritableError
 from fedemu.protocol.ids import digest_of
@@ -30,7 +30,7 @@ def fetches(tmp_path: Path) -> Fetches:
 
 def test_a_blob_is_fetched_a_few_chunks_ahead_until_it_is_whole(fetches: Fetches, tmp_path: Path) -> None:
     queue = fetches.want(REF, 0.0).needs
-    assert [need.offset for need in queue] == [place * CHUNK for place in range(WINDOW)]
+    assert [need.offset for need in queue] == [place * FIRST for place in range(WINDOW)]
     arrived = []
     while queue:
         step = fetches.receive(*chunk(queue.pop(0)), 1.0)
@@ -50,12 +50,61 @@ def test_what_is_here_or_under_way_is_not_asked_for_again(fetches: Fetches, tmp_
     assert fetches.want(REF, 0.0).needs == []
 
 
-def test_a_chunk_that_does_not_come_is_asked_for_again(fetches: Fetches) -> None:
+def test_a_chunk_that_does_not_come_is_asked_for_again_once_no_other_comes_either(fetches: Fetches) -> None:
     first, *rest = fetches.want(REF, 0.0).needs
     for need in rest:
-        fetches.receive(*chunk(need), 1.0)
-    assert fetches.due == PATIENCE
-    assert first in fetches.tick(PATIENCE).needs
+        fetches.receive(*chunk(need), 4.0)
+    assert fetches.due == 4.0 + PATIENCE
+    assert fetches.tick(PATIENCE).needs == []
+    assert first.offset in [need.offset for need in fetches.tick(4.0 + PATIENCE).needs]
+
+
+def served(fetches: Fetches, queue: list[Need], rate: float, most: int) -> tuple[list[int], float]:
+    """Send ``most`` chunks at ``rate`` bytes a second; their lengths in their order, and the longest time between two.
+
+    Nothing may be asked for twice.
+    """
+    now, lengths, longest, asked = 0.0, [], 0.0, {need.offset for need in queue}
+    while queue and len(lengths) < most:
+        need = queue.pop(0)
+        seconds = need.length / rate
+        while (due := fetches.due) is not None and due < now + seconds:
+            assert fetches.tick(due).needs == []
+        now, longest = now + seconds, max(longest, seconds)
+        lengths.append(need.length)
+        step = fetches.receive(*chunk(need), now)
+        assert step.lost == []
+        assert asked.isdisjoint(need.offset for need in step.needs)
+        asked.update(need.offset for need in step.needs)
+        queue += step.needs
+    return lengths, longest
+
+
+def test_chunks_grow_on_a_quick_connection(fetches: Fetches, tmp_path: Path) -> None:
+    lengths, _ = served(fetches, fetches.want(REF, 0.0).needs, 1e9, 1000)
+    assert sum(lengths) == len(DATA)
+    assert max(lengths) == CHUNK
+    assert len(lengths) < 40
+    assert (tmp_path / REF.digest).read_bytes() == DATA
+
+
+def test_on_a_slow_connection_chunks_are_small_and_nothing_is_asked_for_twice(fetches: Fetches) -> None:
+    lengths, longest = served(fetches, fetches.want(REF, 0.0).needs, 7000.0, 30)
+    assert lengths[-1] == LEAST
+    assert longest < 2.5, "seconds without a message, after 10 of which the coordinator would count as dead"
+
+
+def test_a_chunk_that_was_lost_on_a_slow_connection_is_asked_for_again_in_smaller_ones(
+    fetches: Fetches, tmp_path: Path
+) -> None:
+    _, *rest = fetches.want(REF, 0.0).needs
+    for need in rest:
+        fetches.receive(*chunk(need), 3.0)
+    queue = fetches.tick(3.0 + PATIENCE).needs
+    assert Need(digest=REF.digest, offset=0, length=FIRST // 2) in queue
+    while queue:
+        queue += fetches.receive(*chunk(queue.pop(0)), 9.0).needs
+    assert (tmp_path / REF.digest).read_bytes() == DATA
 
 
 def test_a_blob_that_never_comes_is_given_up(fetches: Fetches) -> None:

@@ -151,6 +151,28 @@ async def test_a_message_without_an_end_is_held_up_to_its_bound(
         assert not is_over(stranger)
 
 
+async def test_a_peer_is_sending_while_more_and_more_of_a_long_message_comes(
+    make: Callable[..., Any], eventually: Eventually
+) -> None:
+    place = make(known=True)
+    friend = place.stranger()
+    await asyncio.to_thread(shake_hands, friend)
+    pour(friend, frame(b"x"))
+    await eventually(lambda: place.router.bytes_received)
+    (peer,) = place.router.peers
+    for _ in range(2):
+        place.router.look()
+    assert not place.router.is_sending(peer)
+    pour(friend, frame(bytes(MIB // 2), MORE))
+    await eventually(place.looked(lambda: place.router.is_sending(peer)))
+    await eventually(place.looked(lambda: not place.router.is_sending(peer)))
+    pour(friend, frame(bytes(MIB // 2)))
+    await eventually(place.looked(lambda: place.router.bytes_received > MIB))
+    place.router.look()
+    assert not place.router.is_sending(peer)
+    assert not place.router.is_sending(b"nobody")
+
+
 async def test_a_message_without_an_end_before_any_other_is_ended_too(make_any: Make, eventually: Eventually) -> None:
     place = make_any()
     stranger = place.stranger()

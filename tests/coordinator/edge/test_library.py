@@ -1,0 +1,31 @@
+"""The blobs of an edge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedemu.coordinator.edge.library import Library
+from fedemu.protocol import messages as wire
+from fedemu.protocol.ids import digest_of
+
+BLOB = b"0123456789"
+REF = wire.BlobRef(key="model", digest=digest_of(BLOB), size=len(BLOB))
+
+
+def test_who_repeats_a_request_while_the_edge_fetches_the_blob_is_served_once(tmp_path: Path) -> None:
+    asked: list[Any] = []
+    sent: list[tuple[bytes, int]] = []
+    library = Library(
+        tmp_path, asked.append, lambda peer, blob, frames: sent.append((peer, blob.offset)), lambda: 0.0,
+        lambda size: None, lambda size, reply: None,
+    )  # fmt: skip
+    library.read(wire.Offer(blobs=(REF,), round=1))
+    for _ in range(3):
+        for offset in (0, 5):
+            assert library.answer(b"machine", wire.Need(digest=REF.digest, offset=offset, length=5))
+    assert library.answer(b"gone", wire.Need(digest=REF.digest, offset=0, length=5))
+    library.forget(b"gone")
+    library.receive(wire.Blob(digest=REF.digest, offset=0, size=len(BLOB)), BLOB)
+    assert len(asked) == 1
+    assert sent == [(b"machine", 0), (b"machine", 5)]
