@@ -231,15 +231,17 @@ class Hub:
         self._closing.discard(connection)
         shared = self._shared.pop(connection, None)
         if shared is not None:
-            for peer in shared.names.values():
-                self._forget(peer)
+            self._forget(*shared.names.values())
             self._over(connection)
         self._bounds.closed(connection)
 
-    def _forget(self, peer: bytes) -> None:
-        del self._places[peer]
-        self._over(peer)
-        self._bounds.closed(peer)
+    def _forget(self, *peers: bytes) -> None:
+        """Channels are over. Whoever hears of the end of one may want to tell the others something."""
+        for peer in peers:
+            del self._places[peer]
+        for peer in peers:
+            self._over(peer)
+            self._bounds.closed(peer)
 
     def _leave_soon(self) -> None:
         if not self._due:

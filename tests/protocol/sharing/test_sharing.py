@@ -375,3 +375,36 @@ async def test_a_bundle_whose_first_message_closes_the_connection_is_read_no_fur
     await eventually(lambda: heard)
     assert len(heard) == 1
     network.close()
+
+
+async def test_whoever_hears_that_a_channel_is_gone_may_send_to_another_of_its_connection(
+    eventually: Any, socket_path: Path
+) -> None:
+    loop, heard, over = asyncio.get_running_loop(), list[bytes](), list[bytes]()
+    network = DirectNetwork(loop)
+
+    def gone(peer: bytes) -> None:
+        over.append(peer)
+        assert not any(hub.send(each, wire.Cancel(ask="1.0.0")) for each in heard)
+
+    address = f"ipc://{socket_path}"
+    hub = Hub(
+        network,
+        address,
+        UP,
+        lambda peer, envelope: heard.append(peer),
+        lambda peer, error: None,
+        let_all_pass,
+        BOUNDLESS,
+        loop,
+        100,
+        gone,
+    )
+    dealer = network.connect(address, DOWN, lambda envelope: None, lambda error: None)
+    dealer.send(Bundle(channels=(5, 6), frames=(1, 1)), 2 * encode(wire.Heartbeat()))
+    await eventually(lambda: len(heard) == 2)
+    connection = hub.connection_of(heard[0])
+    dealer.close()
+    await eventually(lambda: over)
+    assert over == [*heard, connection]
+    network.close()
