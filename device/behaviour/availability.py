@@ -65,7 +65,7 @@ def _alternate(
 ) -> Iterator[Interval]:
     def spells() -> Iterator[Interval]:
         now, state, left = 0.0, online, first
-        while True:
+        while now < math.inf:
             if state:
                 yield (now, now + left)
             now += left

@@ -72,7 +72,9 @@ def _sentence(detail: ErrorDetails, table: Mapping[str, Any], root: type[BaseMod
         case "missing":
             return f"{path} is missing; the table it belongs to needs it"
         case "value_error":
-            return str(context["error"])
+            wrong = str(context["error"])
+            # A distribution may be that of several keys, so it cannot name its own.
+            return wrong if path in wrong else f"{path}: {wrong}"
         case "union_tag_invalid" | "union_tag_not_found" if isinstance(given, Mapping):
             kind, kinds = given.get("kind"), list(_tags(field))
             if kind is None:

@@ -14,6 +14,9 @@ from fedemu.ops.experiment.tables.section import AUTO, Count, NotNegative, Posit
 Spell = Annotated[float, Field(ge=0.1)]
 """The length of a spell in seconds. Much shorter ones would make more intervals than a device can announce."""
 
+NARROWEST = 1e-4
+"""The least range of a truncated normal distribution, in standard deviations. Draws outside of it are repeated."""
+
 
 def _levels(value: Any) -> Any:
     """One number is one level, and 0 is none."""
@@ -158,6 +161,11 @@ class Normal(Section):
             raise ValueError(
                 f"a truncated normal distribution needs low <= mean <= high, but has "
                 f"low = {self.low}, mean = {self.mean} and high = {self.high}"
+            )
+        if self.high - self.low < NARROWEST * self.std:
+            raise ValueError(
+                f"a truncated normal distribution with std = {self.std} hardly ever gives a value from "
+                f"low = {self.low} to high = {self.high}; lower std, or move low and high apart"
             )
         return self
 

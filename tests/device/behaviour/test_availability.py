@@ -148,6 +148,13 @@ def test_exponential_and_weibull_fleets_are_stationary_from_the_start(time: floa
     assert online_share(fleet(lambda random: weibull(random, 0.6, 20.0, 60.0)), time) == pytest.approx(1 / 4, abs=0.03)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_spells_beyond_the_largest_number_end_the_intervals(seed: int) -> None:
+    random = generator(seed, purpose="test")
+    assert len(list(exponential(random, 1e308, 1e308))) < 100
+    assert len(list(weibull(random, 1.0, 1e308, 1e308))) < 100
+
+
 def test_spells_have_the_mean_length_that_was_asked_for() -> None:
     intervals = take(exponential(generator(1, purpose="test"), 60.0, 30.0), 4000)
     online = np.array([end - start for start, end in intervals[1:-1]])

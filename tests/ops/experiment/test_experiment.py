@@ -268,13 +268,18 @@ REFUSED = {
         "availability.amplitude = 0.5 takes availability.mean = 0.7 out of 0 to 1; it may be at most 0.3"
     ),
     '[profile]\ndown_kbps = { kind = "uniform", low = 3, high = 2 }': (
-        "a uniform distribution needs low <= high, but has low = 3.0 and high = 2.0"
+        "profile.down_kbps: a uniform distribution needs low <= high, but has low = 3.0 and high = 2.0"
     ),
     '[profile]\ndown_kbps = { kind = "uniform", low = 0, high = 2 }': (
         "profile.down_kbps may come out as 0, but a device needs some bandwidth; raise its low end"
     ),
     '[profile]\nlatency = { kind = "normal", mean = 3, std = 1, high = 2 }': (
-        "a truncated normal distribution needs low <= mean <= high, but has low = 0.0, mean = 3.0 and high = 2.0"
+        "profile.latency: a truncated normal distribution needs low <= mean <= high, but has low = 0.0, mean = 3.0 and "
+        "high = 2.0"
+    ),
+    '[faults]\ndowntime = { kind = "normal", mean = 3, std = 1, low = 3, high = 3 }': (
+        "faults.downtime: a truncated normal distribution with std = 1.0 hardly ever gives a value from low = 3.0 to "
+        "high = 3.0; lower std, or move low and high apart"
     ),
     "[traces]\nlast_event = 1": (
         "traces is no setting; it is filled from the files that availability and profile name"
