@@ -97,6 +97,15 @@ class RefusedError(FedemuError):
         super().__init__(detail)
         self.reason = reason
 
+    @classmethod
+    def misunderstood(cls, address: str, detail: str) -> RefusedError:
+        """The error of a peer that cannot read a message of its coordinator, or that is not understood itself."""
+        return cls(
+            VersionMismatch.reason,
+            f"The coordinator at {address} and this machine do not understand each other ({detail}); install the same "
+            "version of fedemu on both, which fedemu --version tells.",
+        )
+
 
 class QuorumError(FedemuError):
     """Too few devices replied in every attempt of a round."""

@@ -266,6 +266,8 @@ class Edge:
                 self._library.receive(blob, envelope.frames[0])
             case wire.Refused(reason="unknown_blob"):
                 pass
+            case wire.Refused(reason="malformed" | "version") as refused if self._stationed is None:
+                self._end(RefusedError.misunderstood(self._plan.up, refused.detail))
             case wire.Refused(reason="unknown_peer" | "malformed"):
                 self._asked = min(self._asked, now - AGAIN_SECONDS + TICK_SECONDS)
             case wire.Refused(reason=edge.NO_EDGE) as refused if self._stationed is None:
@@ -338,6 +340,8 @@ class Edge:
     def _rejected(self, error: ProtocolError) -> None:
         if isinstance(error, HandshakeFailed):
             self._bar(str(error))
+        elif self._stationed is None:
+            self._end(RefusedError.misunderstood(self._plan.up, str(error)))
 
     def _bar(self, why: str) -> None:
         """The edge cannot take its place for a reason that people can mend."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from fedemu.device.runtime.actions import Connect
-from fedemu.protocol.errors import RefusedError, UnreachableError
+from fedemu.protocol.errors import ProtocolError, RefusedError, UnreachableError
 from fedemu.protocol.messages import Compute, Enroll, Granted, Heartbeat, Refused
 
 AGAIN = 2.0
@@ -104,6 +104,11 @@ class Enrolment:
         """The connection does not come about, for ``reason``. If it is ``final``, the next try needs a new one."""
         self._barred, self._anew = reason, self._anew or final
 
+    def misread(self, error: ProtocolError) -> None:
+        """A message of the coordinator could not be read. Raises RefusedError if this machine has no place with it."""
+        if self.state == "seeking":
+            raise RefusedError.misunderstood(self._address, str(error))
+
     def refuse(self, refused: Refused, now: float) -> list[EnrolAction]:
         """React to a refusal. Raises RefusedError if asking again would not help."""
         self._unanswered = max(0, self._unanswered - 1)
@@ -127,6 +132,8 @@ class Enrolment:
             case "fleet_full":
                 self.idle = True
                 return []
+            case "malformed" | "version" if self.state == "seeking":
+                raise RefusedError.misunderstood(self._address, refused.detail)
             case "unknown_peer" | "unknown_blob" | "malformed":
                 return []
             case "lease_unknown":

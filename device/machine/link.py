@@ -22,7 +22,6 @@ from fedemu.protocol.errors import (
     ProtocolError,
     RefusedError,
     UnreachableError,
-    VersionMismatch,
 )
 from fedemu.protocol.host.futures import fail
 from fedemu.protocol.ids import Digest
@@ -176,8 +175,11 @@ class CoordinatorLink:
             if str(error) not in self._told:
                 self._told.add(str(error))
                 self._observer.barred(str(error))
-        if isinstance(error, VersionMismatch) and self._enrolment.granted is None:
-            self._fail(error)
+            return
+        try:
+            self._enrolment.misread(error)
+        except RefusedError as refused:
+            self._fail(refused)
 
     def _tick(self) -> None:
         self._timer = None

@@ -19,8 +19,8 @@ from fedemu.coordinator.edge.gathering import Gathering
 from fedemu.coordinator.sums.leaf import Leaf
 from fedemu.coordinator.sums.partial import Partial
 from fedemu.protocol import messages as wire
-from fedemu.protocol.codec import Packed
-from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.codec import Envelope, Limits, Packed
+from fedemu.protocol.errors import FedemuError, RefusedError
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.tensors import pack
@@ -114,6 +114,23 @@ async def test_what_an_edge_cannot_read_of_its_coordinator_ends_nothing(
     await settle()
     assert device.kinds() == ["welcome", "proceed"]
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{"t": "stationed", "v": 1, "colour": "red"}, {"t": "refused", "v": 1, "reason": "malformed", "detail": "what?"}],
+)
+async def test_an_edge_below_a_coordinator_of_another_version_ends_with_a_sentence(
+    network: Any, start_edge: Any, settle: Any, answer: dict[str, Any]
+) -> None:
+    def received(peer: bytes, envelope: Envelope) -> None:
+        router.send(peer, Packed(msgspec.msgpack.encode(answer)))
+
+    router = network.bind("other", edge.up_decoder(Limits()), received, lambda peer, error: None)
+    task = await start_edge("other", "edge")
+    await settle()
+    with pytest.raises(RefusedError, match="coordinator at other and this machine do not understand each other"):
+        await asyncio.wait_for(task, 5)
 
 
 async def test_an_edge_hears_and_answers_while_it_computes_a_sum(

@@ -9,12 +9,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from fedemu.device.machine.arrival import ExperimentCode, MachinePlan, arrive
 from fedemu.device.machine.lease import LeaseSearch
 from fedemu.device.machine.link import RunOver
 from fedemu.protocol.blobs.fetch import MOST_WAITS
+from fedemu.protocol.codec import UP, Envelope, Packed
 from fedemu.protocol.errors import FedemuError, RefusedError
 from fedemu.protocol.messages import Bye, Enroll
 from fedemu.protocol.transport.memory import MemoryNetwork
@@ -37,6 +39,32 @@ async def test_a_machine_that_arrived_has_its_devices_and_its_files(memory_coord
         assert json.loads(here.experiment.read_bytes()) == {"slow": 0.5}
         assert here.stream.parent == here.folder.blobs
     assert server.heard_of(Enroll) == [Enroll(count=3, host="here")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"t": "granted", "v": 2}, "the message is of protocol version 2, this side speaks 1"),
+        ({"t": "granted", "v": 1, "colour": "red"}, "granted: Object contains unknown field `colour`"),
+        ({"t": "refused", "v": 1, "reason": "malformed", "detail": "enroll: no"}, "enroll: no"),
+    ],
+)
+async def test_a_coordinator_of_another_version_is_no_coordinator_that_does_not_answer(
+    toy_code: ExperimentCode, tmp_path: Path, answer: dict[str, Any], said: str
+) -> None:
+    network = MemoryNetwork()
+
+    def received(peer: bytes, envelope: Envelope) -> None:
+        router.send(peer, Packed(msgspec.msgpack.encode(answer)))
+
+    router = network.bind("other", UP, received, lambda peer, error: None)
+    async with AsyncExitStack() as stack:
+        with pytest.raises(RefusedError) as error:
+            await arrive(MachinePlan(address="other", count=1, state=tmp_path, code=toy_code), network, "here", stack)
+    assert str(error.value) == (
+        f"The coordinator at other and this machine do not understand each other ({said}); install the same version of "
+        "fedemu on both, which fedemu --version tells."
+    )
 
 
 async def test_the_lease_is_held_until_the_end_and_found_by_the_next_life(

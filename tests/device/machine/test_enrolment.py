@@ -6,7 +6,7 @@ import pytest
 
 from fedemu.device.machine.enrolment import Enrolment
 from fedemu.device.runtime.actions import Connect
-from fedemu.protocol.errors import RefusedError, UnreachableError
+from fedemu.protocol.errors import MalformedMessage, RefusedError, UnreachableError, VersionMismatch
 from fedemu.protocol.messages import BlobRef, Enroll, Granted, Heartbeat, Refused
 
 
@@ -120,7 +120,26 @@ def test_other_refusals_end_it() -> None:
     machine = an_enrolment()
     machine.start(0.0)
     with pytest.raises(RefusedError, match=r"tcp://here:1 refused this machine: Because\."):
-        machine.refuse(refused("version"), 1.0)
+        machine.refuse(refused("compute"), 1.0)
+
+
+@pytest.mark.parametrize("reason", ["malformed", "version"])
+def test_a_coordinator_of_another_version_is_told_before_there_is_a_place_and_after_it_started_again(
+    reason: str,
+) -> None:
+    said = r"^The coordinator at tcp://here:1 and this machine do not understand each other \((Because\.|v 2)\); "
+    machine = an_enrolment()
+    machine.start(0.0)
+    with pytest.raises(RefusedError, match=said):
+        machine.refuse(refused(reason), 1.0)
+    with pytest.raises(RefusedError, match=said):
+        machine.misread(VersionMismatch("v 2"))
+    machine.accept(a_grant(), 2.0)
+    machine.misread(MalformedMessage("field", "one message is lost"))
+    machine.refuse(refused("unknown_peer"), 3.0)
+    with pytest.raises(RefusedError, match=said) as error:
+        machine.refuse(refused(reason), 4.0)
+    assert error.value.reason == "version"
 
 
 def test_a_coordinator_that_started_again_is_shown_the_lease_once() -> None:

@@ -395,7 +395,7 @@ async def test_data_that_cannot_be_prepared_say_why(coordinator: Any, plan: Any)
 
 async def test_a_refusal_is_one_sentence(coordinator: Any, plan: Any) -> None:
     server = coordinator()
-    server.refusals.append("version")
+    server.refusals.append("compute")
     with pytest.raises(RefusedError, match="refused this machine: No"):
         await supervise(plan(server.address))
 
