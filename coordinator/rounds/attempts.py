@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -52,8 +52,12 @@ class Attempts(Generic[S]):
         checkpoint: Path,
         numerics: Numerics,
         observers: Observers,
+        at_rest: Callable[[], Awaitable[None]],
     ) -> None:
-        """``checkpoint`` is the folder in which server jobs keep how far they are."""
+        """``checkpoint`` is the folder in which server jobs keep how far they are.
+
+        ``at_rest`` waits until nothing is computed beside the rounds. Every server job waits for that.
+        """
         self._settings = settings
         self._algorithm = algorithm
         self._asking = asking
@@ -62,6 +66,7 @@ class Attempts(Generic[S]):
         self._checkpoint = checkpoint
         self._numerics = numerics
         self._observers = observers
+        self._at_rest = at_rest
 
     async def play(self, state: S, context: Context, tally: Tally) -> S:
         """The state after the round, which starts from ``state``. The tally counts what every attempt cost.
@@ -136,6 +141,7 @@ class Attempts(Generic[S]):
 
     async def _run_job(self, job: ServerJob, round: int, attempt: int, ordinal: int, basis: str, tally: Tally) -> Tree:
         """Run a server job to its end; the observers see it advance."""
+        await self._at_rest()
         began, done = self._service.timeline.spent, 0
         self._observers.server_job(job.name, round, done, job.steps)
 

@@ -1,8 +1,9 @@
 """What follows a round: its evaluation, its row and its checkpoint. It goes on beside the next round.
 
 The next round needs none of it, only the state. So devices are asked while a model is evaluated and a disk is waited
-for. Rounds are concluded one at a time, in order. A kill loses at most the round under way and the one before it, which
-are then played again and come to the same.
+for. Only a server job waits, because no process may be forked while a thread computes. Rounds are concluded one at a
+time, in order. A kill loses at most the round under way and the one before it, which are then played again and come to
+the same.
 """
 
 from __future__ import annotations

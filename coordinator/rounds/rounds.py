@@ -62,7 +62,15 @@ class Rounds(Generic[S]):
         self._computed = computed
         asking = Asking(plan.settings, service, plan.algorithm, plan.classes, numerics, run, observers, plan.holdings)
         self._attempts: Attempts[S] = Attempts(
-            plan.settings, plan.algorithm, asking, service, plan.diagnosis, run.checkpoint, numerics, observers
+            plan.settings,
+            plan.algorithm,
+            asking,
+            service,
+            plan.diagnosis,
+            run.checkpoint,
+            numerics,
+            observers,
+            self._conclusions.at_rest,
         )
 
     @property

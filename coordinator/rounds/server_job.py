@@ -57,11 +57,12 @@ async def run_server_job(
     process, and ``seed`` that of the run. A process that uses no processor time for ``idle_seconds``, or finishes no
     step for ``stuck_seconds``, is killed.
 
-    The process is forked, because a job is made of closures, which no other start method can carry over. This is safe
-    beside the threads of ZeroMQ and OpenMP for three reasons. The thread that forks has never computed, so OpenMP finds
-    no worker pool to wait for. The event loop stands still meanwhile, so it holds no lock. The child uses no inherited
-    socket and ends by ``_exit``, so no inherited object is torn down. The child can use CUDA only if the coordinator
-    has not used it.
+    The process is forked, because a job is made of closures, which no other start method can carry over. No thread may
+    compute meanwhile: the child would wait for ever for a lock that the thread holds, such as that of oneDNN. This is
+    safe beside the threads of ZeroMQ and OpenMP for three reasons. The thread that forks has never computed, so OpenMP
+    finds no worker pool to wait for. The event loop stands still meanwhile, so it holds no lock. The child uses no
+    inherited socket and ends by ``_exit``, so no inherited object is torn down. The child can use CUDA only if the
+    coordinator has not used it.
     """
     place = Place(directory, round, attempt, ordinal, seed, basis)
     loop = asyncio.get_running_loop()

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from fedemu.algorithms.interface import Tree
+from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.coordinator.evaluation.evaluate import Evaluation
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record import checkpoint
@@ -65,6 +66,37 @@ async def test_devices_work_for_the_next_round_while_a_round_is_evaluated(
     assert beside.evaluations == 4
     assert [row.round for row in left.rows] == [1, 2, 3, 4]
     assert summary.model_digest == plain.model_digest
+
+
+async def test_no_process_is_forked_for_a_server_job_while_a_round_is_evaluated(
+    make_plan: MakePlan, make_fleet: MakeFleet, tmp_path: Path, play: Play
+) -> None:
+    evaluating = threading.Event()
+
+    class Seen(Slow):
+        def evaluate(self, *arguments: Any) -> Evaluation:
+            evaluating.set()
+            try:
+                return super().evaluate(*arguments)
+            finally:
+                evaluating.clear()
+
+    def init() -> Tree:
+        (tmp_path / f"job-{len(list(tmp_path.glob('job-*'))) + 1}").touch()
+        return {"evaluated": torch.tensor([float(evaluating.is_set())])}  # in a process of its own, as it was forked
+
+    looks = 0
+
+    def has_begun_or_will_not(evaluation: int) -> bool:
+        nonlocal looks
+        looks += 1
+        return evaluation == 3 or (tmp_path / f"job-{evaluation + 1}").exists() or looks % 50 == 0
+
+    make_fleet()
+    job = ServerJob("count", init, lambda carry, step: (carry, True), steps=1, checkpoint_every=1)
+    plan = make_plan(rounds=3, job=job, evaluator=Seen(has_begun_or_will_not))
+    await play(plan)
+    assert [carry["evaluated"].item() for carry in plan.algorithm.carries] == [0.0, 0.0, 0.0]  # type: ignore[attr-defined]
 
 
 async def test_only_one_round_is_concluded_at_a_time(make_plan: MakePlan, make_fleet: MakeFleet, play: Play) -> None:
