@@ -18,13 +18,15 @@ class Absence:
 
     ``devices`` is their number, and ``connected`` the number of those that have a connection. After ``seconds`` of real
     time the wait is over, and what ``then`` says happens, such as ``they count as failed``. ``seconds`` is None if the
-    coordinator does not wait for them now, because it computes.
+    coordinator does not wait for them now, because it computes. ``machines`` are the names of machines that were here
+    and have no connection.
     """
 
     devices: int
     connected: int
     seconds: float | None = None
     then: str = ""
+    machines: tuple[str, ...] = ()
 
 
 class RunObserver(Protocol):

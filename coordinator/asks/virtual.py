@@ -17,6 +17,9 @@ from fedemu.coordinator.asks.ask import LIVES, Action, AskMachine, Give, Missed,
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Invalid, Scheduled
 
+MOST_RESENDS = 16
+"""The longest time between two requests for an answer, in multiples of the first."""
+
 
 @dataclass(slots=True)
 class _Wait:
@@ -151,7 +154,8 @@ class VirtualAsk(AskMachine):
         wait = self._running.get(device)
         if wait is not None:
             wait.moved = now
-            wait.again = max(wait.again, now + wait.pause)  # what it sends twice only takes twice as long
+            # What has begun to come will come, or its connection ends. A copy would only make it slower.
+            wait.again = max(wait.again, now + MOST_RESENDS * self.terms.resend)
 
     @property
     def running(self) -> Collection[DeviceId]:
@@ -179,7 +183,7 @@ class VirtualAsk(AskMachine):
             if (missed := self._missed(device, wait, now)) is not None:
                 actions += self.give_up(device, missed, now)
             elif device in self._present and now >= wait.again:
-                wait.pause = min(2 * wait.pause, 16 * self.terms.resend)
+                wait.pause = min(2 * wait.pause, MOST_RESENDS * self.terms.resend)
                 wait.again = now + wait.pause
                 actions += self._remind(device)
         return actions

@@ -37,6 +37,7 @@ LARGEST = Limits(frame_bytes=2**31, message_bytes=2**31)
 _NOT_ITS_LEASE = wire.Refused(
     reason="lease_unknown", detail="A shared connection speaks only for devices of its own leases."
 )
+_UNKNOWN_BLOB = wire.Refused(reason="unknown_blob", detail="This edge has not heard of the blob yet; ask again.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +158,12 @@ class Edge:
                         self._ended(TooMuch.reason)
                         self._relay.hub.cut(connection)
                         return None
-                    return None if self._library.answer(peer, need) else frames
+                    if self._library.answer(peer, need):
+                        return None
+                    if peer in self._summing.stations:  # nobody above knows an edge that is behind this one
+                        self._relay.send(peer, _UNKNOWN_BLOB)
+                        return None
+                    return frames
                 case "result" if self._summing.gathers:
                     return None if self._keep(peer, Decoder(wire.Result, LARGEST).decode(frames)) else frames
                 case "held" if peer in self._behind.devices:

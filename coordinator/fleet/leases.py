@@ -164,6 +164,11 @@ class Leases:
         return list(self._by_peer)
 
     @property
+    def away(self) -> tuple[str, ...]:
+        """The names of the machines whose supervisors are not connected."""
+        return tuple(sorted({lease.host for lease in self._by_token.values() if lease.peer is None and lease.host}))
+
+    @property
     def granted(self) -> int:
         """The number of indices that are leased."""
         return self._granted

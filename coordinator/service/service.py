@@ -169,6 +169,7 @@ class Service:
         elif self._deserted is None:
             self._deserted = now
         awaited = None if exchange is None else exchange.machine.awaited(now)
+        left: float | None
         if awaited is not None and exchange is not None:
             devices, waited, left = awaited
             attempt = exchange.parts.ask.attempt + 1
@@ -178,10 +179,11 @@ class Service:
             devices, waited, left = wait.missing(), now - wait.began, max(0.0, wait.end + self._stalls - now)
             then, moment = wait.then, wait.moment
         elif self._deserted is not None:
-            return Absence(self._settings.devices, 0) if now - self._deserted > MOMENT_SECONDS else None
+            devices, waited, left, then, moment = self._settings.devices, now - self._deserted, None, "", MOMENT_SECONDS
         else:
             return None
-        return Absence(devices, connected, left, then) if devices and waited > moment else None
+        absent = devices and waited > moment
+        return Absence(devices, connected, left, then, self.roster.leases.away) if absent else None
 
     async def gather(self) -> bool:
         """Wait for the whole fleet, ``start_timeout`` at most. Returns whether it came.

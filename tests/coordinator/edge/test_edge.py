@@ -216,6 +216,16 @@ async def test_a_blob_is_fetched_once_and_served_to_all(root: Any, join: Any, se
     assert root.needs == 1
 
 
+async def test_an_edge_below_learns_at_its_own_edge_that_a_blob_is_not_known_there(
+    root: Any, intrude: Any, settle: Any, blob: Any
+) -> None:
+    below = await intrude()
+    below.dealer.send(wire.Need(digest=blob.digest, offset=0, length=100))
+    await settle()
+    assert below.got[-1].message.reason == "unknown_blob"
+    assert root.needs == 0, "the coordinator would call the edge unknown, which would begin anew, and ask again"
+
+
 async def test_edges_behind_edges_send_their_sums_through_them(
     root: Any, join: Any, settle: Any, start_edge: Any
 ) -> None:

@@ -107,6 +107,16 @@ async def test_a_coordinator_that_computes_tells_that_nobody_is_connected(tmp_pa
     assert service.absence(START + 8) is None, "a new absence begins"
 
 
+async def test_the_machines_that_are_away_are_told_by_name(tmp_path: Path) -> None:
+    service = a_service(tmp_path)
+    for peer, host in ((b"1", "attic"), (b"2", "cellar"), (b"3", "attic")):
+        service.roster.enroll(peer, 1, None, host, START)
+    service.absence(START)
+    for peer in (b"1", b"3"):
+        service.roster.leave(peer, START)
+    assert service.absence(START + 6) == Absence(3, 0, machines=("attic",))
+
+
 async def test_a_device_that_is_silent_by_plan_for_longer_than_give_up_is_waited_for(tmp_path: Path) -> None:
     settings = Settings(run="test", seed=1, rounds=4, devices=1, per_round=1, give_up=0.1, planned_silence=30.0)
     roster, granted = Roster(settings), Granted

@@ -234,6 +234,15 @@ def test_some_devices_without_a_connection_are_counted(progress: Progress) -> No
     assert progress.absence == "no device is connected"
 
 
+def test_the_machines_that_are_away_are_named(progress: Progress) -> None:
+    progress.waiting(Absence(9, 291, 20.0, "they count as failed (try 1 of 3)", ("attic", "cellar\a")))
+    assert progress.absence == (
+        r"9 devices without a connection (away: attic, cellar\x07); 20 s until they count as failed (try 1 of 3)"
+    )
+    progress.waiting(Absence(300, 0, machines=("a", "b", "c", "d", "e")))
+    assert progress.absence == "no device is connected (away: a, b, c and 2 more)"
+
+
 def test_the_live_picture_counts_down_to_the_end_of_the_wait_in_place_of_the_time_left(
     progress: Progress, clock: Clock
 ) -> None:
