@@ -96,17 +96,24 @@ def require_code(runtime: Runtime) -> None:
 
 
 def require_host(address: str) -> None:
-    """Raise ConfigurationError if ``address`` names a host that does not resolve. It would be sought in vain."""
+    """Raise ConfigurationError if ``address`` names a host that does not resolve. It would be sought in vain.
+
+    So would one that has addresses of IPv6 only, unless it stands in brackets.
+    """
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if not address.startswith("tcp://") or not host:
         return
     try:
-        socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        found = {family for family, *_ in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)}
     except OSError as error:
         raise ConfigurationError(
             f"the host {host!r} of {address} cannot be found ({error.strerror}); "
             "give the coordinator's address with --connect"
         ) from error
+    if socket.AF_INET not in found and not host.startswith("["):
+        raise ConfigurationError(
+            f"the host {host!r} of {address} has addresses of IPv6 only; write it in brackets: tcp://[{host}]:{port}"
+        )
 
 
 async def called(line: int) -> None:

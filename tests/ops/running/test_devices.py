@@ -101,6 +101,16 @@ def test_a_host_that_does_not_resolve_is_an_error_at_once(monkeypatch: pytest.Mo
         devices.supervise_alone(1, Runtime(connect="tcp://nosuch:5555"), tmp_path)
 
 
+def test_a_host_with_addresses_of_ipv6_only_is_to_stand_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd77::1", 5555, 0, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, **_: found)
+    devices.require_host("tcp://[lab]:5555")
+    with pytest.raises(ConfigurationError, match=r"IPv6 only; write it in brackets: tcp://\[lab\]:5555$"):
+        devices.require_host("tcp://lab:5555")
+    found.append((socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 5555)))
+    devices.require_host("tcp://lab:5555")
+
+
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:5577", "tcp://[::1]:5577", "ipc:///tmp/there"])
 def test_an_address_without_a_name_has_nothing_to_resolve(address: str) -> None:
     devices.require_host(address)
