@@ -180,13 +180,14 @@ class _Child:
         poll.register(reading, select.POLLIN)
         rest = b""
         while True:
-            if poll.poll(_LOOK_MILLISECONDS):
+            ended = self._reap()  # before the look: whatever it has written is there then
+            if poll.poll(0 if ended else _LOOK_MILLISECONDS):
                 chunk = os.read(reading, 1 << 16)
                 if not chunk:
                     return
                 *lines, rest = (rest + chunk).split(b"\n")
                 yield from lines
-            elif self._reap():  # a process that the job started holds the pipe open
+            elif ended:  # a process that the job started holds the pipe open
                 return
             elif self._pid is not None and (why := self._hangs(self._pid, time.monotonic())):
                 self._killed = why

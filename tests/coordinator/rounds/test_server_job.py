@@ -3,12 +3,14 @@
 import asyncio
 import multiprocessing
 import os
+import select
 import signal
 import socket
 import stat
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -17,6 +19,7 @@ import torch
 from fedemu.algorithms.interface import ServerJob
 from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator.record import checkpoint
+from fedemu.coordinator.rounds import server_job
 from fedemu.coordinator.rounds.server_job import run_server_job
 from fedemu.protocol.errors import FedemuError
 
@@ -178,6 +181,34 @@ async def test_a_job_that_raises_is_not_tried_again(tmp_path: Path):
     with pytest.raises(FedemuError, match="'train' failed: ValueError: the public data set is empty"):
         await run_server_job(train(hook), tmp_path, 1, 0, ignore)
     assert tries.read_text() == "x"
+
+
+async def test_what_a_job_says_last_is_heard_also_if_it_ends_just_after_a_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Before:
+        """Polls. The first look comes before the process has written anything, and its end before the next."""
+
+        def __init__(self):
+            self._poll = select.poll()
+            self.register = self._poll.register
+
+        def poll(self, milliseconds: int):
+            looks.append(milliseconds)
+            if len(looks) > 1:
+                return self._poll.poll(milliseconds)
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            return []
+
+    def fail(index: int) -> None:
+        raise ValueError("no public data")
+
+    looks: list[int] = []
+    died: list[str] = []
+    monkeypatch.setattr(server_job, "select", SimpleNamespace(poll=Before, POLLIN=select.POLLIN))
+    with pytest.raises(FedemuError, match="no public data"):
+        await run_server_job(train(fail), tmp_path, 1, 0, ignore, died=died.append)
+    assert died == []
 
 
 async def test_a_step_that_does_not_say_whether_it_was_the_last_is_an_error_that_says_so(tmp_path: Path):
