@@ -17,7 +17,7 @@ from fedemu.protocol.sharing.edge_messages import Partial
 class AtEdges:
     """What edges keep. ``accept`` gets each reply whose sum has come, and ``perform`` what the machine then wants.
 
-    ``lost`` hears how many replies went with an edge, and ``told`` why a sum cannot be used.
+    ``lost`` hears how many replies do not come from an edge, and ``told`` why a sum cannot be used.
     """
 
     def __init__(
@@ -58,7 +58,9 @@ class AtEdges:
         """Ask for the sums if no other reply is awaited. An edge may take ``answer_timeout`` for its sum."""
         self._branches.collect(self._machine.running, now)
         limit = self._machine.terms.answer_timeout
-        for device, waited in self._branches.overdue(now, limit).items():
+        overdue = self._branches.overdue(now, limit)
+        self._lost(len(overdue))
+        for device, waited in overdue.items():
             missed = Missed("is behind an edge that sent no sum", waited, "fleet.answer_timeout")
             self._perform(self._machine.give_up(device, missed, now))
 
