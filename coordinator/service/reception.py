@@ -177,11 +177,14 @@ class Reception:
 
         It is counted. An event tells of the 1st, 10th, 100th and so on.
         """
-        self._observers.rejected(reason)
         self._ended[reason] += 1
         count = self._ended[reason]
-        if is_milestone(count):
-            self._observers.event("connections_closed", reason=reason, connections=count)
+        try:
+            self._observers.rejected(reason)
+            if is_milestone(count):
+                self._observers.event("connections_closed", reason=reason, connections=count)
+        except Exception as error:
+            self.fail(error)
 
     def expire(self, now: float) -> None:
         """End the sessions of the peers that fell silent.
@@ -207,8 +210,11 @@ class Reception:
     def over(self, peer: bytes) -> None:
         """A channel was closed, or a connection that has channels."""
         self._vouched.pop(peer, None)
-        if self.roster.knows(peer):
-            self._leave(peer, "closed", self.timeline.now())
+        try:
+            if self.roster.knows(peer):
+                self._leave(peer, "closed", self.timeline.now())
+        except Exception as error:
+            self.fail(error)
 
     def _dispatch(
         self, peer: bytes, message: wire.Up | edge.FromEdge, frames: Sequence[memoryview], now: float

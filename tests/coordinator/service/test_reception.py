@@ -20,10 +20,10 @@ from fedemu.coordinator.serve import serve
 from fedemu.coordinator.service import reception
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.protocol import messages as wire
-from fedemu.protocol.codec import DOWN, Limits
-from fedemu.protocol.errors import QuorumError
+from fedemu.protocol.codec import DOWN, Limits, encode
+from fedemu.protocol.errors import FedemuError, QuorumError
 from fedemu.protocol.sharing import edge_messages
-from fedemu.protocol.sharing.bundle import Bundle
+from fedemu.protocol.sharing.bundle import Bundle, BundleDecoder
 from fedemu.protocol.sharing.edge_messages import Station
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
@@ -98,6 +98,28 @@ async def test_a_stranger_who_calls_himself_an_edge_cannot_tell_people_that_a_ma
     _, left = await running
     assert next(event["reason"] for event in left.named("leave") if event["device"] is None) == wire.UNABLE
     assert left.named("unable") == []
+
+
+async def test_a_disk_that_does_not_take_the_event_of_a_channel_that_is_closed_ends_the_run(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
+) -> None:
+    class FullDisk(Observers):
+        def event(self, name: str, **fields: Any) -> None:
+            if name == "closed":
+                raise FedemuError("events.jsonl cannot be written: the disk is full")
+
+    fleet = make_fleet()
+    running = asyncio.create_task(play(make_plan(devices=7, start_timeout=20.0, observers=[FullDisk()])))
+    await until(lambda: fleet.granted is not None)
+    heard: list[Any] = []
+    decoder = BundleDecoder(edge_messages.down_decoder(Limits()))
+    edge = fleet.network.connect(fleet.address, decoder, lambda envelope: heard.append(envelope.message), print)
+    edge.send(Station(host="x"))
+    edge.send(Bundle(channels=(5,), frames=(1,)), encode(wire.Enroll(count=1)))
+    await until(lambda: any(isinstance(message, Bundle) for message in heard))
+    edge.send(Bundle(channels=(), frames=(), closed=(5,)))
+    with pytest.raises(FedemuError, match="the disk is full"):
+        await running
 
 
 async def test_strangers_who_call_themselves_edges_fill_no_disk(
