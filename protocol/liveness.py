@@ -25,9 +25,6 @@ class Liveness(Generic[Peer]):
     def __contains__(self, peer: Peer) -> bool:
         return peer in self._heard
 
-    def __len__(self) -> int:
-        return len(self._heard)
-
     def heard(self, peer: Peer, now: float) -> None:
         """A message of any kind came from the peer. The peer is watched from now on."""
         self._heard[peer] = now

@@ -99,11 +99,9 @@ def summarize(
     model_digest: str,
     perturbed: bool = False,
     chance: float | None = None,
-    virtual_time: float | None = None,
-    wall_time: float | None = None,
     compute: Mapping[str, Any] | None = None,
 ) -> Summary:
-    """The summary of a run with these rows; its times are those of the last row unless they are given."""
+    """The summary of a run with these rows; its times are those of the last row."""
     accuracies = [row.accuracy for row in rows if row.accuracy is not None]
     last = rows[-1] if rows else Row(round=0)
     return Summary(
@@ -116,8 +114,8 @@ def summarize(
         forgetting=forgetting_of(rows),
         perturbed=perturbed,
         totals={key: sum(int(row.number(key) or 0) for row in rows) for key in TOTALS},
-        virtual_time=last.virtual_time or 0.0 if virtual_time is None else virtual_time,
-        wall_time=last.wall_time or 0.0 if wall_time is None else wall_time,
+        virtual_time=last.virtual_time or 0.0,
+        wall_time=last.wall_time or 0.0,
         model_digest=model_digest,
         seed=seed,
         chance_accuracy=chance,

@@ -36,11 +36,6 @@ class Download:
                 f"the blob {digest} cannot be written to {path.parent}: {refusal_of(error)}"
             ) from error
 
-    def missing(self, length: int = CHUNK) -> tuple[int, int] | None:
-        """The first missing (offset, length), of at most ``length`` bytes. None if everything has come."""
-        end = self._later[0][0] if self._later else self.size
-        return (self._hashed, min(length, end - self._hashed)) if self._hashed < end else None
-
     def receive(self, offset: int, size: int, data: Buffer) -> bool:
         """Take the bytes from ``offset`` on. Returns whether the blob is now complete, verified and in its place.
 

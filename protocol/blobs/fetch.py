@@ -82,9 +82,6 @@ class Fetches:
         self._came = -math.inf
         """When the latest chunk has come."""
 
-    def __contains__(self, digest: Digest) -> bool:
-        return digest in self._fetches
-
     @property
     def due(self) -> float | None:
         """The time at which a chunk has to be asked for again; None if no chunk is under way."""

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Container
 from pathlib import Path
 
-from fedemu.protocol.blobs.downloads import CHUNK, Download
+from fedemu.protocol.blobs.downloads import Download
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.errors import BlobError, UnwritableError
 from fedemu.protocol.host.files import PartialFile, refusal_of, remove_abandoned
@@ -149,13 +149,6 @@ class BlobStore:
             del self._downloads[digest]
             self._verified.add(digest)
         return complete
-
-    def missing(self, digest: Digest, size: int, length: int = CHUNK) -> tuple[int, int] | None:
-        """The first missing (offset, length) of a blob of ``size`` bytes, of at most ``length``. None if it is here."""
-        if self.has(digest):
-            return None
-        download = self._downloads.get(digest)
-        return (0, min(length, size)) if download is None else download.missing(length)
 
     def abandon(self, digest: Digest) -> None:
         """Give up the download of the blob, if there is one."""

@@ -140,11 +140,11 @@ class Relay:
         """Send a message to a peer that does not come from further up."""
         self.hub.send(peer, message, frames)
 
-    def send_up(self, peer: bytes, message: Message, frames: Sequence[Buffer] = ()) -> None:
+    def send_up(self, peer: bytes, message: Message) -> None:
         """Send a message on the channel of a peer that does not come from there."""
         channel = self._channels.get(peer)
         if channel is not None:
-            self._trunk.send(channel, encode(message, frames))
+            self._trunk.send(channel, encode(message))
 
     def part_from(self, peer: bytes) -> None:
         """The peer has gone. If it speaks again, it needs a new session."""

@@ -106,9 +106,6 @@ class Connections:
         self._local = socket.getsockopt_string(zmq.LAST_ENDPOINT).startswith("ipc://")
         self._ear = Ear(socket, loop, EVENTS | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED, self._event)
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     @property
     def peers(self) -> list[bytes]:
         """The peers that have sent a message, and have not gone."""

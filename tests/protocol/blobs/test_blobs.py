@@ -141,7 +141,7 @@ class TestStore:
         path.chmod(0o644)
         path.write_bytes(content)
         later = BlobStore(tmp_path)
-        assert later.missing(digest, 5) == (0, 5)
+        assert not later.has(digest)
         assert not path.exists()
         assert later.receive(digest, 0, 5, b"hello")
         assert later.has(digest)
@@ -247,12 +247,10 @@ DIGEST = digest_of(DATA)
 class TestDownloads:
     def test_chunks_in_order_make_the_blob(self, tmp_path: Path) -> None:
         store = BlobStore(tmp_path)
-        assert store.missing(DIGEST, SIZE, 4096) == (0, 4096)
         assert not store.receive(DIGEST, 0, SIZE, DATA[:4096])
-        assert store.missing(DIGEST, SIZE) == (4096, SIZE - 4096)
         assert not store.has(DIGEST)
         assert store.receive(DIGEST, 4096, SIZE, DATA[4096:])
-        assert store.missing(DIGEST, SIZE) is None
+        assert store.has(DIGEST)
         assert store.path(DIGEST).read_bytes() == DATA
         assert len(list(tmp_path.iterdir())) == 1
 
@@ -260,20 +258,10 @@ class TestDownloads:
         store = BlobStore(tmp_path)
         for start, end in ((3000, 4000), (9000, SIZE), (3000, 4000), (0, 1000), (500, 1500), (3500, 9500)):
             assert not store.receive(DIGEST, start, SIZE, DATA[start:end])
-        assert store.missing(DIGEST, SIZE) == (1500, 1500)
         assert not store.receive(DIGEST, 200, SIZE, DATA[200:300])
         assert store.receive(DIGEST, 1500, SIZE, DATA[1500:3000])
         assert store.path(DIGEST).read_bytes() == DATA
         assert store.receive(DIGEST, 0, SIZE, DATA[:1000])
-
-    def test_a_download_goes_on_where_it_stopped(self, tmp_path: Path) -> None:
-        store = BlobStore(tmp_path)
-        store.receive(DIGEST, 0, SIZE, DATA[:1000])
-        while (part := store.missing(DIGEST, SIZE, 3000)) is not None:
-            offset, length = part
-            assert offset >= 1000
-            store.receive(DIGEST, offset, SIZE, DATA[offset : offset + length])
-        assert store.path(DIGEST).read_bytes() == DATA
 
     def test_corrupt_data_is_refused_and_can_be_fetched_anew(self, tmp_path: Path) -> None:
         store = BlobStore(tmp_path)

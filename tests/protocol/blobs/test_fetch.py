@@ -139,7 +139,7 @@ def test_a_broken_blob_is_fetched_anew_and_given_up_after_some_tries(fetches: Fe
     ((digest, error),) = fetches.receive(*chunk(need, b"evil"), 0.0).lost
     assert digest == small.digest
     assert digest[:12] in str(error)
-    assert digest not in fetches
+    assert fetches.due is None
 
 
 def test_a_blob_whose_chunks_are_too_short_is_given_up_and_not_waited_for(fetches: Fetches, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_blob_whose_chunks_are_too_short_is_given_up_and_not_waited_for(fetche
         queue += step.needs
         lost += step.lost
     assert [digest for digest, _ in lost] == [REF.digest]
-    assert REF.digest not in fetches
+    assert fetches.due is None
     assert os.listdir(tmp_path) == []
 
 
