@@ -72,10 +72,10 @@ class Likeness:
         return [{"host": way.host, **msgspec.to_builtins(way.compute)} for way in self.ways]
 
     def restore(self, record: Iterable[Mapping[str, Any]]) -> None:
-        """Take what ``to_record`` gave."""
+        """Take what ``to_record`` gave, perhaps in a later version, which may know more facts."""
         for entry in record:
-            facts = dict(entry)
-            self.ways.append(Way(str(facts.pop("host")), msgspec.convert(facts, Compute)))
+            facts = {name: entry[name] for name in Compute.__struct_fields__ if name in entry}
+            self.ways.append(Way(str(entry["host"]), msgspec.convert(facts, Compute)))
 
 
 def _differences(one: Compute, other: Compute, portable: bool) -> list[str]:

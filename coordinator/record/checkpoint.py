@@ -117,7 +117,8 @@ def _read(directory: Path, round: int) -> tuple[dict[str, Any], dict[str, Tensor
     document = read_record(directory, round)
     if document.get("format") not in _FORMATS:
         raise ConfigurationError(
-            f"The checkpoint in {directory} has format {document.get('format')} instead of {_FORMATS[-1]}."
+            f"The checkpoint in {directory} has format {document.get('format')} instead of {_FORMATS[-1]}; resume the "
+            "run with the version of fedemu that wrote it."
         )
     path = directory / document["tensors"]
     try:

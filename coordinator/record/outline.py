@@ -89,7 +89,8 @@ def _restore(outline: Any, tensors: Mapping[str, Tensor], classes: Mapping[str, 
                 raise ConfigurationError(f"The checkpoint holds a {name}, which this experiment does not know.")
             if differing := (set(_fields(known)) ^ fields.keys()) - _optional(known):
                 raise ConfigurationError(
-                    f"The checkpoint's {name} comes from another version: it differs in {min(differing)!r}."
+                    f"The checkpoint's {name} comes from another version: it differs in {min(differing)!r}; resume the "
+                    "run with the version that wrote it."
                 )
             return known(**{field: _restore(item, tensors, classes) for field, item in fields.items()})
     return outline

@@ -14,16 +14,16 @@ from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
 
 
-def require_unchanged(directory: Path, say: Callable[[str], None]) -> None:
+def require_unchanged(directory: Path, say: Callable[[str], None]) -> bool:
     """Raise ConfigurationError if the files of the frozen experiment are not those with which the rounds were played.
 
     Only the number of rounds may differ. A ``config.toml`` that is gone is written back, which ``say`` tells. Nothing
-    is checked before the first checkpoint, and for a run of an earlier version.
+    is checked before the first checkpoint, and for a run of an earlier version; the result is False then.
     """
     newest = newest_record(directory / "checkpoint")
     known: Mapping[str, str] | None = None if newest is None else newest["record"].get("frozen")
     if known is None:
-        return
+        return False
     path, found = directory / CONFIG, frozen_files(directory)
     if CONFIG not in found:
         write_whole(path, known[CONFIG], durable=True)
@@ -34,6 +34,7 @@ def require_unchanged(directory: Path, say: Callable[[str], None]) -> None:
         raise ConfigurationError(
             f"{directory / TRACES} is gone or was changed since the run began; put it back, or start a new run"
         )
+    return True
 
 
 def _compare(path: Path, known: str, found: str) -> None:

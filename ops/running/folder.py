@@ -13,7 +13,7 @@ from fedemu.coordinator.record.run_directory import alone_in, claim_folder
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import check_resume, read_frozen, write_frozen
 from fedemu.ops.experiment.unchanged import require_unchanged
-from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.files import usable
 
 RUNS = Path("runs")
@@ -47,11 +47,20 @@ def reopen(
     """Look at a run to continue it. Returns its experiment, perhaps with more rounds, and the runtime.
 
     More rounds are written by ``keep_grown``, when everything else was checked. ``say`` gets lines for people. Raises
-    ConfigurationError if it is no run directory, if its experiment was changed or damaged since the run began, or if
-    other settings are to change.
+    ConfigurationError if it is no run directory, if its experiment was changed or damaged since the run began or is
+    one of another version of fedemu, or if other settings are to change.
     """
-    require_unchanged(directory, say)
-    return check_resume(read_frozen(directory), overrides, environment)
+    unchanged = require_unchanged(directory, say)
+    try:
+        frozen = read_frozen(directory)
+    except ConfigurationError as error:
+        if not unchanged:
+            raise
+        raise ConfigurationError(
+            f"another version of fedemu began the run in {directory}, and this one cannot read its settings; go on "
+            f"with that version: {error}"
+        ) from None
+    return check_resume(frozen, overrides, environment)
 
 
 def keep_grown(directory: Path, experiment: Experiment) -> None:

@@ -116,7 +116,9 @@ def test_an_error_says_that_no_checkpoint_can_be_read(tmp_path: Path):
 def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path):
     save(tmp_path, 2)
     records.write_record(tmp_path, 2, records.read_record(tmp_path, 2) | {"format": 99})
-    with pytest.raises(ConfigurationError, match="format 99"):
+    with pytest.raises(
+        ConfigurationError, match="format 99 instead of 2; resume the run with the version of fedemu that wrote it"
+    ):
         checkpoint.load(tmp_path, state_of(0))
 
 

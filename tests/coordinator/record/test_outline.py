@@ -139,7 +139,9 @@ def test_a_state_of_another_version_is_refused_by_the_differing_field():
     tensors = {}
     outline = taken_apart(Generator({}, 1.0), tensors)
     outline["fields"]["heat"] = outline["fields"].pop("temperature")
-    with pytest.raises(ConfigurationError, match="another version: it differs in 'heat'"):
+    with pytest.raises(
+        ConfigurationError, match="another version: it differs in 'heat'; resume the run with the version"
+    ):
         put_together(outline, tensors, Generator({}, 1.0))
 
 

@@ -133,6 +133,18 @@ def test_an_experiment_that_was_cut_is_not_gone_on_with(share: float) -> None:
         reopen(directory, [], {})
 
 
+def test_settings_of_another_version_name_that_version_and_no_mistyped_setting() -> None:
+    directory = claim(EXPERIMENT, None)
+    config = directory / "config.toml"
+    config.write_text(config.read_text().replace("lr = 0.1", 'lr = 0.1\ncolour = "red"'))
+    with pytest.raises(ConfigurationError, match=r"^local\.colour is no setting"):
+        reopen(directory, [], {})
+    played(directory)
+    said = r"^another version of fedemu began the run in runs/tiny-1, .* with that version: local\.colour is no setting"
+    with pytest.raises(ConfigurationError, match=said):
+        reopen(directory, [], {})
+
+
 def test_an_experiment_that_is_gone_is_written_back() -> None:
     config = played(directory := claim(EXPERIMENT, None))
     text = config.read_text()
