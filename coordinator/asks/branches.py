@@ -38,12 +38,14 @@ class Branches(Generic[Kept]):
     """What edges keep for ``gather``. ``send`` sends a message on an edge's connection.
 
     A ``Kept`` is what the coordinator itself keeps of a reply. An edge that has not sent its sum is asked again after
-    ``resend`` seconds, and then ever later. Times are monotonic.
+    ``resend`` seconds, and then ever later, but not while ``is_sending`` says that something long comes from it. Times
+    are monotonic.
     """
 
     gather: edge.Gather
     send: Callable[[bytes, Message], object]
     resend: float
+    is_sending: Callable[[bytes], bool] = lambda station: False
     _kept: dict[DeviceId, tuple[bytes, Kept]] = field(default_factory=dict)
     _asked: dict[bytes, _Asked] = field(default_factory=dict)
 
@@ -81,7 +83,10 @@ class Branches(Generic[Kept]):
             if asked is None or asked.devices != wanted:
                 asked = self._asked[station] = _Asked(wanted, now, now, self.resend)
             if now >= asked.next:
-                asked.next, asked.wait = now + asked.wait, 2 * asked.wait
+                asked.next = now + asked.wait
+                if now > asked.first and self.is_sending(station):
+                    continue
+                asked.wait *= 2
                 self.send(station, edge.Sum(ask=self.gather.ask, epoch=self.gather.epoch, devices=wanted))
 
     def overdue(self, now: float, limit: float) -> dict[DeviceId, float]:

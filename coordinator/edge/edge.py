@@ -82,10 +82,14 @@ class Edge:
         )
         self._dealer: Owner | None = None
         self._stationed: edge.Stationed | None = None
-        self._summing = Summing(plan.folder / "results", self._say, self._relay.send, self._end)
+        self._summing = Summing(
+            plan.folder / "results", self._say, self._relay.send, self._end, self._relay.hub.is_sending
+        )
         self._vouched: dict[bytes, str] = {}
         """What edges below say of the keys of their peers."""
         self._behind = Behind(plan.told)
+        self._proceeding: dict[bytes, str] = {}
+        """The ask for which each peer was last told to proceed."""
         self._away = False
         """Whether people were told that the coordinator is gone."""
         self._began = self._heard = self._connected = self._ticked = self._loop.time()
@@ -182,13 +186,17 @@ class Edge:
 
     def down(self, peer: bytes, tag: str, frames: Sequence[Buffer]) -> Sequence[Buffer] | None:
         """Learn of the leases and devices of the machines below, and of the blobs that they will want."""
-        if tag not in ("granted", "welcome", "offer", "work"):
+        if tag not in ("granted", "welcome", "offer", "work", "proceed"):
             return frames
         try:
             match DOWN.decode(frames).message:
                 case wire.Welcome(device=device):
                     # Not when it says Hello: until it is let in, it may be anybody's device that it names.
                     self._behind.devices[peer] = device
+                case wire.Proceed(ask=ask):
+                    if self._proceeding.get(peer) == ask and self._relay.hub.is_sending(peer):
+                        return None  # its result is on its way, and it would send another
+                    self._proceeding[peer] = ask
                 case message:
                     self._library.read(message)
                     if isinstance(message, wire.Granted):
@@ -203,6 +211,7 @@ class Edge:
         self._allowances.forget(peer)
         self._behind.forget(peer)
         self._vouched.pop(peer, None)
+        self._proceeding.pop(peer, None)
         self._library.forget(peer)
         self._summing.leave(peer)
 

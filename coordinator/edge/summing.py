@@ -21,8 +21,9 @@ log = logging.getLogger(__name__)
 class Summing:
     """What is kept of one ask at a time. Large results are in ``folder``.
 
-    ``say`` sends a message and its frames further up, ``send`` sends one to an edge below. Sums are computed in a
-    thread, so the edge hears and beats meanwhile. ``fail`` gets the error of a sum that could not be computed.
+    ``say`` sends a message and its frames further up, ``send`` sends one to an edge below. ``is_sending`` says whether
+    something long comes from one. Sums are computed in a thread, so the edge hears and beats meanwhile. ``fail`` gets
+    the error of a sum that could not be computed.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Summing:
         say: Callable[[Message, Sequence[Buffer]], None],
         send: Callable[[bytes, Message], None],
         fail: Callable[[BaseException], None],
+        is_sending: Callable[[bytes], bool],
     ) -> None:
         self.stations: dict[bytes, None] = {}
         """The edges below."""
@@ -38,6 +40,7 @@ class Summing:
         self._say = say
         self._send = send
         self._fail = fail
+        self._is_sending = is_sending
         self._gathering: Gathering | None = None
         self._keepers: dict[int, bytes] = {}
         """The edges below that keep the results of devices."""
@@ -97,7 +100,8 @@ class Summing:
             return
         if wanted == self._sum and self._adding is not None and not self._adding.done():
             for station in self._awaited:  # the question or the answer may have been lost
-                self._send(station, self._part_of(wanted, station))
+                if not self._is_sending(station):
+                    self._send(station, self._part_of(wanted, station))
             return
         self._stop()
         self._sum, self._parts = wanted, asyncio.Queue()

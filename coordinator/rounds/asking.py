@@ -152,7 +152,7 @@ class Asking:
             reducers=tuple(reducers),
             max_norm=parts.max_norm,
         )
-        return Branches(gather, self._service.send, self._settings.heartbeat_seconds)
+        return Branches(gather, self._service.send, self._settings.heartbeat_seconds, self._service.is_sending)
 
     @contextmanager
     def _waiting(self, tally: Tally) -> Iterator[None]:

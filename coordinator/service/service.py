@@ -76,7 +76,7 @@ class Service:
         self.timeline = timeline
         self.reception = Reception(
             settings, roster, shelf, timeline, observers, granted, self.send,
-            self._key_of, self._cut, self._may_be_edge, self._is_sending,
+            self._key_of, self._cut, self._may_be_edge, self.is_sending,
         )  # fmt: skip
         self._settings = settings
         self._observers = observers
@@ -307,6 +307,10 @@ class Service:
         if self._hub is not None:
             self._hub.send(peer, message, frames)
 
+    def is_sending(self, peer: bytes) -> bool:
+        """Whether a long message of a peer is on its way."""
+        return self._hub is not None and self._hub.is_sending(peer)
+
     def _bounds(self) -> Bounds:
         """What strangers may take: some descriptors must be left for the run's own files."""
         limit = open_files()
@@ -326,9 +330,6 @@ class Service:
 
     def _may_be_edge(self, peer: bytes) -> bool:
         return self._hub is None or self._hub.may_be_edge(peer)
-
-    def _is_sending(self, peer: bytes) -> bool:
-        return self._hub is not None and self._hub.is_sending(peer)
 
     def _cut(self, peer: bytes) -> None:
         if self._hub is not None:

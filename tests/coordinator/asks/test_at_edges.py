@@ -60,6 +60,18 @@ def test_sums_are_asked_for_when_nobody_else_is_awaited() -> None:
     assert len(sent) == 6
 
 
+def test_a_sum_that_is_on_its_way_is_not_asked_for_again() -> None:
+    kept, sent = branches()
+    kept.is_sending = {b"a"}.__contains__
+    kept.keep(DeviceId(0), b"a", "zero")
+    for now in range(600):
+        kept.collect([DeviceId(0)], float(now))
+    assert len(sent) == 1
+    kept.is_sending = lambda station: False
+    kept.collect([DeviceId(0)], 605.0)
+    assert len(sent) == 2
+
+
 def test_a_sum_that_lacks_devices_costs_asking_these_again() -> None:
     kept, _ = branches()
     running = [DeviceId(0), DeviceId(1)]

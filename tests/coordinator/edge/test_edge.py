@@ -23,6 +23,7 @@ from fedemu.protocol.codec import Envelope, Limits, Packed
 from fedemu.protocol.errors import FedemuError, RefusedError
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.sharing import edge_messages as edge
+from fedemu.protocol.sharing.hub import Hub
 from fedemu.protocol.tensors import pack
 
 GATHER = edge.Gather(
@@ -214,6 +215,23 @@ async def test_a_blob_is_fetched_once_and_served_to_all(root: Any, join: Any, se
     await settle()
     assert [device.kinds()[-1] for device in devices] == ["blob"] * 3
     assert root.needs == 1
+
+
+async def test_a_device_whose_result_is_on_its_way_is_not_told_to_proceed_again(
+    root: Any, join: Any, settle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = await join(0)
+
+    async def told(ask: str) -> int:
+        root.hub.send(root.of(0), wire.Proceed(ask=ask))
+        await settle()
+        return int(device.kinds().count("proceed"))
+
+    monkeypatch.setattr(Hub, "is_sending", lambda hub, peer: True)
+    assert [await told("1.0.0"), await told("1.0.0")] == [1, 1]
+    assert await told("2.0.0") == 2
+    monkeypatch.setattr(Hub, "is_sending", lambda hub, peer: False)
+    assert await told("2.0.0") == 3
 
 
 async def test_an_edge_below_learns_at_its_own_edge_that_a_blob_is_not_known_there(
