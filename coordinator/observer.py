@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.timeline import Timeline
 
 Direction = Literal["down", "up"]
+
+MOST_NAMED: Final = 3
+"""The most machines that are named where devices are missing."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,13 @@ class Absence:
     seconds: float | None = None
     then: str = ""
     machines: tuple[str, ...] = ()
+
+    @property
+    def away(self) -> str:
+        """The names of a few of the machines, and how many more there are; empty if there are none."""
+        shown = [name if name.isprintable() else repr(name)[1:-1] for name in self.machines[:MOST_NAMED]]
+        more = f" and {len(self.machines) - len(shown)} more" if len(self.machines) > len(shown) else ""
+        return ", ".join(shown) + more
 
 
 class RunObserver(Protocol):

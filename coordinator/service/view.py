@@ -62,11 +62,14 @@ class FleetView:
                 "wanted": machine.terms.wanted,
                 "counts": dict(machine.counts()),
             }
+        missing = None
+        if absence is not None:
+            missing = {name: getattr(absence, name) for name in ("devices", "connected", "seconds", "then", "away")}
         return {
             "virtual_time": service.timeline.time,
             "wall_time": service.timeline.spent,
             "counts": dict(service.counts()),
             "wire": service.traffic(),
             "ask": ask,
-            "absence": None if absence is None else {"devices": absence.devices, "connected": absence.connected},
+            "absence": missing,
         }

@@ -99,7 +99,8 @@ class LogObserver(Observers):
     def waiting(self, absence: Absence | None) -> None:
         """Write one line when devices are missing, and one when they are back."""
         if absence is not None and not self._absent:
-            self._log.warning("%d devices have no connection, %d have one", absence.devices, absence.connected)
+            away = f"; away: {absence.away}" if absence.away else ""
+            self._log.warning("%d devices have no connection, %d have one%s", absence.devices, absence.connected, away)
         elif absence is None and self._absent:
             self._log.info("the missing devices are back, or are not waited for any more")
         self._absent = absence is not None

@@ -12,8 +12,6 @@ from fedemu.ops.figures import counted, span
 
 WINDOW = 10
 """The number of last rounds whose pace tells the time that is left."""
-MOST_NAMED = 3
-"""The most machines that are named where devices are missing."""
 
 
 @dataclass
@@ -187,8 +185,8 @@ class Progress:
             if absence.connected
             else "no device is connected"
         )
-        if absence.machines:
-            who += f" (away: {_named(absence.machines)})"
+        if absence.away:
+            who += f" (away: {absence.away})"
         bring = f"; to bring devices: {self.bring}" if self.bring and not absence.connected else ""
         if absence.seconds is None:
             return who + bring
@@ -217,10 +215,3 @@ class Progress:
         left = self.job.seconds_left(self.clock())
         words = f"round {self.job.round} · {self.job.name} {self.job.share:.0%}"
         return words if left is None else f"{words}  {span(left)} left"
-
-
-def _named(machines: Sequence[str]) -> str:
-    """The names of a few machines, and how many more there are."""
-    shown = [name if name.isprintable() else repr(name)[1:-1] for name in machines[:MOST_NAMED]]
-    more = f" and {len(machines) - len(shown)} more" if len(machines) > len(shown) else ""
-    return ", ".join(shown) + more

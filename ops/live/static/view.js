@@ -97,7 +97,11 @@ export class View {
     line.push(`${span(status.wall_time ?? 0)} of real time`);
     if (known(status.seconds_left) && status.round < about.rounds) line.push(`${span(status.seconds_left)} left`);
     if (status.job) line.push(`server job ${status.job.name}: ${percent(status.job.step / Math.max(1, status.job.steps), 0)}`);
-    if (status.absence) line.push(`waiting for ${counted(status.absence.devices, "device")} without a connection`);
+    if (status.absence) {
+      const { devices, away, seconds, then } = status.absence;
+      const until = known(seconds) ? `, ${span(seconds)} until ${then}` : "";
+      line.push(`waiting for ${counted(devices, "device")} without a connection${away ? ` (away: ${away})` : ""}${until}`);
+    }
     if (status.perturbed) line.push("perturbed");
     if (status.unread) line.push(status.unread);
     parts.line.textContent = line.join(" · ");

@@ -20,6 +20,7 @@ from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.service.reception import Reception
 from fedemu.coordinator.service.service import MOMENT_SECONDS, Service
 from fedemu.coordinator.service.shelf import Shelf
+from fedemu.coordinator.service.view import FleetView
 from fedemu.coordinator.settings import Settings
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.blobs.store import BlobStore
@@ -115,6 +116,9 @@ async def test_the_machines_that_are_away_are_told_by_name(tmp_path: Path) -> No
     for peer in (b"1", b"3"):
         service.roster.leave(peer, START)
     assert service.absence(START + 6) == Absence(3, 0, machines=("attic",))
+    service.timeline = Timeline("virtual", clock=lambda: START + 6)
+    missing = {"devices": 3, "connected": 0, "seconds": None, "then": "", "away": "attic"}
+    assert FleetView(service).facts()["absence"] == missing
 
 
 async def test_a_device_that_is_silent_by_plan_for_longer_than_give_up_is_waited_for(tmp_path: Path) -> None:

@@ -62,10 +62,12 @@ def test_a_resumed_run_and_missing_devices_are_logged_once(caplog: pytest.LogCap
         observer.resumed([Row(round=1), Row(round=2)], 12.5)
         for absence in (Absence(30, 0, 60.0, "they count as failed"), Absence(30, 0, 59.0), None, None):
             observer.waiting(absence)
+        observer.waiting(Absence(3, 27, machines=("attic", "cellar")))
     assert [record.getMessage() for record in caplog.records] == [
         "resumed at round 3, after 12.500 s of real time so far",
         "30 devices have no connection, 0 have one",
         "the missing devices are back, or are not waited for any more",
+        "3 devices have no connection, 27 have one; away: attic, cellar",
     ]
 
 
