@@ -76,7 +76,7 @@ def feddf(
     patience: PositiveInt = 1_000,
     clip_norm: PositiveFloat = 5.0,
 ) -> FedDF:
-    """FedDF. ``evaluate_every`` and ``patience`` are numbers of batches, rounded up to whole evaluations.
+    """FedDF. ``server_batches`` and ``patience`` are numbers of batches, rounded up to whole evaluations.
 
     Devices may train by any criterion. Raises ConfigurationError without public data or without classes.
     """
