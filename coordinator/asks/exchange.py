@@ -130,11 +130,11 @@ class Exchange:
         elif device not in self._works or self._at_edges is None:
             self._send(device, Late(ask=self.text), ())
         elif self.machine.expects(device) and not self._at_edges.has(device):
-            self.bytes_up += self.parts.upload_bytes
             found = counted(self.parts, device, message)
             if isinstance(found, PayloadError):
                 self._judged(found, device, now)
             else:
+                self.bytes_up += self.parts.upload_bytes
                 self._alive.add(device)
                 self._at_edges.keep(device, station, found, now)
 
@@ -240,7 +240,6 @@ class Exchange:
             self._judge(device, result, frames, now)
 
     def _judge(self, device: DeviceId, result: Result, frames: Sequence[memoryview], now: float) -> None:
-        self.bytes_up += self.parts.upload_bytes
         if sum(frame.nbytes for frame in frames) <= FILE_THRESHOLD:
             self._judged(examined(self.parts, device, result, frames), device, now)
             return
@@ -256,11 +255,13 @@ class Exchange:
         if isinstance(found, Contribution):
             actions = self.machine.result(device, now)
             if self.machine.verdicts.get(device) == "accepted":
+                self.bytes_up += self.parts.upload_bytes
                 self._contributions[device] = found
                 if self._sink is not None and found.payload is not None:
                     self._sink.take(found.payload, found.reply.examples)
             self._perform(actions)
             return
+        self.bytes_up += self.parts.upload_bytes
         # A model that diverges step by step exceeds the largest norm before it stops being finite.
         self.exploded += found.reason in ("nonfinite", "norm")
         self.rejections[found.reason] += 1

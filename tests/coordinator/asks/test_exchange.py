@@ -106,6 +106,14 @@ async def test_the_bytes_of_every_reply_count_that_is_accepted_or_rejected(tmp_p
     assert play.exchange.bytes_up == 3 * play.exchange.parts.upload_bytes == 3 * 4 * SMALL
 
 
+async def test_the_bytes_of_a_reply_that_is_late_do_not_count(tmp_path: Path, thread: Thread) -> None:
+    play = Play(tmp_path, SMALL, thread)
+    play.reply(0, 9.0)
+    play.reply(1, 10.0)
+    assert play.verdicts == {0: "accepted", 1: "late", 2: "late", 3: "late"}
+    assert play.exchange.bytes_up == play.exchange.parts.upload_bytes
+
+
 async def test_nothing_is_added_to_the_sum_but_what_is_accepted(tmp_path: Path, thread: Thread) -> None:
     full, over = Play(tmp_path, SMALL, thread), Play(tmp_path, SMALL, thread)
     for device, value in enumerate((1.0, float("nan"), 5.0, 7.0)):
