@@ -42,10 +42,10 @@ class Exchange:
         send: Send,
         observers: Observers,
         apart: Apart,
-        sink: Sink | None = None,
+        sink: Sink,
         branches: Branches[Contribution] | None = None,
     ) -> None:
-        """``sink`` gets what is accepted. Edges keep the replies of an ask with ``sink`` and ``branches``."""
+        """``sink`` gets what is accepted. With ``branches`` edges keep the replies."""
         self.parts = parts
         self.machine = machine
         self.text = str(parts.ask)
@@ -66,7 +66,7 @@ class Exchange:
         self._observers = observers
         self._sink = sink
         self._at_edges: AtEdges | None = None
-        if sink is not None and branches is not None:
+        if branches is not None:
             self._at_edges = AtEdges(machine, branches, sink, self._accept, self._perform, self._lost, self._told)
         self._works: dict[DeviceId, Work] = {}
         self._stateless: set[DeviceId] = set()
@@ -257,7 +257,7 @@ class Exchange:
             if self.machine.verdicts.get(device) == "accepted":
                 self.bytes_up += self.parts.upload_bytes
                 self._contributions[device] = found
-                if self._sink is not None and found.payload is not None:
+                if found.payload is not None:
                     self._sink.take(found.payload, found.reply.examples)
             self._perform(actions)
             return
