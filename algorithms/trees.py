@@ -6,7 +6,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ Array = NDArray[Any]
 
 ALIGNMENT = 64
 """An array that does not begin at a multiple of this number of bytes is copied: kernels may round differently there."""
+SUM_UNIT: Final = 2.0**20
+"""Sums over samples travel in this unit, so that a device of many samples stays below the largest norm of a reply
+(``limits.max_norm``). As a power of two it rounds nothing."""
 
 
 def to_arrays(tree: Tree) -> dict[str, Array]:

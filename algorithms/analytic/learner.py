@@ -18,7 +18,7 @@ from fedemu.algorithms.analytic.sums import SUMS, LedgerSGD, Summed, Sums
 from fedemu.algorithms.interface import Ask, Context, LocalProgram, Query, Reply, Script, Tree, total, weighted_mean
 from fedemu.algorithms.models.growing import Growing, Head, head_of
 from fedemu.algorithms.training.ingredients import Ingredients
-from fedemu.algorithms.trees import add, zeros_like
+from fedemu.algorithms.trees import SUM_UNIT, add, scale, zeros_like
 from fedemu.protocol.errors import ConfigurationError
 
 Devices = Literal["selected", "online"]
@@ -73,7 +73,7 @@ class Analytic:
         reply = yield Ask("sums", shared, {SUMS: total}, self._devices, optional=everybody)
         sums = state.sums or self._zero
         if reply.devices:
-            sums = add(sums, reply.values[SUMS])
+            sums = add(sums, scale(reply.values[SUMS], SUM_UNIT))
         return AnalyticState(with_head(state.variables, self._head, self._solve(sums)), sums)
 
     def variables(self, state: AnalyticState) -> Tree:

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outcome, Outputs, Stage, Tree, mixes
 from fedemu.algorithms.training.local_sgd import LocalSGD
-from fedemu.algorithms.trees import add
+from fedemu.algorithms.trees import SUM_UNIT, add, scale
 
 SUMS: Final = "sums"
-"""The key of the sums in a payload."""
+"""The key of the sums in a payload. They travel in ``SUM_UNIT``."""
 BATCH: Final = 64
 """The number of samples in one forward pass."""
 
@@ -116,10 +116,11 @@ class Sums:
         return Counting(passed, carry.counted, add(carry.sums, sums)), {}
 
     def finish(self, carry: Counting, shared: Forest, own: Tree, facts: Facts) -> Outcome:
+        payload = {SUMS: scale(carry.sums, 1 / SUM_UNIT)}
         if not self.once:
-            return Outcome({SUMS: carry.sums}, own)
+            return Outcome(payload, own)
         counted = torch.maximum(carry.counted, facts.examples.to(carry.counted.dtype))
-        return Outcome({SUMS: carry.sums}, {"counted": counted, "task": facts.task.to(own["task"].dtype)})
+        return Outcome(payload, {"counted": counted, "task": facts.task.to(own["task"].dtype)})
 
     def _counted(self, own: Tree, facts: Facts) -> Tensor:
         """How many of the device's samples, from its first one on, earlier rounds have counted."""

@@ -20,6 +20,7 @@ from fedemu.algorithms.interface import Ask, Context, Facts, Forest, Reply, Scri
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import LossFunction
+from fedemu.algorithms.trees import SUM_UNIT, scale
 from fedemu.protocol.errors import ConfigurationError
 
 PREVIOUS: Final = "previous"
@@ -37,7 +38,9 @@ class SurveyingFedAvg(RememberingFedAvg):
         state = yield from super().round(state, context)
         shared = {"model": state.variables}
         reply: Reply = yield Ask("survey", shared, {SUMS: total}, cohort="online", optional=True)
-        return replace(state, kept=self.surveyed(state, reply.values[SUMS])) if reply.devices else state
+        if not reply.devices:
+            return state
+        return replace(state, kept=self.surveyed(state, scale(reply.values[SUMS], SUM_UNIT)))
 
     def shared(self, kept: Forest) -> Forest:
         return {PREVIOUS: kept[PREVIOUS]}

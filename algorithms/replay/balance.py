@@ -48,18 +48,20 @@ from fedemu.algorithms.replay.selection.leverage import (
     largest_by_class,
     leverage_scores,
 )
+from fedemu.algorithms.trees import SUM_UNIT, scale
 from fedemu.protocol import seeds
 
 MOMENTS: Final = "feature_moments"
 KEYS: Final = "leverage_keys"
 _FEATURES, _KEYS, _COUNTS = "features", "keys", "counts"
-_SCALE: Final = 2.0**-20
-"""Moments travel in this unit. So an answer does not come near the largest norm of a reply (``limits.max_norm``)."""
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureMoments:
-    """A device answers with ``XᵀX [width, width]``, float64, of the features of its buffer and of the period."""
+    """A device answers with ``XᵀX [width, width]`` of the features of its buffer and of the period.
+
+    It is float64, and in ``SUM_UNIT``.
+    """
 
     lens: Lens
     width: int
@@ -72,7 +74,7 @@ class FeatureMoments:
     def ask(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> tuple[Outcome, Tensor | None]:
         features = self.lens.features(memory, shared)
         moments = features.T @ features if len(features) else np.zeros((self.width, self.width))
-        return Outcome({MOMENTS: {_FEATURES: torch.from_numpy(moments * _SCALE)}}, {}), None
+        return Outcome({MOMENTS: {_FEATURES: torch.from_numpy(moments / SUM_UNIT)}}, {}), None
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +95,7 @@ class LeverageKeys:
 
     def ask(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> tuple[Outcome, Tensor | None]:
         features = self.lens.features(memory, shared)
-        scores = leverage_scores(features, shared[MOMENTS][_FEATURES].cpu().numpy() / _SCALE)
+        scores = leverage_scores(features, shared[MOMENTS][_FEATURES].cpu().numpy())
         keys = keys_of_a_draw(scores, memory.generator)
         table = largest_by_class(keys, memory.batch.y.cpu().numpy(), self.classes, self.room)
         return Outcome({KEYS: {_KEYS: torch.from_numpy(table)}}, {_KEYS: torch.from_numpy(keys)}), None
@@ -153,7 +155,7 @@ class BalanceExchange:
         reply = yield Ask(MOMENTS, shared, {MOMENTS: total}, "online", optional=True)
         if not reply.devices:
             return Settled({}, None, {"balance": {"devices": 0}})
-        moments = reply.values[MOMENTS]
+        moments = scale(reply.values[MOMENTS], SUM_UNIT)
         reply = yield Ask(KEYS, {**shared, MOMENTS: moments}, {KEYS: collect}, "online", optional=True)
         handles = reply.values[KEYS] if reply.devices else []
         tables = [handle.load()[_KEYS].numpy() for handle in handles]

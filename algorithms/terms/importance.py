@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedemu.algorithms.interface import Batch, Facts, Forest, Memory, Model, Outcome, Tree
 from fedemu.algorithms.terms.local_term import Importance
-from fedemu.algorithms.trees import add, map_leaves, widened, without, zeros_like
+from fedemu.algorithms.trees import SUM_UNIT, add, map_leaves, scale, widened, without, zeros_like
 
 COUNTS: Final = "samples"
 """The key of the numbers of samples, by the name of a term, in the payload."""
@@ -24,9 +24,10 @@ MOST_BYTES: Final = 2**26
 class AskImportance:
     """A device sums the importances of its new samples, for each term in ``measures``, with ``shared["model"]``.
 
-    The payload holds a tree of the trained variables for each term, and the numbers of samples under ``COUNTS``. A
-    device with more samples than a term takes draws some of them, and multiplies their mean by the number of all of
-    them. The samples of its replay buffer are of earlier tasks and are left out. The model is in evaluation mode.
+    The payload holds a tree of the trained variables for each term, in ``SUM_UNIT``, and the numbers of samples under
+    ``COUNTS``. A device with more samples than a term takes draws some of them, and multiplies their mean by the number
+    of all of them. The samples of its replay buffer are of earlier tasks and are left out. The model is in evaluation
+    mode.
     """
 
     model: Model
@@ -47,7 +48,7 @@ class AskImportance:
                 rows = np.sort(memory.generator.choice(new, importance.samples, replace=False))
             share = len(new) / max(1, len(rows))
             total = summed(self.model, importance, shared["model"], memory.batch, torch.from_numpy(rows), facts)
-            payload[name] = map_leaves(lambda leaf, share=share: leaf * share, total)
+            payload[name] = scale(scale(total, share), 1 / SUM_UNIT)
         counts = dict.fromkeys(self.measures, torch.tensor([float(len(new))]))
         return Outcome({**payload, COUNTS: counts}, own), None
 

@@ -33,7 +33,7 @@ from fedemu.algorithms.terms.importance import COUNTS, AskImportance
 from fedemu.algorithms.terms.local_term import PREVIOUS, LocalTerm, importance_key
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import Objective
-from fedemu.algorithms.trees import map_leaves
+from fedemu.algorithms.trees import SUM_UNIT, map_leaves
 from fedemu.protocol.errors import ConfigurationError
 
 IMPORTANCE: Final = "importance"
@@ -114,7 +114,7 @@ class WithTerms(Generic[S]):
         for name, importance in self._measures.items():
             samples = float(reply.values[COUNTS][name]) if reply.devices else 0.0
             if samples:
-                mean = map_leaves(lambda leaf, samples=samples: leaf / samples, reply.values[name])
+                mean = map_leaves(lambda leaf, samples=samples: leaf * SUM_UNIT / samples, reply.values[name])
                 before = kept.get(importance_key(name))
                 after[importance_key(name)] = mean if before is None else _decayed(importance.decay, before, mean)
         return after

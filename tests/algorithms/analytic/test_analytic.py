@@ -25,10 +25,11 @@ from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
-from fedemu.algorithms.trees import add
+from fedemu.algorithms.trees import SUM_UNIT, add, scale, squared_norm
 from fedemu.device.compute.executors.checked import Checked
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
+from fedemu.ops.experiment.tables.run import Limits
 from fedemu.protocol.errors import ConfigurationError
 
 SHAPE, CLASSES = (1, 12, 12), 4
@@ -137,8 +138,16 @@ def test_nearest_means_over_any_partition_and_order_are_those_of_all_samples(
 def test_no_sample_is_counted_twice_and_devices_without_news_send_zeros(fleet: Callable[..., Any]) -> None:
     played = fleet(ncm(made()), [[0, 1], [1, 0, 2]])
     assert played.payloads[1]["sums"]["counts"].sum() == 0
-    assert played.payloads[2]["sums"]["counts"].sum() == len(STREAM[0][2])
+    assert played.payloads[2]["sums"]["counts"].sum() * SUM_UNIT == len(STREAM[0][2])
     assert played.algorithm.remarks(played.state) == {"counted": sum(len(STREAM[0][i]) for i in (0, 1, 2))}
+
+
+def test_sums_over_large_features_are_within_the_largest_norm_of_a_reply(little_fleet: Callable[..., Any]) -> None:
+    played = little_fleet(afl(made(PLAIN)), scale(PLAIN.init(0), 1000.0), PARTS)
+    played.play([4])
+    assert played.state.sums["gram"].norm() > Limits().max_norm
+    assert squared_norm(played.payloads[4]["sums"]) < Limits().max_norm ** 2
+    assert played.algorithm.remarks(played.state) == {"counted": len(PARTS[4])}
 
 
 def test_samples_that_arrive_later_in_a_task_are_counted_when_they_are_there(fleet: Callable[..., Any]) -> None:

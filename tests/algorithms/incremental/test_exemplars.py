@@ -22,6 +22,7 @@ from fedemu.algorithms.replay.replay import COMPUTES_GRADIENTS, ReplaySettings, 
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
+from fedemu.algorithms.trees import SUM_UNIT
 from fedemu.device.compute.executors.checked import Checked
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
@@ -206,7 +207,7 @@ def test_glfc_teaches_with_the_best_model_of_the_last_task(played: Callable[...,
 
 def added(sent: Any) -> dict[str, Tensor]:
     trees = [payload["sums"] for payload in sent.values()]
-    return {name: torch.stack([tree[name] for tree in trees]).sum(0) for name in trees[0]}
+    return {name: torch.stack([tree[name] for tree in trees]).sum(0) * SUM_UNIT for name in trees[0]}
 
 
 def test_mean_accuracy_counts_all_classes_alike() -> None:

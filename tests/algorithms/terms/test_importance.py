@@ -23,7 +23,9 @@ from fedemu.algorithms.terms.local_term import PREVIOUS, Importance, LocalTerm, 
 from fedemu.algorithms.terms.remembering import with_terms
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import Pass, cross_entropy
+from fedemu.algorithms.trees import SUM_UNIT, scale, squared_norm
 from fedemu.device.compute.executors.vmapped import Vmapped
+from fedemu.ops.experiment.tables.run import Limits
 
 SHAPE, CLASSES = (1, 12, 12), 4
 LINEAR = mlp(SHAPE, CLASSES, ())
@@ -133,10 +135,23 @@ def test_a_device_with_many_samples_takes_some_of_them_and_counts_for_all(
     fleet = little_fleet(algorithm, LINEAR.init(0), [], stream=STREAM)
     fleet.play([0, 1])
     assert [float(fleet.payloads[device]["samples"]["ewc"]) for device in (0, 1)] == [5, 15]
-    of_all = fisher(fleet.model, *samples(corpus, STREAM[0][1]))["bias"] * 15
+    of_all = fisher(fleet.model, *samples(corpus, STREAM[0][1]))["bias"] * 15 / SUM_UNIT
     bias = next(leaf for leaf in fleet.payloads[1]["ewc"].values() if leaf.dim() == 1)
     assert 0.2 < float(bias.sum() / of_all.sum()) < 5
-    assert not torch.allclose(bias.double(), of_all, rtol=1e-3)
+    assert not torch.allclose(bias.double(), of_all, rtol=1e-3, atol=0)
+
+
+def test_large_importances_are_within_the_largest_norm_of_a_reply(
+    corpus: Any, little_fleet: Callable[..., Any]
+) -> None:
+    terms = {"mas": mas(ingredients())}
+    algorithm = with_terms(build_algorithm("fedavg", {}, ingredients(terms=(terms["mas"].term,))), terms, LINEAR, "")
+    fleet = little_fleet(algorithm, scale(LINEAR.init(0), 1e4), [], stream=STREAM)
+    fleet.play([0, 1])
+    expected = synapses(fleet.model, samples(corpus, np.concatenate(STREAM[0]))[0])
+    assert expected["weight"].norm() * 15 > Limits().max_norm
+    assert squared_norm(fleet.payloads[1]["mas"]) < Limits().max_norm ** 2
+    assert_same(fleet.state.kept[importance_key("mas")], expected)
 
 
 def test_importances_stay_as_they_are_if_nobody_answers(little_fleet: Callable[..., Any]) -> None:
