@@ -363,7 +363,8 @@ class Service:
             if (peer := self.roster.connected.get(device)) is not None:
                 self.send(peer, message)
         if (exchange := self.reception.exchange) is not None:
-            self.reception.look_after(exchange, now)
+            if int(now) != int(self._ticked):
+                self.reception.look_after(exchange, now)
             exchange.tick(now)
         if self._bedtime is not None and self.reception.stopping is None:
             self._bedtime.look(self.reception.exchange, self._untold, now)

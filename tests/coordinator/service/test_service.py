@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,9 +25,10 @@ from fedemu.coordinator.service.view import FleetView
 from fedemu.coordinator.settings import Settings
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.blobs.store import BlobStore
+from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.ids import DeviceId
-from fedemu.protocol.messages import Beat, Granted, Hello, Wake
+from fedemu.protocol.messages import Beat, Granted, Hello, Need, Wake
 from fedemu.protocol.transport.memory import MemoryNetwork
 
 Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
@@ -95,6 +97,25 @@ async def test_a_peer_in_the_middle_of_a_long_message_lives_and_hears_that_the_c
     sending.clear()
     reception.expire(135.0)
     assert service.roster.peers == []
+
+
+async def test_the_ask_hears_of_results_on_their_way_and_of_machines_that_fetch_blobs(tmp_path: Path) -> None:
+    service, sending, underway = a_service(tmp_path), {b"sends"}, []
+    reception = Reception(
+        service._settings, service.roster, service.shelf, service.timeline, Observers(), Granted,
+        lambda peer, message, frames: None, is_sending=sending.__contains__,
+    )  # fmt: skip
+    machine = SimpleNamespace(running=[0, 1, 2], underway=lambda device, now: underway.append(device))
+    exchange: Any = SimpleNamespace(machine=machine)
+    for device, peer in enumerate((b"sends", b"waits", b"fetches")):
+        service.roster.enroll(b"machine of " + peer, 1, None, "", START)
+        service.roster.connected[DeviceId(device)] = peer
+    reception.received(b"machine of fetches", Envelope(Need(digest="0" * 64, offset=0, length=1), ()))
+    reception.look_after(exchange, START + 1)
+    assert underway == [0, 2]
+    sending.clear()
+    reception.look_after(exchange, START + 11)
+    assert underway == [0, 2]
 
 
 async def test_a_coordinator_that_computes_tells_that_nobody_is_connected(tmp_path: Path) -> None:
