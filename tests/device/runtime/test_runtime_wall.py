@@ -114,6 +114,15 @@ def test_a_result_leaves_when_the_emulated_work_is_over(new: Callable[..., Devic
     assert device.run_until(25.0) == [(20.0, RESULT)]
 
 
+def test_a_result_that_nobody_answers_is_sent_again_after_ever_longer_waits(new: Callable[..., Device]) -> None:
+    device = new(Schedule("finish", 20.0))
+    device.welcome()
+    device.work(10.0)
+    device.trained(11.0)
+    sent = device.run_until(350.0)
+    assert sent == [(time, RESULT) for time in (20.0, 30.0, 50.0, 90.0, 170.0, 250.0, 330.0)]
+
+
 def test_a_result_that_was_computed_too_late_leaves_at_once(new: Callable[..., Device]) -> None:
     device = new(Schedule("finish", 20.0))
     device.welcome()
