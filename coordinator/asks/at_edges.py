@@ -17,7 +17,7 @@ from fedemu.protocol.sharing.edge_messages import Partial
 class AtEdges:
     """What edges keep. ``accept`` gets each reply whose sum has come, and ``perform`` what the machine then wants.
 
-    ``lost`` hears how many replies do not come from an edge, and ``told`` why a sum cannot be used.
+    ``told`` hears why a sum cannot be used.
     """
 
     def __init__(
@@ -27,7 +27,6 @@ class AtEdges:
         sink: Sink,
         accept: Callable[[DeviceId, Contribution, float], None],
         perform: Callable[[list[Action]], None],
-        lost: Callable[[int], None],
         told: Callable[[str], None],
     ) -> None:
         self._machine = machine
@@ -35,7 +34,6 @@ class AtEdges:
         self._sink = sink
         self._accept = accept
         self._perform = perform
-        self._lost = lost
         self._told = told
         self._losses: dict[DeviceId, tuple[float, int]] = {}
         """When a reply of a device was lost first, and how often replies were."""
@@ -58,9 +56,7 @@ class AtEdges:
         """Ask for the sums if no other reply is awaited. An edge may take ``answer_timeout`` for its sum."""
         self._branches.collect(self._machine.running, now)
         limit = self._machine.terms.answer_timeout
-        overdue = self._branches.overdue(now, limit)
-        self._lost(len(overdue))
-        for device, waited in overdue.items():
+        for device, waited in self._branches.overdue(now, limit).items():
             missed = Missed("is behind an edge that sent no sum", waited, "fleet.answer_timeout")
             self._perform(self._machine.give_up(device, missed, now))
 
@@ -97,7 +93,6 @@ class AtEdges:
 
         A device whose replies are lost again and again is given up.
         """
-        self._lost(len(devices))
         for device in devices:
             first, times = self._losses.get(device, (now, 0))
             self._losses[device] = first, times + 1

@@ -54,8 +54,6 @@ class Exchange:
         """The number of replies that were rejected because their values are not finite, or beyond the largest norm."""
         self.bytes_down = 0
         """The emulated bytes that the devices have to download."""
-        self.bytes_up = 0
-        """The emulated bytes of all results that were accepted or rejected."""
         self.failures: Counter[str] = Counter()
         """The reasons of the devices that failed, and not by plan, and how often each was given."""
         self.rejections: Counter[str] = Counter()
@@ -67,7 +65,7 @@ class Exchange:
         self._sink = sink
         self._at_edges: AtEdges | None = None
         if branches is not None:
-            self._at_edges = AtEdges(machine, branches, sink, self._accept, self._perform, self._lost, self._told)
+            self._at_edges = AtEdges(machine, branches, sink, self._accept, self._perform, self._told)
         self._works: dict[DeviceId, Work] = {}
         self._stateless: set[DeviceId] = set()
         self._alive: set[DeviceId] = set()
@@ -134,7 +132,6 @@ class Exchange:
             if isinstance(found, PayloadError):
                 self._judged(found, device, now)
             else:
-                self.bytes_up += self.parts.upload_bytes
                 self._alive.add(device)
                 self._at_edges.keep(device, station, found, now)
 
@@ -164,9 +161,6 @@ class Exchange:
         self._contributions[device] = contribution
         self._perform(self.machine.result(device, now))
 
-    def _lost(self, replies: int) -> None:
-        self.bytes_up -= self.parts.upload_bytes * replies
-
     def _told(self, detail: str) -> None:
         self._observers.event("edge", ask=self.text, detail=detail)
 
@@ -188,6 +182,12 @@ class Exchange:
         if not self._turns.busy:
             self._perform(self.machine.tick(now))
             self._collect(now)
+
+    @property
+    def bytes_up(self) -> int:
+        """The emulated bytes of all results that were accepted or rejected."""
+        counts = self.machine.counts()
+        return self.parts.upload_bytes * (counts["accepted"] + counts["rejected"])
 
     @property
     def contributions(self) -> list[Contribution]:
@@ -255,13 +255,11 @@ class Exchange:
         if isinstance(found, Contribution):
             actions = self.machine.result(device, now)
             if self.machine.verdicts.get(device) == "accepted":
-                self.bytes_up += self.parts.upload_bytes
                 self._contributions[device] = found
                 if found.payload is not None:
                     self._sink.take(found.payload, found.reply.examples)
             self._perform(actions)
             return
-        self.bytes_up += self.parts.upload_bytes
         # A model that diverges step by step exceeds the largest norm before it stops being finite.
         self.exploded += found.reason in ("nonfinite", "norm")
         self.rejections[found.reason] += 1
@@ -271,7 +269,6 @@ class Exchange:
     def _failed(self, device: DeviceId, message: Failed | Declined, now: float) -> None:
         if isinstance(message, Failed) and message.reason == "malformed" and self.machine.expects(device):
             # Its result could not be decoded. The device was told so, and says here which result that was.
-            self.bytes_up += self.parts.upload_bytes
             self.rejections["malformed"] += 1
             self._perform(self.machine.rejected(device, "malformed", message.detail, now))
             return

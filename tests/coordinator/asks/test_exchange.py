@@ -191,6 +191,18 @@ async def test_a_device_whose_reply_an_edge_had_is_not_lost_with_it(tmp_path: Pa
         play.exchange.machine.give_up(device, Missed("sum", 600.0, "answer_timeout"), 601.0)
     play.exchange.commit()
     assert play.roster.columns.lost.tolist() == [False, True, False, False]
+    assert play.exchange.bytes_up == 0
+
+
+async def test_the_bytes_of_a_reply_count_once_if_an_edge_has_it_and_it_comes_from_the_device(
+    tmp_path: Path, thread: Thread
+) -> None:
+    gather = edge.Gather(ask=str(ASK), epoch=7, leaves=(), reducers=(), max_norm=1.0)
+    play = Play(tmp_path, SMALL, thread, edges=Branches(gather, lambda station, message: None, 2.0))
+    play.exchange.held(DEVICES[0], edge.Held(ask=str(ASK), examples=3, steps=1, metrics={}), b"edge", 1.0)
+    play.reply(0, 2.0)
+    assert play.verdicts == {0: "accepted"}
+    assert play.exchange.bytes_up == play.exchange.parts.upload_bytes
 
 
 async def test_a_full_disk_ends_the_ask(tmp_path: Path, thread: Thread) -> None:
