@@ -112,17 +112,6 @@ def perplexity(log_likelihoods: ArrayLike, counts: ArrayLike) -> Floats:
     return values
 
 
-def all_period_perplexity(log_likelihoods: ArrayLike, counts: ArrayLike) -> Floats:
-    """The perplexity ``[...]`` over the test sets of all periods together, from sums and counts ``[..., periods]``.
-
-    It is the geometric mean of the periods' perplexities, weighted by tokens, and not their arithmetic mean. Periods
-    with a count of 0 take no part.
-    """
-    tokens = np.asarray(counts, dtype=np.float64)
-    totals = np.where(tokens > 0, np.asarray(log_likelihoods, dtype=np.float64), 0.0)
-    return perplexity(totals.sum(axis=-1), np.broadcast_to(tokens, totals.shape).sum(axis=-1))
-
-
 def relative_change(perplexity: ArrayLike, without_replay: ArrayLike) -> Floats:
     """The relative change in perplexity (RCP) against the same run without replay: ``p / p_0 - 1``. Negative is better.
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.data.partition import Indices
 from fedemu.algorithms.streams.arrivals import Arrivals
-from fedemu.algorithms.streams.flat import check_offsets, offsets_of, owners_of, row, scalar
+from fedemu.algorithms.streams.flat import check_offsets, offsets_of, row, scalar
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -43,11 +43,6 @@ class PeriodTests:
         if not 0 <= period < len(self):
             raise IndexError(f"period {period} of {len(self)}")
         return self.indices[self.offsets[period] : self.offsets[period + 1]]
-
-    def up_to(self, period: int) -> Indices:
-        """The test samples that count as seen in ``period``. IndexError as in ``of_period``."""
-        self.of_period(period)
-        return self.indices[self.seen_since[owners_of(self.offsets)] <= period]
 
     @property
     def seen_since(self) -> Indices:

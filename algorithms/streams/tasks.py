@@ -6,7 +6,7 @@ device, and the test sets are those of the tasks, by their numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -91,9 +91,10 @@ def class_incremental(
 ) -> tuple[Arrivals, PeriodTests]:
     """A stream whose periods are tasks. All samples of a task's classes arrive at the beginning of its period.
 
-    A device's samples of a period are in random order. A task is tested on the test split's samples of its classes;
-    ``PeriodTests.up_to`` gives those of all classes so far. Any partition can be used, such as one of
-    ``spread_by_task``.
+    A device's samples of a period are in random order. A task is tested on the test split's samples of its classes. Any
+    partition can be used. MFCL spreads each task by itself with Dir(1) (Babakniya et al., 2023, section 5). That of
+    ``dirichlet`` is the same, if ``min_samples`` is 0 and ``retry`` and ``balanced`` are off: it spreads each class by
+    itself.
     """
     for part in (labels, test_labels):
         if len(part) and not 0 <= part.min() <= part.max() < len(tasks.order):
@@ -109,24 +110,3 @@ def class_incremental(
         period = np.argsort(tasks.own, axis=1)[owners_of(partition.train_offsets)[shuffled], period]
         tests = replace(tests, since=tasks.since)
     return checked(Arrivals.of(partition, shuffled, period, len(tasks)), tests)
-
-
-def spread_by_task(
-    labels: Labels, tasks: ClassTasks, devices: int, spread: Callable[[Labels], Sequence[Indices]]
-) -> list[Indices]:
-    """Divide the samples of each task by themselves: one ascending index array per device, as partitioners return.
-
-    ``spread(labels of a task)`` returns positions among the task's samples for each device. Plain Dir(alpha) does not
-    need it (MFCL takes alpha = 1; Babakniya et al., 2023, section 5): ``dirichlet`` with ``min_samples`` 0, and without
-    ``retry`` and ``balanced``, spreads every class by itself, so it does the same for all tasks at once.
-    """
-    parts: list[list[Indices]] = [[] for _ in range(devices)]
-    task_of = tasks.task[labels]
-    for task in range(len(tasks)):
-        members = np.flatnonzero(task_of == task)
-        shares = spread(labels[members])
-        if len(shares) != devices:
-            raise ConfigurationError(f"task {task} was spread over {len(shares)} devices, but the fleet has {devices}")
-        for device, share in enumerate(shares):
-            parts[device].append(members[share])
-    return [np.sort(np.concatenate(part)) for part in parts]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fedemu.algorithms.measures.continual import (
-    all_period_perplexity,
     average_accuracy,
     average_forgetting,
     average_incremental_accuracy,
@@ -164,12 +163,6 @@ def test_a_value_that_is_no_matrix_is_refused(wrong):
 def test_perplexity_is_that_of_the_mean_log_likelihood_of_a_token():
     found = perplexity([-2 * math.log(8), -3 * math.log(2), 0.0], [2, 3, 0])
     assert found == pytest.approx([8.0, 2.0, NAN], nan_ok=True)
-
-
-def test_the_perplexity_over_all_periods_counts_tokens():
-    totals = [[-2 * math.log(8), -4 * math.log(2), NAN], [-2 * math.log(2), -4 * math.log(2), NAN]]
-    assert all_period_perplexity(totals, [2, 4, 0]) == pytest.approx([2 ** (10 / 6), 2.0])
-    assert math.isnan(all_period_perplexity([0.0, 0.0], [0, 0]))
 
 
 def test_the_relative_change_in_perplexity_is_zero_for_the_run_without_replay_itself():

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from fedemu.algorithms.data.partition import Partition
-from fedemu.algorithms.data.partitioners import iid
-from fedemu.algorithms.streams.tasks import ClassTasks, class_incremental, own_orders, spread_by_task
+from fedemu.algorithms.streams.tasks import ClassTasks, class_incremental, own_orders
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -44,17 +43,6 @@ def test_samples_arrive_with_their_class_and_are_tested_with_it():
     held = [[sorted(samples) for samples in by_period(arrivals, device)] for device in range(3)]
     assert held == [[[0, 3, 4], [1, 2]], [[], [5, 6]], [[7], []]]
     assert (plan_of(tests), tests.held_out) == ([[0, 3, 4], [1, 2]], False)
-
-
-def test_each_task_is_spread_by_itself():
-    labels = np.array([0, 1, 0, 1, 0, 1, 0, 1])
-    tasks = ClassTasks.of(2, 2, [1, 0])
-    shares = spread_by_task(labels, tasks, 2, lambda part: [np.arange(1), np.arange(1, len(part))])
-    assert [share.tolist() for share in shares] == [[0, 1], [2, 3, 4, 5, 6, 7]]
-    drawn = spread_by_task(labels, tasks, 2, lambda part: iid(len(part), 2, generator=seeded()))
-    assert [np.bincount(labels[share]).tolist() for share in drawn] == [[2, 2], [2, 2]]
-    with pytest.raises(ConfigurationError, match="task 0 was spread over 1 devices, but the fleet has 2"):
-        spread_by_task(labels, tasks, 2, lambda part: [np.arange(len(part))])
 
 
 @pytest.mark.parametrize(
@@ -99,7 +87,6 @@ def test_each_device_meets_the_tasks_in_its_own_order():
     assert held == [[[2], [0, 3, 4], [1]], [[5], [6], []], [[], [], [7]]]
     assert plan_of(tests) == [[0, 3, 4], [1], [2]]
     assert tests.since.tolist() == tasks.since.tolist() == [1, 0, 0]
-    assert [sorted(tests.up_to(period).tolist()) for period in range(2)] == [[1, 2], [0, 1, 2, 3, 4]]
 
 
 def test_own_orders_follow_from_the_seed_and_the_device():
