@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedemu.ops.cli import complete
+from fedemu.ops.experiment.toml_text import toml_value
 
 
 class Format(StrEnum):
@@ -223,4 +223,5 @@ def overrides_of(settings: list[str] | None, **options: object) -> list[str]:
     An option is named by its key with ``__`` for the dot (``runtime__bind``). None means that it was not given.
     """
     given = {key.replace("__", "."): value for key, value in options.items() if value is not None}
-    return [*(settings or []), *(f"{key}={json.dumps(value)}" for key, value in given.items())]
+    texts = {key: toml_value(str(value) if isinstance(value, Path) else value) for key, value in given.items()}
+    return [*(settings or []), *(f"{key}={text}" for key, text in texts.items())]

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from fedemu.ops.cli import commands
+from fedemu.ops.cli.options import overrides_of
+from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.keys.store import KeyFolder
 
 
@@ -108,3 +110,9 @@ def test_a_machine_without_its_own_key_is_told_before_it_begins(capfd: pytest.Ca
     assert call("device", "--server-key", "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7", "--state", "state") == 2
     assert "there is no key in" in capfd.readouterr().err
     assert not Path("state").exists()
+
+
+def test_a_folder_of_keys_may_have_any_name() -> None:
+    folder = Path('k "\\ \U0001f511')
+    _, runtime = load_experiment("digits", overrides_of(None, runtime__keys=folder), {})
+    assert Path(runtime.keys) == folder
