@@ -136,12 +136,14 @@ class Trainer:
 
 
 def open_device(device_type: str, tf32: bool = False) -> torch.device:
-    """The device to compute on. From this call on the process computes reproducibly: with one thread, and TF32 or not.
+    """The device to compute on. From now on the calling thread computes reproducibly: by itself, and with TF32 or not.
 
     On CUDA an operation that has no deterministic algorithm is an error, and its job fails with torch's words.
 
     Raises ConfigurationError for an unknown type, and for ``cuda`` if torch finds no CUDA device.
     """
+    # A thread that has not asked yet takes the number that any thread has set last, such as a coordinator's in memory.
+    torch.get_num_threads()
     torch.set_num_threads(1)
     if device_type not in ("auto", "cpu", "cuda"):
         raise ConfigurationError(f"device_type = {device_type!r} is none of auto, cpu and cuda")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from fedemu.coordinator.rounds.numerics import Numerics
+from fedemu.device.compute.trainer import open_device
 
 LONG = 60.0
 """A patience that no call of these tests exhausts."""
@@ -52,3 +55,13 @@ async def test_an_error_reaches_the_caller(patience: float, error: type[Exceptio
 
     with Numerics(1, patience) as numerics, pytest.raises(error, match="why"):
         await numerics.compute(fail)
+
+
+async def test_a_trainer_beside_it_in_memory_leaves_each_its_own_number_of_threads() -> None:
+    with Numerics(2) as numerics, ThreadPoolExecutor(1) as trainer:
+        await numerics.compute(int)
+        trainer.submit(open_device, "cpu").result()
+        with Numerics(2) as beside:
+            await beside.compute(int)
+            computing = [await each.compute(torch.get_num_threads) for each in (numerics, beside)]
+        assert [*computing, trainer.submit(torch.get_num_threads).result()] == [2, 2, 1]
