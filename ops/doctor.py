@@ -100,7 +100,7 @@ def _torch() -> Finding:
     )
     try:
         ended = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False
+            [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         return Finding(

@@ -47,7 +47,7 @@ def cuda_here() -> Cuda | None:
     """
     if not (gpus() or any(map(os.path.exists, ("/dev/dxg", "/dev/nvhost-gpu", "/dev/nvmap")))):
         return None
-    asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, check=False)
+    asked = subprocess.run([sys.executable, "-P", "-c", _ASK], capture_output=True, check=False)
     try:
         models, version = json.loads(asked.stdout)
     except ValueError:

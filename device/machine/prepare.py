@@ -15,6 +15,7 @@ from fedemu.protocol.host.kernel import end_with_parent
 from fedemu.protocol.host.named import load, restrict
 from fedemu.protocol.host.own_code import Told, account, own_frames, retold, told
 from fedemu.protocol.host.phases import mark
+from fedemu.protocol.host.source import interpreter
 
 SAID = 1
 """The exit code after an error that is on the last line of stdout: a ``Told`` as JSON."""
@@ -30,7 +31,7 @@ async def prepare_data(prepare: str, experiment: Path, expected: str, allow_code
     returns another digest, FedemuError if a disk is full, and ConfigurationError if the process ends in another way.
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
+        *interpreter(),
         "-m",
         "fedemu.device.machine.prepare",
         prepare,

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from fedemu.device.process.process import RETIRED
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.futures import fail
 from fedemu.protocol.host.phases import mark, used, used_by_ended
+from fedemu.protocol.host.source import interpreter
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Zygote:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
+                *interpreter(),
                 *COMMAND,
                 str(theirs.fileno()),
                 str(os.getpid()),

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
 from fedemu.device.host.processors import gpu_of, gpu_share
 from fedemu.device.pipe import FROM_NURSERY, Ended, Forked, TrainerSetup, Unpacker, pack_message
 from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.source import interpreter
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Nursery:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
+                *interpreter(),
                 *COMMAND,
                 trainer,
                 str(theirs.fileno()),

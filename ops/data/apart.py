@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from fedemu.ops.data.corpora import source_of
 from fedemu.ops.data.source import Place, entry_of, locate
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import DataError
+from fedemu.protocol.host.source import interpreter
 
 
 def find_data(experiment: Experiment) -> Place:
@@ -51,7 +51,7 @@ def decode_apart(experiment: Experiment, say: Callable[[str], None]) -> None:
         file.flush()
         process = subprocess.Popen(
             [
-                sys.executable,
+                *interpreter(),
                 "-m",
                 "fedemu.device.machine.prepare",
                 "fedemu.ops.data.corpora:prepare",

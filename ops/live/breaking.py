@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from fedemu.ops.live.machine import Crew
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.results.holder import UNNAMED
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.source import interpreter
 
 OUTPUT: Final = "resumed.out"
 """What a resumed run prints goes into this file of its logs."""
@@ -147,7 +147,7 @@ class Breaking:
         logs.mkdir(exist_ok=True)
         with (logs / OUTPUT).open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "fedemu.ops.cli", *words],
+                [*interpreter(), "-m", "fedemu.ops.cli", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

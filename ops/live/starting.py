@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.source import interpreter
 
 OUTPUT: Final = "page.out"
 """What the page's process prints goes into this file of the run's logs."""
@@ -27,7 +28,7 @@ def start_page(directory: Path) -> None:
     with (logs / OUTPUT).open("ab") as output:
         subprocess.Popen(
             [
-                sys.executable,
+                *interpreter(),
                 "-m",
                 "fedemu.ops.live.serving",
                 str(os.getpid()),

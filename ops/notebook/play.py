@@ -8,7 +8,6 @@ import queue
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from fedemu.ops.notebook.shown import Shown
 from fedemu.ops.running.codes import COMPLAINT
 from fedemu.ops.running.exits import TOLD
 from fedemu.protocol.host.own_code import Told
+from fedemu.protocol.host.source import interpreter
 
 STOP_PATIENCE = 60.0
 """The real seconds that an interrupted run may take to end."""
@@ -54,7 +54,7 @@ def play(folder: Path, runtime: Runtime, shown: Shown, seeds: Sequence[int] = ()
 
 def _play(folder: Path, runtime: Runtime, shown: Shown, seeds: Sequence[int], told: Path) -> tuple[int, str]:
     """Play the run as ``play`` does. An error of somebody's own code goes to the file ``told``."""
-    command = [sys.executable, "-m", "fedemu.ops.cli", "run", "--resume", str(folder)]
+    command = [*interpreter(), "-m", "fedemu.ops.cli", "run", "--resume", str(folder)]
     if seeds:
         command += ["--seeds", ",".join(map(str, seeds))]
     for key, value in runtime.model_dump(exclude_unset=True).items():

@@ -12,7 +12,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from typing import IO
 from fedemu.ops.running.codes import COMPLAINT, STOP_SIGNALS
 from fedemu.ops.running.launch_rules import Action, CallDevices, Child, Launch, Patience, Say, Send, StartDevices
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.source import interpreter
 
 DEFAULT_PATIENCE = Patience()
 DEVICES_OUTPUT = "devices.out"
@@ -176,7 +176,7 @@ def last_words(path: Path) -> str:
 
 def child_command(name: str, module: str, *arguments: str) -> list[str]:
     """The command that runs ``module.main(arguments)`` in a child of this process, shown as ``name`` by ``ps``."""
-    return [sys.executable, "-m", "fedemu.ops.running.child", str(os.getpid()), name, module, *arguments]
+    return [*interpreter(), "-m", "fedemu.ops.running.child", str(os.getpid()), name, module, *arguments]
 
 
 def free_address() -> str:

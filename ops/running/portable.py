@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from fedemu.device.compute.environment import PORTABLE_ENVIRONMENT, lacking
 from fedemu.ops.experiment import Experiment
+from fedemu.protocol.host.source import interpreter
 
 
 def environment_for(experiment: Experiment) -> Mapping[str, str]:
@@ -37,5 +38,5 @@ def start_again_with(variables: Mapping[str, str]) -> None:
     if missing:
         sys.stdout.flush()
         sys.stderr.flush()
-        command = [sys.executable, "-m", "fedemu.ops.cli", *sys.argv[1:]]
+        command = [*interpreter(), "-m", "fedemu.ops.cli", *sys.argv[1:]]
         os.execve(sys.executable, command, dict(os.environ) | missing)

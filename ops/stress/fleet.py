@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import psutil
 
 from fedemu.coordinator.record.json_lines import read_lines
 from fedemu.coordinator.record.row import Row, read_rows
+from fedemu.protocol.host.source import interpreter
 
 POLL_SECONDS = 0.02
 
@@ -234,7 +234,7 @@ def start_interpreter(words: Sequence[str], log: Path, environment: Mapping[str,
     """A ``Start`` with an interpreter of its own, as a shell does it."""
     with log.open("wb") as file:
         return psutil.Popen(
-            [sys.executable, "-m", "fedemu.ops.cli", *words],
+            [*interpreter(), "-m", "fedemu.ops.cli", *words],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

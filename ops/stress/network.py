@@ -6,7 +6,6 @@ No digest may change.
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from fedemu.ops.running.together import run_together
 from fedemu.ops.running.words import say
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet
 from fedemu.ops.stress.wires import Quality, Wires
+from fedemu.protocol.host.source import interpreter
 
 COORDINATOR: Final = "coordinator"
 EDGE: Final = "edge"
@@ -129,7 +129,7 @@ def _fleet(folder: Path, quality: Quality, settings: Sequence[str]) -> Iterator[
 
     def start(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> psutil.Popen:
         name = Path(words[words.index("--state") + 1]).name if words[0] == "device" else words[0]
-        command = [*wires.inside(name), sys.executable, "-m", "fedemu.ops.cli", *words]
+        command = [*wires.inside(name), *interpreter(), "-m", "fedemu.ops.cli", *words]
         with log.open("wb") as file:
             return psutil.Popen(
                 command,

@@ -7,7 +7,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import psutil
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
 from fedemu.device.machine.processes import ZYGOTE_ENVIRONMENT
 from fedemu.ops.stress.warm_process import MESSAGE_BYTES
+from fedemu.protocol.host.source import interpreter
 
 
 class Started(psutil.Process):  # type: ignore[misc]
@@ -109,7 +109,7 @@ class WarmStart:
             with theirs:
                 self._process = subprocess.Popen(
                     [
-                        sys.executable,
+                        *interpreter(),
                         "-m",
                         "fedemu.ops.stress.warm_process",
                         str(theirs.fileno()),

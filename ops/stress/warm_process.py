@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from fedemu.device.forking import Waiting
 from fedemu.protocol.host.garbage import settle
 from fedemu.protocol.host.kernel import end_with_parent, name_process
+from fedemu.protocol.host.source import interpreter
 
 MESSAGE_BYTES = 2**18
 """The largest message on the line: arguments and an environment."""
@@ -181,14 +182,15 @@ def _start_from(blanks: Blanks) -> None:
         (executable, preexec, _, kept, folder, environment, _, _, shell, *pipes) = rest[:15]
         group = rest[-1]
         words = [args] if isinstance(args, (str, bytes, os.PathLike)) else list(args)
-        known = not shell and preexec is None and executable is None and words[:2] == [sys.executable, "-m"]
-        pid = None
-        if known and words[2] in MODULES:
+        beginning = [*interpreter(), "-m"]
+        known = not shell and preexec is None and executable is None and words[: len(beginning)] == beginning
+        pid, words = None, words[len(beginning) :]
+        if known and words[0] in MODULES:
             child_ends = {0: pipes[0], 1: pipes[3], 2: pipes[5]}
             places = {number: end for number, end in child_ends.items() if end != -1} | {fd: fd for fd in kept}
             request = {
-                "module": words[2],
-                "words": words[3:],
+                "module": words[0],
+                "words": words[1:],
                 "environment": dict(os.environ if environment is None else environment),
                 "folder": None if folder is None else os.fspath(folder),
                 "session": rest[-2],

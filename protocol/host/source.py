@@ -86,6 +86,16 @@ def look_here() -> None:
         sys.path.append(here)
 
 
+def interpreter() -> list[str]:
+    """The beginning of the command of a new process that runs a module of fedemu.
+
+    By itself Python would look into the working folder first, where a file may have the name of any module. The new
+    process does so only where this one found fedemu there.
+    """
+    here = Path(__file__).resolve().parents[3] == Path.cwd()
+    return [sys.executable] if here else [sys.executable, "-P"]
+
+
 def _add(module: str, files: dict[str, Path], found: set[Path], waiting: list[tuple[str, Path, str]]) -> None:
     """Add the files that an import of ``module`` would run, if they are the user's own and were not found before."""
     for name, spec in _specs(module):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +16,7 @@ from fedemu.ops.bench.fleet.host import FleetHost
 from fedemu.ops.bench.measuring import processes
 from fedemu.ops.bench.measuring.worker import BenchmarkError
 from fedemu.ops.running.launch import free_address
+from fedemu.protocol.host.source import interpreter
 
 ATTACH_SECONDS = 120.0
 SWEEP_SECONDS = 30.0
@@ -63,7 +63,7 @@ class OurFleet:
             state = str(self._folder / "state")
             arguments = ["--n", str(self._devices), "--connect", address, "--state", state]
             self._supervisor = subprocess.Popen(
-                [sys.executable, "-m", "fedemu.ops.cli", "device", *arguments],
+                [*interpreter(), "-m", "fedemu.ops.cli", "device", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=terminal,
                 stderr=subprocess.STDOUT,
@@ -149,7 +149,7 @@ class BareFleet:
         address = free_address()
         self._router.bind(address)
         self._parent = subprocess.Popen(
-            [sys.executable, "-m", "fedemu.ops.bench.fleet.bare", address, str(self._devices)],
+            [*interpreter(), "-m", "fedemu.ops.bench.fleet.bare", address, str(self._devices)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from fedemu.ops.bench.measuring.processes import cpu_seconds
 from fedemu.ops.bench.measuring.worker import BenchmarkError
 from fedemu.ops.figures import readable_bytes
 from fedemu.ops.stress.fleet import finished_rounds
+from fedemu.protocol.host.source import interpreter
 
 SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
 ROUNDS: Final = 10
@@ -129,7 +129,7 @@ def _played(devices: int, asked: int, rounds: int) -> Point:
         began = time.monotonic()
         with log.open("wb") as terminal:
             run = subprocess.Popen(
-                [sys.executable, "-m", "fedemu.ops.cli", "run", "digits", "--out", str(directory), *settings],
+                [*interpreter(), "-m", "fedemu.ops.cli", "run", "digits", "--out", str(directory), *settings],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=terminal,

@@ -20,6 +20,7 @@ from typing import Any
 
 from fedemu.ops.bench.measuring.measure import Sample
 from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.source import interpreter
 
 Measurement = Callable[[], Sample]
 
@@ -42,7 +43,7 @@ class Worker:
         self._seconds = seconds
         self._pending = b""
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "fedemu.ops.bench.measuring.worker", factory, json.dumps(dict(arguments))],
+            [*interpreter(), "-m", "fedemu.ops.bench.measuring.worker", factory, json.dumps(dict(arguments))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | dict(environment or {}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from fedemu.ops.bench.peers.environments import PEERS, Absent, environment
 from fedemu.ops.bench.peers.observe import Observation, lines_of, observe
 from fedemu.ops.bench.peers.work import CNN, DIGITS, Work, write
 from fedemu.ops.figures import percent
+from fedemu.protocol.host.source import interpreter
 
 OURS: Final = {
     "plain": "a plain PyTorch loop",
@@ -144,15 +144,15 @@ class _Race:
         paths = [str(self._file), str(progress)]
         watched = partial(observe, done=lines_of(progress), last=self._rounds)
         if name == "plain":
-            return watched([sys.executable, "-m", "fedemu.ops.bench.peers.own", name, *paths], os.environ)
+            return watched([*interpreter(), "-m", "fedemu.ops.bench.peers.own", name, *paths], os.environ)
         if name == "trainer":
             return watched(
-                [sys.executable, "-m", "fedemu.ops.bench.peers.own", name, *paths], os.environ | COMPUTE_ENVIRONMENT
+                [*interpreter(), "-m", "fedemu.ops.bench.peers.own", name, *paths], os.environ | COMPUTE_ENVIRONMENT
             )
         if name == "system":
             # The processes of a run end after the last round, so it makes one round more than is measured.
             settings = [f"--set={each}" for each in (*self._work.overrides, f"rounds={self._rounds + 1}")]
-            run = [sys.executable, "-m", "fedemu.ops.cli", "run", self._work.preset, "--out", str(progress), *settings]
+            run = [*interpreter(), "-m", "fedemu.ops.cli", "run", self._work.preset, "--out", str(progress), *settings]
             seen = watched(run, os.environ, done=lines_of(progress / "metrics.jsonl"))
             return replace(seen, accuracy=read_rows(progress)[-1].accuracy)
         # With -P no file of ``apps`` can stand in for a library.

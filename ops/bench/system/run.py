@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from fedemu.coordinator.record.row import read_rows
 from fedemu.ops.bench.measuring.processes import cpu_seconds
 from fedemu.ops.bench.measuring.worker import BenchmarkError
 from fedemu.ops.stress.fleet import finished_rounds
+from fedemu.protocol.host.source import interpreter
 
 RUN_SECONDS = 300.0
 _POLL_SECONDS = 0.02
@@ -60,7 +60,7 @@ def run_observed(
     with log.open("wb") as terminal:
         run = subprocess.Popen(
             [
-                *(sys.executable, "-m", "fedemu.ops.cli", "run", preset),
+                *(*interpreter(), "-m", "fedemu.ops.cli", "run", preset),
                 *("--out", str(directory), "--per-process", str(per_process)),
                 *settings,
             ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from fedemu.ops.bench.measuring.images import IMAGES, PLAIN_SGD
 from fedemu.ops.bench.measuring.measure import Effort, Figure, Sample, Tell, cost, rate
 from fedemu.ops.bench.measuring.worker import BenchmarkError, Worker
 from fedemu.ops.bench.system.run import Stretch, run_observed
+from fedemu.protocol.host.source import interpreter
 
 _MOST_PAIRS = 3
 
@@ -140,7 +140,7 @@ def _shares(name: str, stretches: Sequence[Stretch]) -> Iterator[Figure]:
 def find_accepted(preset: str, overrides: Sequence[str]) -> Accepted:
     """The updates that a run accepts, found by ``accepted.py`` in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "fedemu.ops.bench.system.accepted", preset, *overrides],
+        [*interpreter(), "-m", "fedemu.ops.bench.system.accepted", preset, *overrides],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         timeout=300,

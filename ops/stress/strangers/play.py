@@ -7,7 +7,6 @@ import math
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start, finished_rounds, live_fleet
 from fedemu.ops.stress.invariants import clock_goes_forward, outcomes_add_up
 from fedemu.ops.stress.strangers.attacks import ATTACKS, DEVICES
+from fedemu.protocol.host.source import interpreter
 
 SETTINGS = (
     f"fleet.devices={DEVICES}",
@@ -263,7 +263,7 @@ def _attacker(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is ready to attack. It is killed at the end of the block."""
     with (folder / "attacker.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "fedemu.ops.stress.strangers.attacker"],
+            [*interpreter(), "-m", "fedemu.ops.stress.strangers.attacker"],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

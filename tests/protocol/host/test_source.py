@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.protocol.host.source import digest_of_source, files_of
+from fedemu.protocol.host.source import digest_of_source, files_of, interpreter
 
 FILES = {
     "mine.py": "import numpy\nfrom near import tool\ndef later():\n    import late\n",
@@ -32,6 +32,14 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
+
+
+def test_a_new_process_looks_into_the_working_folder_only_where_fedemu_was_found_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert interpreter() == [sys.executable, "-P"]
+    monkeypatch.chdir(Path(__file__).resolve().parents[4])
+    assert interpreter() == [sys.executable]
 
 
 def beside(place: str) -> set[str]:
