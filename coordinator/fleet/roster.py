@@ -101,7 +101,7 @@ class Roster:
                 self.admission.unseat(peer)
             raise
         for replaced in before.difference(self.leases.peers):  # its connection is gone, and it has come back
-            if replaced not in self._by_peer:
+            if not self._has_role(replaced):
                 self._forget(replaced)
         self._begin(peer, now)
         self.admission.recognise(peer, lease.token, now)
@@ -176,9 +176,7 @@ class Roster:
 
     def was_told_to_rest(self, peer: bytes) -> bool:
         """Whether a peer has a session, and is neither a device nor a supervisor nor an edge any more."""
-        return self.knows(peer) and not (
-            peer in self._by_peer or peer in self.stations or self.leases.of_peer(peer) is not None
-        )
+        return self.knows(peer) and not self._has_role(peer)
 
     def leave(self, peer: bytes, now: float) -> DeviceId | None:
         """The session of one peer is over. Returns the device whose session this was, None if there is none."""
@@ -210,8 +208,12 @@ class Roster:
     def _unseat(self, peer: bytes) -> None:
         device = self._by_peer.pop(peer)
         del self.connected[device]
-        if self.leases.of_peer(peer) is None:
+        if not self._has_role(peer):
             self._forget(peer)
+
+    def _has_role(self, peer: bytes) -> bool:
+        """Whether a peer is a device, a supervisor or an edge. It may be several of these."""
+        return peer in self._by_peer or peer in self.stations or self.leases.of_peer(peer) is not None
 
     def _begin(self, peer: bytes, now: float) -> None:
         """The peer has a session from now on."""

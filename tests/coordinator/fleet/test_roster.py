@@ -53,6 +53,16 @@ def refused(reason: str) -> Any:
     return pytest.raises(RefusedError, check=lambda error: error.reason == reason)
 
 
+def test_an_edge_that_was_a_device_too_stays_an_edge_until_it_falls_silent() -> None:
+    fleet, lease = roster()
+    fleet.station(B, "edge", 0.0)
+    fleet.hello(B, hello(0, lease), 0.0)
+    fleet.hello(C, hello(0, lease, 2), 1.0)
+    assert fleet.heard(B, 1.0)
+    assert (B, None) in fleet.expire(100.0)
+    assert fleet.stations == {}
+
+
 def test_a_device_that_says_hello_again_still_counts_among_the_connections_of_its_key() -> None:
     settings = Settings(run="test", seed=1, rounds=1, devices=4, per_round=1)
     full = Roster(settings, admission=Admission(4, Quotas(connections=2)))
