@@ -40,7 +40,7 @@ from fedemu.algorithms.interface import Context, Forest, Model, Reducer, Script,
 from fedemu.algorithms.methods.fednova import AVERAGES, Weights
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.models.image_generator import EPSILON, Generator, NoiseSize, NormEpsilon, generator_for
-from fedemu.algorithms.models.layer_statistics import Watched, unwatched, watched
+from fedemu.algorithms.models.layer_statistics import unwatched, watched
 from fedemu.algorithms.models.low_precision import precision_of
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD
@@ -80,11 +80,6 @@ class MFCL(RememberingFedAvg):
         self._training = training
         self._samples = samples
         self._recall = recall
-
-    def init(self, variables: Tree, context: Context) -> RememberingState:
-        model: Any = self.programs["train"]
-        watching = model.model
-        return RememberingState(watching.begun(variables) if isinstance(watching, Watched) else variables)
 
     def remember(self, state: RememberingState, context: Context) -> Script[Forest]:
         start = state.kept.get("generator", {})

@@ -23,7 +23,7 @@ from fedemu.algorithms.interface import (
     weighted_mean,
 )
 from fedemu.algorithms.models.growing import Growing
-from fedemu.algorithms.models.layer_statistics import unwatched
+from fedemu.algorithms.models.layer_statistics import Watched, unwatched
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.trees import add
@@ -53,16 +53,19 @@ class TaskSGD(LocalSGD):
 class RememberingFedAvg:
     """Federated averaging with one ask a round. Between two tasks ``remember`` makes the trees that are kept.
 
-    ``first`` is the program of the first task, ``later`` that of all others. ``average`` reduces the devices' deltas.
+    ``first`` is the program of the first task, ``later`` that of all others. They train the same model, which may be
+    ``Watched``. ``average`` reduces the devices' deltas.
     """
 
     def __init__(self, first: LocalSGD, later: LocalSGD, classifier: Growing, average: Reducer = weighted_mean) -> None:
         self.programs: Mapping[str, LocalProgram | Query] = {"train": first, "rehearse": later}
         self.classifier = classifier
+        self._model = first.model
         self._average = average
 
     def init(self, variables: Tree, context: Context) -> RememberingState:
-        return RememberingState(variables)
+        model = self._model
+        return RememberingState(model.begun(variables) if isinstance(model, Watched) else variables)
 
     def round(self, state: RememberingState, context: Context) -> Script[RememberingState]:
         if context.task != state.task:

@@ -203,4 +203,4 @@ def lander(
     train, rehearse = programs(
         ingredients, model, settings, synthetic_batch, first, later, train=MappedSGD, rehearse=MappedRehearsingSGD
     )
-    return AnchoredRehearsal(train, rehearse, classifier, model, synthesis, shape, ("logits", "features"))
+    return AnchoredRehearsal(train, rehearse, classifier, synthesis, shape, ("logits", "features"))

@@ -21,7 +21,6 @@ from fedemu.algorithms.incremental.mfcl_local import NOISE, RehearsingSGD, store
 from fedemu.algorithms.incremental.remembering import RememberingFedAvg, RememberingState, TaskSGD
 from fedemu.algorithms.interface import Batch, Context, Forest, Model, Script, Tree
 from fedemu.algorithms.models.growing import SEEN, Growing
-from fedemu.algorithms.models.layer_statistics import Watched
 from fedemu.algorithms.training.ingredients import Ingredients, require_variance
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import LossFunction
@@ -36,8 +35,7 @@ JUDGED: Final = "judged"
 class SampleRehearsal(RememberingFedAvg):
     """Federated averaging with synthetic samples. ``shape`` is the shape of one sample.
 
-    ``model`` is what devices train. ``answers`` are the kinds of answers that devices get with the samples: ``logits``,
-    ``features``.
+    ``answers`` are the kinds of answers that devices get with the samples: ``logits``, ``features``.
     """
 
     def __init__(
@@ -45,16 +43,12 @@ class SampleRehearsal(RememberingFedAvg):
         first: LocalSGD,
         later: LocalSGD,
         classifier: Growing,
-        model: Model,
         synthesis: Synthesis,
         shape: tuple[int, ...],
         answers: tuple[str, ...],
     ) -> None:
         super().__init__(first, later, classifier)
-        self._model, self._synthesis, self._shape, self._answers = model, synthesis, shape, answers
-
-    def init(self, variables: Tree, context: Context) -> RememberingState:
-        return RememberingState(self._model.begun(variables) if isinstance(self._model, Watched) else variables)
+        self._synthesis, self._shape, self._answers = synthesis, shape, answers
 
     def remember(self, state: RememberingState, context: Context) -> Script[Forest]:
         carry: Tree = yield self._synthesis.job(state.variables, self._shape, context)

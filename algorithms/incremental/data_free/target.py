@@ -175,4 +175,4 @@ def target(
     later = DistillingLoss(model, classifier, synthetic_batch, distillation, temperature)
     train, rehearse = programs(ingredients, model, settings, synthetic_batch, Objective(model), later)
     shape = ingredients.input_shape
-    return SampleRehearsal(train, rehearse, classifier, model, synthesis, shape, ("logits",))
+    return SampleRehearsal(train, rehearse, classifier, synthesis, shape, ("logits",))
