@@ -16,6 +16,7 @@ from fedemu.algorithms.interface import Reducer
 from fedemu.coordinator.asks.branches import packed_of
 from fedemu.coordinator.edge.behind import Behind
 from fedemu.coordinator.edge.gathering import Gathering
+from fedemu.coordinator.edge.summing import Summing
 from fedemu.coordinator.sums.leaf import Leaf
 from fedemu.coordinator.sums.partial import Partial
 from fedemu.protocol import messages as wire
@@ -191,6 +192,29 @@ async def test_an_edge_that_cannot_keep_a_result_ends_with_a_sentence(
     device.reply([1.0, 2.0], 1)
     with pytest.raises(FedemuError, match=r"cannot keep a payload of 8 bytes in .*results"):
         await asyncio.wait_for(root.edge, 30)
+
+
+async def test_an_edge_below_is_not_asked_again_for_a_part_of_a_sum_that_is_on_its_way(tmp_path: Path) -> None:
+    asked: list[tuple[int, ...]] = []
+    sending: set[bytes] = set()
+    summing = Summing(
+        tmp_path,
+        lambda message, frames: None,
+        lambda station, message: asked.append(message.devices) if isinstance(message, edge.Sum) else None,
+        lambda error: None,
+        sending.__contains__,
+    )
+    summing.gather(GATHER)
+    summing.join(b"below")
+    summing.kept_by(b"below", 3)
+    wanted = edge.Sum(ask="1.0.0", epoch=7, devices=(3,))
+    for _ in range(2):
+        summing.begin(wanted)
+    assert asked == [(3,), (3,)]
+    sending.add(b"below")
+    summing.begin(wanted)
+    assert asked == [(3,), (3,)]
+    summing.close()
 
 
 async def test_results_of_another_ask_pass(root: Any, join: Any, settle: Any) -> None:
