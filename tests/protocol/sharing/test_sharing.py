@@ -199,6 +199,25 @@ async def test_a_device_that_falls_silent_loses_its_channel_and_no_other_does(to
     assert kinds(got) == ["welcome", "beat"]
 
 
+async def test_a_device_in_the_middle_of_a_long_message_keeps_its_channel_and_hears_a_beat(
+    top: Top, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = Below(top.network)
+    below.relay.watch(1.0, 3)
+    _, got = below.device(0)
+    await settle()
+    monkeypatch.setattr(below.relay.hub, "is_sending", lambda peer: True)
+    for below.now in (1.0, 2.0, 3.0, 4.0):
+        below.relay.look()
+    await settle()
+    assert (top.over, kinds(got)) == ([], ["welcome", "beat", "beat"])
+    monkeypatch.setattr(below.relay.hub, "is_sending", lambda peer: False)
+    below.now = 7.0
+    below.relay.look()
+    await settle()
+    assert len(top.over) == 1
+
+
 async def test_when_the_hub_has_forgotten_the_owner_the_devices_say_hello_again(top: Top) -> None:
     below = Below(top.network)
     _, got = below.device(0)
