@@ -130,7 +130,8 @@ class Experiment(Section):
             return cls.model_validate_json(data)
         except ValidationError:
             raise ConfigurationError(
-                "these bytes are not an experiment that this version of fedemu understands"
+                "the coordinator's experiment is not one that this version of fedemu understands; install the "
+                "coordinator's version on this machine"
             ) from None
 
     def to_bytes(self) -> bytes:

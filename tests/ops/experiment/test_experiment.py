@@ -310,7 +310,9 @@ def test_the_settings_of_a_machine_are_checked_alike() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{}x", b"[]", b'{"seed": "a"}', b"\xff"])
 def test_bytes_that_are_no_experiment_are_refused(data: bytes) -> None:
-    with pytest.raises(ConfigurationError, match="are not an experiment"):
+    with pytest.raises(
+        ConfigurationError, match="not one that this version of fedemu understands; install the coordinator's version"
+    ):
         Experiment.from_bytes(data)
 
 
