@@ -47,9 +47,9 @@ class Likeness:
             return ""
         first = self.ways[0].host if self.ways else "the others"
         return (
-            f"{host or 'it'} would compute otherwise than {first} does in this run: {difference}; use machines that "
-            "are alike, or compute.portable = true in a new run if only processors differ, or allow it with "
-            "--set runtime.mixed_compute=true where the coordinator is started."
+            f"{host or 'it'} would compute otherwise than {first} does in this run: {difference}; use machines "
+            "and versions that are alike, or compute.portable = true in a new run if only processors differ, or allow "
+            "it with --set runtime.mixed_compute=true where the coordinator is started."
         )
 
     def note(self, compute: Compute | None, host: str) -> str:
