@@ -59,6 +59,8 @@ class Roster:
         self._virtual = settings.clock == "virtual"
         self.connection_of: Callable[[bytes], bytes] = lambda peer: peer
         """The connection of a peer. It is another name only if the connection is shared, and the peer is a channel."""
+        self.resting: dict[bytes, None] = {}
+        """The connections of devices that were told to sleep, and have not left yet."""
         self.stations: dict[bytes, str] = {}
         """The connections of edges, each with the name of its machine."""
         self._by_peer: dict[bytes, DeviceId] = {}
@@ -144,6 +146,7 @@ class Roster:
         self.columns.incarnation[device], self.columns.lost[device] = hello.incarnation, False
         self.connected[device] = peer
         self._by_peer[peer] = device
+        self.resting.pop(peer, None)
         self._waking.add(hello.lease)
         self._begin(peer, now)
         self.admission.recognise(peer, device, now)
@@ -172,6 +175,7 @@ class Roster:
         """The device is told to sleep, so nothing else is sent to it. Returns its connection, which may say Bye."""
         peer = self.connected.pop(device)
         del self._by_peer[peer]
+        self.resting[peer] = None
         return peer
 
     def was_told_to_rest(self, peer: bytes) -> bool:
@@ -224,6 +228,7 @@ class Roster:
         self._liveness.heard(connection, now)
 
     def _forget(self, peer: bytes) -> None:
+        self.resting.pop(peer, None)
         connection = self._carriers.pop(peer, None)
         if connection is None:
             self._liveness.forget(peer)

@@ -18,7 +18,8 @@ MOST_DEVICES = 65_536
 class Bedtime:
     """Wakes the devices of an open ask that sleep, through their supervisors, again every ``again`` real seconds.
 
-    A device that is awake and not asked is told to sleep, as soon as it knows its outcome.
+    A device that is awake and not asked is told to sleep, as soon as it knows its outcome, and again as often until it
+    has left.
     """
 
     def __init__(self, roster: Roster, send: Callable[[bytes, Message], None], again: float) -> None:
@@ -45,8 +46,12 @@ class Bedtime:
 
     def look(self, exchange: Exchange | None, untold: Container[DeviceId], now: float) -> None:
         """To be called a few times a second. The outcomes of ``untold`` devices have not been sent yet."""
-        if exchange is not None and now >= self._woken + self._again:
-            self.opened(exchange, now)
+        if now >= self._woken + self._again:
+            self._woken = now
+            for peer in self._roster.resting:  # a device that has not heard it would neither sleep nor be woken
+                self._send(peer, Sleep())
+            if exchange is not None:
+                self.opened(exchange, now)
         idle = [
             device
             for device in self._roster.connected

@@ -80,6 +80,20 @@ def test_a_message_wakes_a_bounded_number_of_devices(night: Night, monkeypatch: 
     assert night.told() == [(NORTH, wakes(0, 1)), (NORTH, wakes(2, 3)), (NORTH, wakes(4))]
 
 
+def test_a_device_that_did_not_hear_that_it_is_to_sleep_is_told_again_until_it_leaves(night: Night) -> None:
+    night.joins(1, 2)
+    night.bedtime.look(None, (), 10.0)
+    assert night.told() == [(b"1", Sleep()), (b"2", Sleep())]
+    night.roster.leave(b"2", 10.5)
+    night.bedtime.look(None, (), 10.0 + AGAIN - 0.01)
+    assert night.told() == []
+    night.bedtime.look(asked(1), (), 10.0 + AGAIN)
+    assert night.told() == [(b"1", Sleep()), (NORTH, wakes(1))], "and is woken as soon as it sleeps"
+    night.roster.leave(b"1", 12.5)
+    night.bedtime.look(None, (), 10.0 + 2 * AGAIN)
+    assert night.told() == []
+
+
 def test_whoever_has_not_come_is_woken_again_after_the_interval_and_not_before(night: Night) -> None:
     exchange = asked(1, 2)
     night.bedtime.opened(exchange, 10.0)
@@ -114,9 +128,7 @@ def test_a_device_sleeps_once_it_has_its_outcome_and_was_told_it(night: Night) -
     assert night.told() == [(b"3", Sleep())]
 
 
-def test_between_two_asks_everybody_is_told_to_sleep_once(night: Night) -> None:
+def test_between_two_asks_everybody_is_told_to_sleep(night: Night) -> None:
     night.joins(0, 6)
     night.bedtime.look(None, (), 0.0)
     assert sorted(night.told()) == [(b"0", Sleep()), (b"6", Sleep())]
-    night.bedtime.look(None, (), AGAIN)
-    assert night.told() == []
