@@ -275,9 +275,9 @@ class Exchange:
         if isinstance(message, Failed) and not message.planned:
             # The event names the device, and equal reasons of several devices are to be counted as one.
             detail = message.detail.removeprefix(f"device {device}: ")
-            self.failures[detail or message.reason] += 1
-            said = {"reason": message.reason, "detail": detail}
-            self._observers.event("failure", device=device, ask=self.text, **said)
+            reason = message.reason or "unknown"  # a device of one's own may say neither
+            self.failures[detail or reason] += 1
+            self._observers.event("failure", device=device, ask=self.text, reason=reason, detail=detail)
             if message.reason not in REPEATABLE:
                 self.machine.perturbed = True
             if message.reason == "own_state":

@@ -114,6 +114,12 @@ async def test_the_bytes_of_a_reply_that_is_late_do_not_count(tmp_path: Path, th
     assert play.exchange.bytes_up == play.exchange.parts.upload_bytes
 
 
+async def test_a_failure_for_which_a_device_tells_no_reason_has_an_unknown_one(tmp_path: Path, thread: Thread) -> None:
+    play = Play(tmp_path, SMALL, thread)
+    play.exchange.receive(DEVICES[0], Failed(ask=str(ASK), reason=""), (), 1.0)
+    assert (play.verdicts, play.exchange.failures) == ({0: "failed"}, {"unknown": 1})
+
+
 async def test_nothing_is_added_to_the_sum_but_what_is_accepted(tmp_path: Path, thread: Thread) -> None:
     full, over = Play(tmp_path, SMALL, thread), Play(tmp_path, SMALL, thread)
     for device, value in enumerate((1.0, float("nan"), 5.0, 7.0)):
