@@ -11,12 +11,13 @@ from fedemu.protocol.errors import ConfigurationError
 COMPUTE_ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_TRIM_THRESHOLD_": "2000000000",
     "MALLOC_MMAP_THRESHOLD_": "2000000000",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
-"""A trainer uses one thread, because the number of threads changes the last bits of a result.
+"""A trainer uses one thread, in torch and in numpy, because the number of threads changes the last bits of a result.
 
 By default glibc gives every large block back to the system, and the next step has to fault its pages in again. The two
 ``MALLOC`` thresholds, in bytes, make it keep the blocks. Threads share one heap, see ``kernel.keep_one_heap``. cuBLAS

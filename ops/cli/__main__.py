@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import sys
 from typing import NoReturn
 
@@ -20,6 +21,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     leave_on_signals()
     atexit.register(keep_the_code)  # the first that is registered is the last that is called
     keep_one_heap()
+    # numpy reads it when it is imported. In memory devices compute here, and have to get the same bits as in a trainer.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     # The collector finds nothing in what imports make.
     gc.disable()
     from fedemu.protocol.host.streams import keep_streams

@@ -326,3 +326,20 @@ def test_the_page_of_the_command_line_lists_every_option_with_the_commands_that_
             listed = re.findall(r"`(--[a-z-]+)", options)
             told |= {(option, name.strip()) for option in listed for name in names.split(",")}
     assert told == has
+
+
+def test_a_command_computes_in_numpy_with_one_thread_as_trainers_do() -> None:
+    code = """
+from contextlib import suppress
+from fedemu.ops.cli.__main__ import main
+with suppress(SystemExit):
+    main(["--version"])
+import numpy
+from threadpoolctl import threadpool_info
+print([found["num_threads"] for found in threadpool_info() if found["internal_api"] == "openblas"][-1])
+"""
+    several = os.environ | {"OPENBLAS_NUM_THREADS": "2"}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=several, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout.split()[-1] == "1"
