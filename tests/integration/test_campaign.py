@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from fedemu.ops.stress.campaign.accidents import ACCIDENTS, TO_EDGES
-from fedemu.ops.stress.campaign.cases import METHODS, case
+from fedemu.ops.stress.campaign.cases import MACHINES, METHODS, case
 from fedemu.ops.stress.campaign.play import play_case, undisturbed
 from fedemu.ops.stress.warm import WarmStart
 
@@ -42,6 +42,7 @@ def test_the_cases_of_a_seed_are_always_the_same_and_reach_every_method_and_acci
     cases = [case(SEED, number) for number in range(400)]
     assert cases[:5] == [case(SEED, number) for number in range(5)]
     assert {each.method for each in cases} == set(METHODS)
+    assert {each.machine for each in cases} == set(MACHINES)
     assert {accident.name for each in cases for accident in each.accidents} == {*ACCIDENTS, *TO_EDGES}
     assert 80 < sum(each.edge for each in cases) < 120, "a quarter is behind an edge"
     assert case(2, 0) != cases[0]

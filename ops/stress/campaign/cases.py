@@ -46,6 +46,12 @@ FLEETS: tuple[tuple[str, ...], ...] = (
     ("fleet.link='shared'", "fleet.wake='on-demand'"),
 )
 """How the fleet of a case is connected, and whether its devices sleep. Half of the cases have the defaults."""
+MACHINES: tuple[tuple[str, ...], ...] = (
+    *2 * (("--trainers", "2"),),
+    ("--trainers", "1", "--per-process", "2"),
+    ("--trainers", "3", "--per-process", "4"),
+)
+"""The options of the machine of a case. Half of the cases have a process for each device."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class Accident:
 class Case:
     """One case of a campaign: a method, one to three accidents, and one more if there is an ``edge``.
 
-    ``fleet`` are settings of the fleet that change no result.
+    ``fleet`` are settings of the fleet, and ``machine`` options of its machine, that change no result.
     """
 
     seed: int
@@ -73,14 +79,16 @@ class Case:
     accidents: tuple[Accident, ...]
     edge: bool = False
     fleet: tuple[str, ...] = ()
+    machine: tuple[str, ...] = MACHINES[0]
 
     @property
     def text(self) -> str:
         """The case in one line."""
         fleet = "".join(f" ({setting})" for setting in self.fleet)
+        machine = "" if self.machine == MACHINES[0] else f" ({' '.join(self.machine)})"
         through = " through an edge" if self.edge else ""
         happened = ", then ".join(f"{each.name} after round {each.after}" for each in self.accidents)
-        return f"{self.method}{fleet}{through}: {happened}"
+        return f"{self.method}{fleet}{machine}{through}: {happened}"
 
 
 @dataclass(frozen=True)
@@ -117,4 +125,5 @@ def case(seed: int, number: int) -> Case:
         accidents.append(Accident(apart.choice(list(TO_EDGES)), after, apart.uniform(0.0, 0.1)))
     accidents.sort(key=lambda accident: accident.after)
     fleet = random.Random(f"{seed}/{number}/fleet").choice(FLEETS)
-    return Case(seed, number, method, tuple(accidents), edge, fleet)
+    machine = random.Random(f"{seed}/{number}/machine").choice(MACHINES)
+    return Case(seed, number, method, tuple(accidents), edge, fleet, machine)

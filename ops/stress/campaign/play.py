@@ -246,7 +246,7 @@ class _Played:
         if len(self._machines) >= STARTS:
             raise FleetTimeout(f"the run did not end after {STARTS} starts of its machine\n{self.fleet.tail(4)}")
         address = self._place or self._way_up
-        self._machines.append(self.fleet.start_devices(DEVICES, "--trainers", "2", address=address))
+        self._machines.append(self.fleet.start_devices(DEVICES, *self._case.machine, address=address))
 
     def _start_edge(self, place: str) -> None:
         if len(self._edges) >= STARTS:

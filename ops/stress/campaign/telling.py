@@ -69,6 +69,7 @@ def _show(console: Console, results: list[CaseResult]) -> None:
     """How often each method and each accident was played, and how often a case with it failed."""
     _count(console, "method", [(result, {result.case.method}) for result in results])
     _count(console, "fleet", [(result, result.case.fleet or {"as by default"}) for result in results])
+    _count(console, "machine", [(result, {" ".join(result.case.machine)}) for result in results])
     _count(console, "accident", [(result, result.happened) for result in results])
     bad = [str(result.case.number) for result in results if not result.passed]
     ended = f"; failed: {', '.join(bad)}" if bad else ", all ended as if nothing had happened"
