@@ -342,6 +342,8 @@ async def first_word(place: Place, eventually: Eventually) -> tuple[socket.socke
     place.over = lambda: told.append("end")
     peer = place.stranger()
     await asyncio.to_thread(shake_hands, peer)
+    # The router's READY. A socket that is closed before it has read all drops what it has not sent yet.
+    await asyncio.to_thread(peer.recv, 4096)
     pour(peer, frame(encode(Heartbeat())[0]))
     await eventually(lambda: place.heard)
     return peer, told
