@@ -36,19 +36,23 @@ def to_line(values: Mapping[str, Any]) -> bytes:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a log; empty if there is no such file. Raises ConfigurationError for a damaged line."""
-    return [value for _, value in placed_lines(path)]
+    return [value for _, value in numbered_lines(path)]
 
 
-def placed_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a log, each with words for its place, such as ``line 3 of metrics.jsonl``.
+def numbered_lines(path: Path, after: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a log, each with the number of its line from 1, without those of the first ``after`` lines.
 
     A last line without a line break is still being written and does not count.
     """
     text = path.read_bytes() if path.is_file() else b""
-    for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
+    for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines()[after:], after + 1):
         if line:
-            place = f"line {number} of {path}"
-            yield place, read_object(line, place)
+            yield number, read_object(line, place_of(path, number))
+
+
+def place_of(path: Path, number: int) -> str:
+    """Words for a line of a log, such as ``line 3 of metrics.jsonl``."""
+    return f"line {number} of {path}"
 
 
 def read_object(text: bytes, place: Path | str) -> dict[str, Any]:

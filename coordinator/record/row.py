@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedemu.coordinator.record.json_lines import damaged, placed_lines, plain
+from fedemu.coordinator.record.json_lines import damaged, numbered_lines, place_of, plain
 from fedemu.protocol.messages import OUTCOMES
 from fedemu.protocol.wording import demand
 
@@ -140,14 +140,27 @@ def read_rows(directory: Path) -> tuple[Row, ...]:
 
     Raises ConfigurationError for a line that is damaged.
     """
-    rows = []
-    for place, line in placed_lines(directory / "metrics.jsonl"):
-        if line.get("round") is not None:
-            try:
-                rows.append(Row.read(line))
-            except ValueError as error:
-                raise damaged(place, str(error)) from error
-    return tuple(rows)
+    return RowLog(directory).more()
+
+
+class RowLog:
+    """The rows of a run directory for one who follows the run: each is read once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "metrics.jsonl"
+        self._lines = 0
+
+    def more(self) -> tuple[Row, ...]:
+        """The rows since the last call. Raises ConfigurationError for a line that is damaged."""
+        rows, number = [], self._lines
+        for number, line in numbered_lines(self._path, self._lines):
+            if line.get("round") is not None:
+                try:
+                    rows.append(Row.read(line))
+                except ValueError as error:
+                    raise damaged(place_of(self._path, number), str(error)) from error
+        self._lines = number
+        return tuple(rows)
 
 
 COLUMNS = tuple(column.name for column in fields(Row))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedemu.coordinator.record.json_lines import read_object
-from fedemu.coordinator.record.row import read_rows
+from fedemu.coordinator.record.row import RowLog
 from fedemu.coordinator.record.run import read_run, read_summary
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.track.kinds import KINDS, tracker
@@ -34,6 +34,7 @@ class Export:
         run = read_run(directory)
         self.out = out or str((directory / FOLDER / _file_name(name)).resolve())
         self._directory = directory
+        self._log = RowLog(directory)
         self._state_file = directory / FOLDER / f"{_file_name(name)}.json"
         self._states = self._read_states()
         known = self._states.get(self.out, {})
@@ -60,7 +61,7 @@ class Export:
 
     def more(self) -> int:
         """Tell the rows that are new. Returns their number."""
-        rows = [row for row in read_rows(self._directory) if row.round > self._told]
+        rows = [row for row in self._log.more() if row.round > self._told]
         for row in rows:
             self._tracker.row(row, numbers_of(row))
         if rows:

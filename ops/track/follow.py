@@ -1,5 +1,6 @@
 """The process that tells a tracker of a run while it goes on. A line of its input says that there is a new row.
 
+Many lines that have come meanwhile say no more than one: all rows that are new are told then.
 The end of its input says that the run is over, or that its coordinator is gone. Its last line says what went wrong.
 """
 
@@ -8,8 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Final
 
 from fedemu.ops.track.export import Export
+
+_MOST_LINES: Final = 2**16
+"""As many as a pipe holds."""
 
 
 def main(words: list[str]) -> int:
@@ -18,7 +23,7 @@ def main(words: list[str]) -> int:
     try:
         exporting = Export(directory, name, settings["out"], settings["project"])
         try:
-            while sys.stdin.buffer.readline():
+            while sys.stdin.buffer.read1(_MOST_LINES):
                 exporting.more()
             exporting.end()
         finally:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedemu.coordinator.record.json_lines import to_line
-from fedemu.coordinator.record.row import COLUMNS, Row, read_rows
+from fedemu.coordinator.record.row import COLUMNS, Row, RowLog, read_rows
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.messages import OUTCOMES
 
@@ -109,6 +109,18 @@ def test_a_line_that_does_not_tell_its_round_is_no_row_and_a_damaged_one_is_name
     log.write_text('{"round":1}\n{"round":"two"}\n')
     with pytest.raises(ConfigurationError, match=r"^line 2 of .*metrics\.jsonl cannot be read: round is 'two'"):
         read_rows(tmp_path)
+
+
+def test_who_follows_a_run_reads_each_row_once(tmp_path: Path) -> None:
+    path, log = tmp_path / "metrics.jsonl", RowLog(tmp_path)
+    assert log.more() == ()
+    path.write_text('{"round":1}\n\n{"round":2}\n{"rou')
+    assert log.more() == (Row(round=1), Row(round=2))
+    assert log.more() == ()
+    path.write_text('what was read is not read again\n\n\n{"round":3}\n{}\n{"round":"four"}\n')
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"^line 6 of .*metrics\.jsonl cannot be read: round is 'four'"):
+            log.more()
 
 
 def test_rows_are_read_without_torch_and_numpy() -> None:

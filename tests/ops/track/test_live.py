@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -11,6 +13,7 @@ from fedemu.coordinator.record.row import Row
 from fedemu.ops.experiment.runtime import Runtime, Track
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.running.launch import child_command
+from fedemu.ops.track import follow
 from fedemu.ops.track.live import followers
 from fedemu.protocol.errors import ConfigurationError
 
@@ -79,6 +82,14 @@ def test_a_tracker_follows_the_rounds_to_the_last(run: Path, tmp_path: Path) -> 
             follower.round_finished(Row(round))
     assert said == []
     assert out.read_text().split() == ["1", "2", "3"]
+
+
+def test_rounds_that_came_while_a_tracker_was_busy_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporting, waiting = MagicMock(), MagicMock(buffer=io.BytesIO(b"\n" * 5000))
+    monkeypatch.setattr(follow, "Export", lambda *settings: exporting)
+    monkeypatch.setattr("sys.stdin", waiting)
+    assert follow.main(["run", "mlflow", '{"out": "", "project": "fedemu"}']) == 0
+    assert [call[0] for call in exporting.method_calls] == ["more", "end", "close"]
 
 
 def test_one_that_fails_and_one_that_hangs_are_told_once_and_ended(run: Path, tmp_path: Path) -> None:
