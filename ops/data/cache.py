@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, Final
 
 import numpy as np
@@ -117,7 +118,8 @@ def read(entry: Path) -> Corpus | None:
 def write(entry: Path, name: str, decoded: Decoded, progress: ReportShare | None) -> None:
     """Store a data set as ``entry``, which must not exist. The caller holds the entry's lock.
 
-    ``progress`` is called while samples are written. Raises DataError if the two splits have samples of other shapes.
+    ``progress`` is called while samples are written. Raises DataError if the two splits have samples of other
+    shapes, or samples without a number.
     """
     with tempfile.TemporaryDirectory(prefix=f"{entry.name}.partial-", dir=entry.parent) as scratch:
         folder = Path(scratch) / "entry"
@@ -143,6 +145,8 @@ def write(entry: Path, name: str, decoded: Decoded, progress: ReportShare | None
         shape = sums["train.x"]["shape"][1:]
         if sums["test.x"]["shape"][1:] != shape:
             raise DataError(f"training samples are of shape {shape}, but test samples {sums['test.x']['shape'][1:]}")
+        if 0 in shape:
+            raise DataError(f"samples of shape {shape} hold no numbers to learn from")
         stored = _map(folder / "train.x.npy")
         mean, std = ([0.0] * shape[0], [1.0] * shape[0]) if stored.dtype.kind == "i" else _moments(stored)
         told = {"vocabulary": decoded.vocabulary} if decoded.vocabulary else {}
@@ -192,8 +196,14 @@ def locked(entry: Path) -> Iterator[None]:
 
 
 def _map(path: Path) -> NDArray[Any]:
-    """A read-only view of a stored array. It is a plain ndarray, which is quicker to index than ``np.memmap``."""
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    """A read-only view of a stored array. It is a plain ndarray, which is quicker to index than ``np.memmap``.
+
+    Raises OSError or ValueError if the file cannot be read.
+    """
+    try:
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except (SyntaxError, TypeError, TokenError) as error:  # numpy reads the head of a file as Python reads a program
+        raise ValueError(f"{path} is damaged") from error
 
 
 def _checked(path: Path, known: Mapping[str, Any] | None, most: float = math.inf) -> NDArray[Any]:

@@ -182,7 +182,7 @@ def _numbers(source: DataSource, split: datasets.Dataset, inputs: Sequence[str])
             )
         except (TypeError, ValueError):
             x = np.full(1, np.nan)
-        if not np.isfinite(x).all() or (shape is not None and x.shape[1:] != shape):
+        if not _fit(x) or (shape is not None and x.shape[1:] != shape):
             raise DataError(_wrong(source, inputs, columns, start, shape))
         shape = x.shape[1:]
         yield x.astype(dtype)
@@ -203,9 +203,9 @@ def _wrong(
                 value = np.asarray(cell, dtype=np.float64)
             except (TypeError, ValueError):
                 value = np.full(1, np.nan)
-            if cell is None or not np.isfinite(value).all():
+            if cell is None or not _fit(value):
                 where = f"row {row + 1} of {source.dataset!r}"
-                return f"{where} has no finite number in the column {name!r}, but {str(cell)[:40]}"
+                return f"{where} has no finite number (float32) in the column {name!r}, but {str(cell)[:40]}"
             if len(inputs) == 1 and value.ndim:
                 known = known or value.shape
                 if value.shape != known:
@@ -214,6 +214,12 @@ def _wrong(
                         f"where the rows before have {list(known)}; make them equally long"
                     )
     return f"rows {start + 1} to {start + len(columns[0])} of {source.dataset!r} do not fit in {listed(inputs)}"
+
+
+def _fit(values: NDArray[Any]) -> bool:
+    """Whether all numbers are finite in float32."""
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(values.astype(np.float32)).all())
 
 
 def _innermost(feature: Any) -> str:

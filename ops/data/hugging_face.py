@@ -5,6 +5,7 @@ Importing ``datasets`` takes seconds and over 100 MB, so only a process that dec
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import textwrap
@@ -124,7 +125,20 @@ def _open_folder(place: Place, scratch: Path) -> datasets.DatasetDict | datasets
         return datasets.load_dataset(kind, data_files=str(folder), cache_dir=str(scratch))
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         return datasets.load_from_disk(str(folder))
+    _require_no_links(folder)
     return datasets.load_dataset(str(folder), place.subset, cache_dir=str(scratch))
+
+
+def _require_no_links(folder: Path) -> None:
+    """Raise DataError for a link to a folder elsewhere. The library would leave out what is behind it."""
+    whole = folder.resolve()
+    for base, folders, _ in os.walk(folder):
+        for path in (Path(base, name) for name in sorted(folders) if not name.startswith(".")):
+            if path.is_symlink() and not path.resolve().is_relative_to(whole):
+                raise DataError(
+                    f"{path} is a link to a folder, and such links are followed only in ImageNet's tree; "
+                    "put the folder itself there, or links to its files"
+                )
 
 
 def _open_hub(place: Place) -> datasets.DatasetDict:

@@ -161,10 +161,16 @@ def _checked_size(dataset: str) -> tuple[str, str | None]:
 
 
 def _fingerprint(folder: Path) -> str:
-    """A digest of the paths, sizes and times of change of all files. It is cheap to take, and changes with the data."""
+    """A digest of the paths, sizes and times of change of all files. It is cheap to take, and changes with the data.
+
+    Readers follow links to folders, so they are followed here, and none twice.
+    """
     digest = hashlib.sha256()
-    for base, folders, names in os.walk(folder):
-        folders.sort()
+    seen: set[str] = set()
+    for base, folders, names in os.walk(folder, followlinks=True):
+        place = os.path.realpath(base)
+        folders[:] = [] if place in seen else sorted(folders)
+        seen.add(place)
         digest.update(os.fsencode(f"{os.path.relpath(base, folder)}\0"))
         for name in sorted(names):
             size, changed = _status(os.path.join(base, name))
@@ -173,7 +179,10 @@ def _fingerprint(folder: Path) -> str:
 
 
 def _status(file: str | Path) -> tuple[int, int]:
-    status = os.stat(file)
+    try:
+        status = os.stat(file)
+    except FileNotFoundError:  # a link to nothing, or a file that was just removed
+        return 0, 0
     return status.st_size, status.st_mtime_ns
 
 

@@ -72,15 +72,18 @@ def _numbers(source: DataSource, name: str, cells: Sequence[str]) -> NDArray[np.
         column = np.array(cells, dtype=np.float64)
     except ValueError:
         column = np.array([_number(cell) for cell in cells])
+    with np.errstate(over="ignore"):
+        column = column.astype(np.float32)
     wrong = np.flatnonzero(~np.isfinite(column))
     if len(wrong):
         cell = cells[wrong[0]]
         what = "an empty cell" if not cell.strip() else f"{cell[:40]!r}"
         raise DataError(
-            f"row {wrong[0] + 1} of {source.dataset!r} has {what} in the column {name!r}, where a finite number should "
-            "be; mend it, keep the column out by data.id_column, or set data.text.kind = 'labels' to learn from texts"
+            f"row {wrong[0] + 1} of {source.dataset!r} has {what} in the column {name!r}, where a finite number "
+            "(float32) should be; mend it, keep the column out by data.id_column, or set data.text.kind = 'labels' to "
+            "learn from texts"
         )
-    return column.astype(np.float32)
+    return column
 
 
 def _number(cell: str) -> float:

@@ -120,7 +120,7 @@ def classes_of_cells(
     if label is None:
         return np.zeros(len(rows), dtype=np.int64), (UNLABELLED,)
     cells = [columns[label][row] for row in rows]
-    empty = [row for row, cell in zip(rows.tolist(), cells, strict=True) if cell is None or cell == ""]
+    empty = [row for row, cell in zip(rows.tolist(), cells, strict=True) if cell is None or not str(cell).strip()]
     if empty:
         raise DataError(f"the column {label!r} of {source.dataset!r} is empty in row {empty[0] + 1}")
     found = values(cells)

@@ -40,7 +40,7 @@ def change(path, place, value):
         file.write(value)
 
 
-@pytest.mark.parametrize("harm", ["truncate", "remove", "scribble", "sample", "label", "type", "mean"])
+@pytest.mark.parametrize("harm", ["truncate", "remove", "scribble", "sample", "label", "type", "head", "mean"])
 def test_a_damaged_entry_is_made_again(own_cache, harm):
     content = experiment().to_bytes()
     digest = corpora.prepare(content)
@@ -61,6 +61,8 @@ def test_a_damaged_entry_is_made_again(own_cache, harm):
             change(y, -8, bytes([(labels[-1] + 1) % 10]))  # another class
         case "type":
             y.write_bytes(before[y.name].replace(b"<i8", b"<f8"))
+        case "head":
+            change(y, 10, b"[")  # where its dictionary begins
         case "mean":
             meta.write_text(meta.read_text().replace(f'"mean": [{mean[0]}', f'"mean": [{mean[0] + 1}'))
     assert {path.name: path.read_bytes() for path in x.parent.iterdir()} != before

@@ -248,7 +248,12 @@ def test_a_column_of_vectors_is_taken_as_it_is(tmp_path, open_folder):
         (
             {"train": "x,label\n1,a\n,b\n", "test": "x,label\n1,a\n"},
             {},
-            "row 2 of 'pets' has no finite number in the column 'x', but None",
+            r"row 2 of 'pets' has no finite number \(float32\) in the column 'x', but None",
+        ),
+        (
+            {"train": "x,label\n1,a\n1e39,b\n", "test": "x,label\n1,a\n"},
+            {},
+            r"row 2 of 'pets' has no finite number \(float32\) in the column 'x', but 1e\+39",
         ),
         ({"train": "x,label\n1,a\n", "test": "x,label\n"}, {}, "the split test of 'pets' is empty"),
         ({"test": "x,label\n1,a\n", "validation": "x,label\n1,a\n"}, {}, "has no split train; its splits are"),
@@ -262,6 +267,19 @@ def test_tables_that_cannot_be_used_are_told_why(tmp_path, open_folder, files, s
 
 
 # What is broken
+
+
+def test_a_link_to_a_folder_elsewhere_is_refused_because_its_images_would_be_left_out(tmp_path, open_folder):
+    for folder in ("pets/train/ant", "pets/train/cat", "elsewhere"):
+        (tmp_path / folder).mkdir(parents=True)
+        for number in range(2):
+            (tmp_path / folder / f"{number}.png").write_bytes(image(RED))
+    (tmp_path / "pets" / "again").symlink_to(tmp_path / "pets" / "train")
+    (tmp_path / "pets" / "train" / "bee").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=f"{tmp_path}/pets/train/bee is a link to a folder, and such links"):
+        open_folder()
+    (tmp_path / "pets" / "train" / "bee").unlink()
+    assert open_folder().class_names == ("ant", "cat")
 
 
 def test_an_image_that_cannot_be_decoded_is_named_by_its_row(tmp_path, open_folder):

@@ -189,6 +189,27 @@ def test_without_validation_images_a_part_is_set_apart(imagenet, opened, tmp_pat
     assert (len(corpus.train), len(corpus.test)) == (4, 2)
 
 
+def test_a_tree_of_links_is_decoded_again_when_a_link_or_a_file_behind_one_has_come(imagenet, opened, tmp_path):
+    store = imagenet("store", **{SHARK: 2, FISH: 2, COCK: 2})
+    for split in ("train", "val"):
+        (tmp_path / "some" / split).mkdir(parents=True)
+    (tmp_path / "some" / ".#open in an editor").symlink_to("nobody@nowhere:1")
+    (tmp_path / "some" / "round").symlink_to(tmp_path / "some")
+
+    def link(*wnids):
+        for split in ("train", "val"):
+            for wnid in wnids:
+                (tmp_path / "some" / split / wnid).symlink_to(store / split / wnid)
+
+    link(SHARK, FISH)
+    assert opened("some", image_size=8).class_names == (FISH, SHARK)
+    link(COCK)
+    corpus = opened("some", image_size=8)
+    assert (corpus.class_names, len(corpus.train)) == ((FISH, SHARK, COCK), 6)
+    save(store / "train" / COCK / "another.JPEG", 70, size=(40, 40))
+    assert len(opened("some", image_size=8).train) == 7
+
+
 def test_a_split_whose_labels_are_kept_back_is_not_tested_on(opened, tmp_path):
     features = hugging_face.Features(x=hugging_face.Value("float32"), label=hugging_face.ClassLabel(names=["a", "b"]))
     (tmp_path / "hidden").mkdir()

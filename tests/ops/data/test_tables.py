@@ -59,7 +59,9 @@ def test_without_a_column_of_splits_a_part_of_each_class_is_set_apart(load: Load
 @pytest.mark.parametrize(
     ("content", "data", "said"),
     [
-        ("a,y\n1,0\nx,1\n", {}, "row 2 of 't.csv' has 'x' in the column 'a', where a finite number should be"),
+        ("a,y\n1,0\nx,1\n", {}, "row 2 of 't.csv' has 'x' in the column 'a', where a finite number (float32) should"),
+        ("a,y\n1,0\n1e39,1\n", {}, "row 2 of 't.csv' has '1e39' in the column 'a', where a finite number"),
+        ("a,y\n1,0\n2, \n", {}, "the column 'y' of 't.csv' is empty in row 2"),
         ("a,y\n1,0\n,1\n", {}, "row 2 of 't.csv' has an empty cell in the column 'a'"),
         ("a,b\n1,0\n", {}, "'t.csv' has no column called label, labels, target, class, y; its columns are a, b; set"),
         ("a,b\n1,0\n", {"label_column": "c"}, "'t.csv' has no column 'c'; its columns are a, b"),
