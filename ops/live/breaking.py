@@ -54,6 +54,12 @@ class Breaking:
 
     async def act(self, run: LiveRun, wanted: Mapping[str, Any]) -> str:
         """Do ``wanted["action"]``, for ``wanted["devices"]`` if it is about devices."""
+        try:
+            return await self._act(run, wanted)
+        except psutil.Error as error:
+            raise ConfigurationError(f"the process has ended by itself, or can't be reached ({error})") from error
+
+    async def _act(self, run: LiveRun, wanted: Mapping[str, Any]) -> str:
         action = wanted.get("action")
         if action in ("kill", "freeze", "release"):
             return await asyncio.to_thread(self._devices, run, str(action), _indices(run, wanted.get("devices")))

@@ -22,6 +22,7 @@ from fedemu.ops.assembly.behaviours import open_behaviours
 from fedemu.ops.assembly.partition import build_partition
 from fedemu.ops.assembly.stream import open_stream
 from fedemu.ops.data.corpora import open_corpus
+from fedemu.ops.experiment import Experiment
 from fedemu.ops.live.forms import Form, is_ask, is_event
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.tail import Tail
@@ -43,22 +44,26 @@ class Holdings:
 
 
 class Stories:
-    """Tells stories of devices. The data of a run are opened once, off the event loop."""
+    """Tells stories of devices. The data of an experiment are opened once, off the event loop."""
 
     def __init__(self) -> None:
-        self._holdings: dict[int, asyncio.Future[Holdings | str]] = {}
+        self._holdings: dict[int, tuple[str, asyncio.Future[Holdings | str]]] = {}
+        """By the number of the run: the digest of the experiment whose data these are, and the data."""
 
     async def of(self, run: LiveRun, device: int) -> dict[str, Any]:
         """The story of a device for the page."""
-        if run.number not in self._holdings:
-            self._holdings[run.number] = asyncio.ensure_future(asyncio.to_thread(_open, run))
-        holdings = await asyncio.shield(self._holdings[run.number])
+        digest, opening = self._holdings.get(run.number, ("", None))
+        if opening is None or digest != run.experiment.digest:
+            opening = asyncio.ensure_future(asyncio.to_thread(_open, run.experiment))
+            self._holdings[run.number] = run.experiment.digest, opening
+        holdings = await asyncio.shield(opening)
+        if isinstance(holdings, str):  # the next story tries again
+            self._holdings.pop(run.number, None)
         return await asyncio.to_thread(_tell, run, device, holdings)
 
 
-def _open(run: LiveRun) -> Holdings | str:
-    """The holdings of a run, or a sentence that says why they cannot be had."""
-    experiment = run.experiment
+def _open(experiment: Experiment) -> Holdings | str:
+    """The holdings of an experiment, or a sentence that says why they cannot be had."""
     try:
         corpus = open_corpus(experiment)
         partition = build_partition(corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)

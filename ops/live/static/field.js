@@ -16,6 +16,7 @@ export class Field {
     this.canvas.addEventListener("pointerdown", (event) => this.press(event));
     this.canvas.addEventListener("pointermove", (event) => this.move(event));
     this.canvas.addEventListener("pointerup", (event) => this.release(event));
+    this.canvas.addEventListener("pointercancel", () => this.rest());
     this.canvas.addEventListener("pointerleave", () => this.point(null));
     this.canvas.addEventListener("keydown", (event) => this.key(event));
     this.canvas.addEventListener("focus", () => this.point(this.cursor));
@@ -62,6 +63,7 @@ export class Field {
     if (!at.width) return;
     const context = prepare(this.canvas, at.width, at.height);
     const count = this.run.about.devices;
+    this.cursor = Math.min(this.cursor, count - 1);
     const paint = this.paint();
     const fresh = this.drawn === null || this.drawn.length !== count || this.at?.cell !== at.cell || this.at?.columns !== at.columns;
     this.at = at;
@@ -150,6 +152,7 @@ export class Field {
   }
 
   press(event) {
+    if (event.button) return;
     this.from = this.deviceAt(event);
     this.cursor = this.from ?? this.cursor;
     this.canvas.setPointerCapture(event.pointerId);
@@ -174,12 +177,18 @@ export class Field {
   }
 
   release(event) {
+    if (event.button) return;
     const device = this.deviceAt(event);
     if (!this.dragged && device !== null) {
       this.cursor = device;
       if (event.shiftKey || event.ctrlKey || event.metaKey) this.toggle(device);
       else this.tell(device);
     }
+    this.rest();
+  }
+
+  // Nothing is pressed any more: it was let go, or the browser scrolls with it.
+  rest() {
     this.from = null;
     this.dragged = false;
   }

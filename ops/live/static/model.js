@@ -1,4 +1,5 @@
 // Runs as the page's stream tells of them. Views are told which parts have changed.
+import { known } from "./words.js";
 
 const KEPT_ROWS = 4000, KEPT_EVENTS = 3000, KEPT_ASKS = 60, KEPT_SAMPLES = 600;
 
@@ -7,6 +8,15 @@ function decoded(text) {
   const values = new Uint8Array(raw.length);
   for (let place = 0; place < raw.length; place++) values[place] = raw.charCodeAt(place);
   return values;
+}
+
+// Half of many rows: of two that follow each other the last evaluated one, and the last row. The server does so, too.
+function halved(rows) {
+  const kept = rows.filter((row, place) => {
+    const pair = place % 2 ? [rows[place - 1], row] : [row, rows[place + 1]];
+    return row === (pair[1] && (known(pair[1].accuracy) || !known(pair[0].accuracy)) ? pair[1] : pair[0]);
+  });
+  return kept[kept.length - 1] === rows[rows.length - 1] ? kept : [...kept, rows[rows.length - 1]];
 }
 
 export class Run extends EventTarget {
@@ -53,7 +63,8 @@ export class Run extends EventTarget {
     if (!this.ready || news.message <= this.message) return; // the snapshot holds it
     this.message = news.message;
     const parts = Object.keys(news);
-    if (news.rows) this.rows = this.rows.concat(news.rows).slice(-KEPT_ROWS);
+    if (news.rows) this.rows = this.rows.concat(news.rows);
+    while (this.rows.length > KEPT_ROWS) this.rows = halved(this.rows);
     if (news.events) this.events = this.events.concat(news.events).slice(-KEPT_EVENTS);
     if (news.asks) this.asks = this.asks.concat(news.asks).slice(-KEPT_ASKS);
     for (const device of news.visited || []) this.visits[device] += 1;

@@ -29,6 +29,7 @@ export class Story {
 
   // Says anew what the device does now, and what it has done so far.
   again() {
+    if (this.device >= this.run.about.devices) this.close(); // another run has begun in this folder
     if (this.device === null) return;
     const { states, outcomes, visits } = this.run, { now, asked, last } = this.facts;
     now.textContent = STATES[states[this.device]];

@@ -305,6 +305,49 @@ def test_the_legend_explains_the_colours_by_visits(made: Any, visit: Callable[..
         shown.end()
 
 
+def test_a_press_that_the_browser_takes_and_another_button_select_nothing(
+    made: Any, visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    shown = Shown("watch", str(made.directory), log=tmp_path / "terminal")
+    try:
+        page = visit(shown.address)
+        box = page.locator("[data-part=field]").bounding_box()
+        here, there = ((box["x"] + x, box["y"] + 5) for x in (5, 80))
+        page.mouse.click(*here, button="right")
+        page.mouse.move(*there)
+        page.mouse.move(*here)
+        page.mouse.down()
+        page.evaluate("document.querySelector('[data-part=field]').dispatchEvent(new Event('pointercancel'))")
+        page.mouse.move(*there)
+        assert page.input_value("[data-part=chosen]") == ""
+        assert page.is_hidden("[data-part=story]")
+    finally:
+        shown.end()
+
+
+def test_a_long_run_keeps_its_beginning_while_it_is_watched(
+    made: Any, visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    made.row(1)
+    shown = Shown("watch", str(made.directory), log=tmp_path / "terminal")
+    try:
+        page = visit(shown.address)
+        last = 1
+        for _ in range(5):
+            lines = [
+                {"round": round, "accuracy": 0.5 if round % 10 == 0 else None} for round in range(last + 1, last + 901)
+            ]
+            made.append("metrics", *lines)
+            last += 900
+            until(page, "last => window.fedemu.runs[0].last.round === last", last)
+        rounds = page.evaluate("window.fedemu.runs[0].rows.map(row => row.round)")
+        evaluated = page.evaluate("window.fedemu.runs[0].rows.filter(row => row.accuracy !== null).length")
+        assert (rounds[0], rounds[-1], evaluated, rounds == sorted(set(rounds))) == (1, 4501, 451, True)
+        assert 2000 < len(rounds) <= 4000
+    finally:
+        shown.end()
+
+
 @pytest.mark.parametrize("width", [360, 520])
 def test_the_times_below_an_ask_stand_apart(made: Any, visit: Callable[..., Any], tmp_path: Path, width: int) -> None:
     made.ask(1, [0, 1], "ad", end=3570.0)

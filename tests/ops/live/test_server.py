@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from fedemu.ops.live import server
+from fedemu.ops.experiment.sources import load_experiment, write_frozen
+from fedemu.ops.live import server, story
 from fedemu.ops.live.server import MOST_VIEWERS, Page
 from fedemu.ops.results.holder import UNNAMED
+from fedemu.protocol.errors import DataError
 
 TOKEN = "0123456789abcdef"
 
@@ -201,12 +205,50 @@ async def test_a_device_tells_its_story(made: Any) -> None:
     made.ask(1, [3, 5], "ad")
     made.append("events", {"event": "join", "device": 3, "virtual_time": 0.0, "incarnation": 1})
     async with served(made.directory) as (session, _), session.get("/api/runs/0/devices/3") as answer:
-        story = await answer.json()
-    assert [(visit["round"], visit["outcome"]) for visit in story["visits"]] == [(1, "a")]
-    assert [event["event"] for event in story["events"]] == ["join"]
-    assert sum(story["labels"][0]) > 0
-    assert len(story["labels"][0]) == len(story["classes"]) == 10
-    assert story["profile"]["latency"] > 0
+        told = await answer.json()
+    assert [(visit["round"], visit["outcome"]) for visit in told["visits"]] == [(1, "a")]
+    assert [event["event"] for event in told["events"]] == ["join"]
+    assert sum(told["labels"][0]) > 0
+    assert len(told["labels"][0]) == len(told["classes"]) == 10
+    assert told["profile"]["latency"] > 0
+
+
+async def test_a_story_is_that_of_the_experiment_which_is_in_the_folder_now(made: Any) -> None:
+    async def samples(session: aiohttp.ClientSession) -> int:
+        async with session.get("/api/runs/0/devices/3") as answer:
+            return int(sum((await answer.json())["labels"][0]))
+
+    async with served(made.directory) as (session, _):
+        alone = await samples(session)
+        shutil.rmtree(made.directory)
+        made.directory.mkdir()
+        overrides = ["fleet.devices=6", "data.partition.kind=iid"]
+        write_frozen(load_experiment("digits-small", overrides, {})[0], made.directory)
+        async with session.get("/api/stream") as answer:
+            assert (await event(answer))[2]["run"]["devices"] == 6
+        assert (alone, await samples(session)) == (103, 239)
+
+
+async def test_data_that_could_not_be_read_for_a_story_are_tried_again(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = story.open_corpus
+    monkeypatch.setattr(story, "open_corpus", MagicMock(side_effect=DataError("the disk is away")))
+    async with served(made.directory) as (session, _):
+        for missing in ("the data of the run can't be read here: the disk is away", None):
+            async with session.get("/api/runs/0/devices/3") as answer:
+                assert (await answer.json()).get("missing") == missing
+            monkeypatch.setattr(story, "open_corpus", opened)
+
+
+async def test_a_process_that_ended_before_a_button_reached_it_is_told(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedemu.ops.live.run.holder_of", lambda path: 2**22 + 1)  # no process has this number
+    async with served(made.directory) as (session, _):
+        button = {"json": {"action": "kill_coordinator"}, "headers": {"X-Fedemu-Token": TOKEN}}
+        async with session.post("/api/runs/0/break", **button) as answer:
+            assert (answer.status, "has ended by itself" in (await answer.json())["error"]) == (409, True)
 
 
 async def test_the_story_of_a_long_run_tells_the_last_visits(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +257,6 @@ async def test_the_story_of_a_long_run_tells_the_last_visits(made: Any, monkeypa
         made.ask(round, [3], "a")
         made.append("events", {"event": "join", "device": 3, "virtual_time": float(round)})
     async with served(made.directory) as (session, _), session.get("/api/runs/0/devices/3") as answer:
-        story = await answer.json()
-    assert [visit["round"] for visit in story["visits"]] == [*range(100, 40, -1)]
-    assert [event["virtual_time"] for event in story["events"]] == [*range(100, 60, -1)]
+        told = await answer.json()
+    assert [visit["round"] for visit in told["visits"]] == [*range(100, 40, -1)]
+    assert [event["virtual_time"] for event in told["events"]] == [*range(100, 60, -1)]
