@@ -183,7 +183,10 @@ def _temporary_files() -> Finding:
 
 def _cache(environment: Mapping[str, str]) -> Finding:
     folder = cache_folder(environment)
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+    except OSError as error:
+        return Finding("bad", "data cache", f"{folder}: {error.strerror}; set FEDEMU_CACHE to another folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         return Finding("bad", "data cache", f"{folder} can't be written; set FEDEMU_CACHE to a folder that can")
     return Finding("ok", "data cache", f"{folder}, {shutil.disk_usage(existing).free / 2**30:.1f} GiB free")
@@ -198,9 +201,12 @@ def _data(environment: Mapping[str, str]) -> Finding:
             "FEDEMU_DATA is not set; digits is built in; for others set it to their folder, or name an id or a path",
         )
     folder = Path(chosen).expanduser()
-    if not folder.is_dir():
-        return Finding("bad", "data folder", f"FEDEMU_DATA = {chosen} is no folder; correct or unset it")
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    try:
+        if not folder.is_dir():
+            return Finding("bad", "data folder", f"FEDEMU_DATA = {chosen} is no folder; correct or unset it")
+        names = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    except OSError as error:
+        return Finding("bad", "data folder", f"FEDEMU_DATA = {chosen}: {error.strerror}; correct or unset it")
     return Finding("ok", "data folder", f"{folder}: {', '.join(names) or 'empty'}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ def receive(files: Sequence[SentFile], get: Callable[[Any], bytes], folder: Path
                         target.write(content)
                 if digest.hexdigest() != file.sha256:
                     raise DataError(f"{file.name} of the data came with another content than was sent; run it again")
+            shutil.rmtree(folder, ignore_errors=True)  # a cleaner of /tmp may have left a part of it
             made.rename(folder)
     except OSError as error:
         raise DataError(f"the data that were sent can't be stored in {folder.parent}: {error.strerror}") from error

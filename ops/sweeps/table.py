@@ -46,7 +46,7 @@ def others_in_table(folder: Path, runs: Sequence[Planned]) -> int:
     try:
         with (folder / TABLE).open(newline="", encoding="utf-8") as file:
             earlier = {row.get("directory") or "" for row in csv.DictReader(file)}
-    except OSError:
+    except (OSError, ValueError, csv.Error):  # somebody may have saved it in another form
         return 0
     others = earlier - {str(run.folder) for run in runs} - {""}
     return sum((folder / directory).is_dir() for directory in others)

@@ -56,6 +56,16 @@ def test_data_in_blobs_arrive_as_they_were(
     np.testing.assert_array_equal(sent.train.x, read(entry).train.x)  # type: ignore[union-attr]
 
 
+def test_data_of_which_a_cleaner_has_left_a_part_are_received_again(entry: Path, tmp_path: Path) -> None:
+    files = offer(entry, bytes)
+    there = tmp_path / "node" / "data"
+    receive(files, bytes, there)
+    (there / "train.y.npy").unlink()
+    assert read(there) is None
+    receive(files, bytes, there)
+    assert read(there).digest == read(entry).digest  # type: ignore[union-attr]
+
+
 def test_data_that_change_on_the_way_are_refused_and_leave_nothing(entry: Path, tmp_path: Path) -> None:
     files = offer(entry, bytes)
     there = tmp_path / "node" / "data"

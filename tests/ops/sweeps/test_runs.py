@@ -78,6 +78,8 @@ def test_runs_of_an_earlier_sweep_are_counted_while_they_are_there(tmp_path: Pat
     (tmp_path / old[0].folder).mkdir(parents=True)
     assert others_in_table(tmp_path, old) == 0
     assert others_in_table(tmp_path, new) == 1
+    (tmp_path / "sweep.csv").write_bytes("part;größe\r\n".encode("cp1252"))
+    assert others_in_table(tmp_path, new) == 0
 
 
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
