@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from fedemu.ops.experiment.tables.section import AUTO
 from fedemu.ops.results.words import Keys, Table, at, shown
 
 _TEST_DATA: Final[tuple[Keys, ...]] = tuple(
@@ -31,7 +32,9 @@ def compares(one: Table, other: Table, key: str) -> bool:
     They have to predict the same of the same test samples. If the figure tells what changes from test to test, their
     classes have to be tested at the same intervals, too.
     """
-    if any(at(one, path) != at(other, path) for path in _TEST_DATA) or _held_out(one) != _held_out(other):
+    if any(at(one, path) != at(other, path) for path in _TEST_DATA):
+        return False
+    if _people(one) != _people(other) or _held_out(one) != _held_out(other):
         return False
     return key not in _FROM_TEST_TO_TEST or _interval(one) == _interval(other)
 
@@ -40,7 +43,7 @@ def incomparable(tables: Sequence[Table]) -> list[str]:
     """A sentence for each difference between experiments because of which some of their figures do not compare."""
     found = []
     for what, value, figures in _DIFFERENCES:
-        values = dict.fromkeys(map(value, tables))
+        values = dict.fromkeys(words for table in tables if (words := value(table)) is not None)
         if len(values) > 1:
             found.append(f"the runs differ in {what} ({', '.join(values)}), so {figures} do not compare")
     return found
@@ -48,6 +51,15 @@ def incomparable(tables: Sequence[Table]) -> list[str]:
 
 def _setting(path: Keys) -> tuple[str, Callable[[Table], str], str]:
     return ".".join(path), lambda table: shown(at(table, path)), "their accuracies"
+
+
+def _people(table: Table) -> str | None:
+    """The column by whose values samples are chosen for tests or left out, as ``Data.ids`` finds it. None if none."""
+    data = table.get("data") or {}
+    if data.get("test_by") != "id" and not data.get("id_min_samples"):
+        return None
+    column = data.get("id_column", AUTO)
+    return str(at(data, ("partition", "column")) if column == AUTO else column)
 
 
 def _held_out(table: Table) -> Table:
@@ -64,8 +76,9 @@ def _interval(table: Table) -> Any:
     return evaluate.get("full_every" if evaluate.get("samples") else "every")
 
 
-_DIFFERENCES: Final[Sequence[tuple[str, Callable[[Table], str], str]]] = (
+_DIFFERENCES: Final[Sequence[tuple[str, Callable[[Table], str | None], str]]] = (
     *map(_setting, (*_TEST_DATA, ("model",))),
+    ("the column that tells people apart", _people, "their accuracies"),
     ("the test samples", lambda table: shown(_held_out(table)) or "the test split", "their accuracies"),
     ("rounds", lambda table: str(table.get("rounds")), "the figures of their last models"),
     (
@@ -74,4 +87,4 @@ _DIFFERENCES: Final[Sequence[tuple[str, Callable[[Table], str], str]]] = (
         "their forgetting, round forgetting and consistency",
     ),
 )
-"""What may differ, its value in words, and the figures that do not compare then."""
+"""What may differ, its value in words (None if it plays no part), and the figures that do not compare then."""

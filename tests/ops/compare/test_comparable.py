@@ -17,6 +17,9 @@ TEXT = {
 OF_WRITERS = {"data": {"dataset": "mine", "id_column": "writer"}}
 PERIODS = {"stream": {"kind": "periods", "periods": 3}}
 HELD_OUT = "periods periods 3 order index cut device test_fraction"
+TESTED_WRITERS = {"data": {"dataset": "mine", "test_by": "id", "id_column": "writer"}}
+OFTEN_SEEN = {"data": {"dataset": "mine", "id_min_samples": 5, "partition": {"kind": "natural", "column": "writer"}}}
+PEOPLE = "the column that tells people apart"
 ACCURACIES = "their accuracies"
 BY_CLASS = "their forgetting, round forgetting and consistency"
 
@@ -32,6 +35,8 @@ def table(settings: dict[str, Any], section: str = "name", change: Any = "other"
     [
         (OF_WRITERS, "data", {"test_by": "id"}, "data.test_by (label, id)", ACCURACIES),
         (OF_WRITERS, "data", {"id_min_samples": 5}, "data.id_min_samples (0, 5)", ACCURACIES),
+        (TESTED_WRITERS, "data", {"id_column": "speaker"}, f"{PEOPLE} (writer, speaker)", ACCURACIES),
+        (OFTEN_SEEN, "data", {"id_column": "speaker"}, f"{PEOPLE} (writer, speaker)", ACCURACIES),
         (OF_WRITERS, "data", {"train_split": "train+extra"}, "data.train_split (auto, train+extra)", ACCURACIES),
         (OF_WRITERS, "data", {"label_column": "domain"}, "data.label_column (auto, domain)", ACCURACIES),
         (OF_WRITERS, "data", {"regroup": "superimagenet-s"}, "data.regroup (none, superimagenet-s)", ACCURACIES),
@@ -72,6 +77,8 @@ def test_the_number_of_rounds_is_told_and_tested_all_the_same() -> None:
     [
         ({}, "evaluate", {"full_every": 5}),
         ({}, "local", {"lr": 0.5}),
+        (OF_WRITERS, "data", {"id_column": "speaker"}),
+        (TESTED_WRITERS, "data", {"id_column": "auto", "partition": {"kind": "natural", "column": "writer"}}),
         (PERIODS, "stream", {"rounds_per_period": 9}),
     ],
 )
