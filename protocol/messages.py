@@ -31,7 +31,8 @@ Size = Annotated[int, Meta(ge=0, lt=2**53)]
 Seconds = Annotated[float, Meta(ge=0)]
 Epoch = Size | None
 """The life of the coordinator to which an ask belongs; see Work."""
-BeatSeconds = Annotated[float, Meta(ge=0.001, le=1e9)]
+SHORTEST_BEAT, LONGEST_BEAT = 0.001, 1e9
+BeatSeconds = Annotated[float, Meta(ge=SHORTEST_BEAT, le=LONGEST_BEAT)]
 """Real seconds between two signs of life. With none in between a peer would do nothing else than say them."""
 RealSeconds = Annotated[float, Meta(ge=0, le=1e9)]
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedemu.ops.experiment.tables.section import Count, Positive, Section
+from fedemu.protocol.messages import LONGEST_BEAT, SHORTEST_BEAT
 
 
 class Clock(Section):
@@ -44,15 +45,16 @@ class Liveness(Section):
     """When a peer counts as dead: after ``heartbeat_seconds × patience`` real seconds of silence.
 
     The whole fleet sends at most ``most_per_second`` signs of life. So the devices of a large one send them less often.
+    Nobody sends more than one in ``SHORTEST_BEAT`` seconds.
     """
 
-    heartbeat_seconds: Positive = 2.0
+    heartbeat_seconds: Annotated[float, Field(gt=0, le=LONGEST_BEAT)] = 2.0
     patience: Count = 5
     most_per_second: Count = 500
 
     def interval(self, devices: int) -> float:
         """The real seconds between two signs of life of each of so many devices."""
-        return max(self.heartbeat_seconds, devices / self.most_per_second)
+        return max(self.heartbeat_seconds, devices / self.most_per_second, SHORTEST_BEAT)
 
 
 class Server(Section):

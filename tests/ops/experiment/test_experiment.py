@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from fedemu.ops.experiment import Experiment, Fleet, Runtime, Traces
 from fedemu.ops.experiment.toml_text import toml_text
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import digest_of
+from fedemu.protocol.messages import BeatSeconds
 
 
 def parse(text: str) -> Experiment:
@@ -281,6 +283,9 @@ REFUSED = {
         "faults.downtime: a truncated normal distribution with std = 1.0 hardly ever gives a value from low = 3.0 to "
         "high = 3.0; lower std, or move low and high apart"
     ),
+    "[liveness]\nheartbeat_seconds = 1e12": (
+        "liveness.heartbeat_seconds = 1000000000000.0 must be above 0 and at most 1000000000.0"
+    ),
     "[traces]\nlast_event = 1": (
         "traces is no setting; it is filled from the files that availability and profile name"
     ),
@@ -294,6 +299,21 @@ def test_wrong_settings_are_refused_in_one_sentence(text: str, sentence: str) ->
     with pytest.raises(ConfigurationError) as caught:
         parse(text)
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [
+        ({}, 2.0),
+        ({"most_per_second": 100}, 3.0),
+        ({"heartbeat_seconds": 1e9}, 1e9),
+        ({"heartbeat_seconds": 1e-5, "most_per_second": 2**31 - 1}, 0.001),
+    ],
+)
+def test_every_interval_of_signs_of_life_can_travel_to_devices(settings: dict[str, Any], seconds: float) -> None:
+    interval = parse(toml_text({"liveness": settings})).liveness.interval(300)
+    assert interval == seconds
+    msgspec.convert(interval, BeatSeconds)
 
 
 def test_the_settings_of_a_machine_are_checked_alike() -> None:
