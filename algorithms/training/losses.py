@@ -14,7 +14,7 @@ from torch.nn import functional
 from fedemu.algorithms.interface import Tree
 
 SMALLEST_NORM = 1e-8
-"""In a cosine, a vector with a smaller norm counts as if it had this norm, as in torch."""
+"""In a cosine, a vector with a smaller norm counts as if it had this norm, as in torch. In float16 it is 1/128."""
 
 
 def reweighted_cross_entropy(
@@ -168,12 +168,20 @@ def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def _cosine(left: Tensor, right: Tensor) -> Tensor:
-    """The cosine over the last dimension. torch's own function writes in place, which makes a recorded step slower."""
-    return (left * right).sum(-1) * _inverse_norm(left) * _inverse_norm(right)
+    """The cosine over the last dimension. torch's own function writes in place, which makes a recorded step slower.
+
+    float16 has no room for squares, so they are float32 there. The smallest norm is larger then, because a gradient
+    grows with its inverse.
+    """
+    dtype = left.dtype
+    smallest = max(SMALLEST_NORM**2, torch.finfo(dtype).tiny)
+    if dtype == torch.float16:
+        left, right = left.float(), right.float()
+    return ((left * right).sum(-1) * _inverse_norm(left, smallest) * _inverse_norm(right, smallest)).to(dtype)
 
 
-def _inverse_norm(vectors: Tensor) -> Tensor:
-    return vectors.square().sum(-1).clamp(min=SMALLEST_NORM**2).rsqrt()
+def _inverse_norm(vectors: Tensor, smallest_square: float) -> Tensor:
+    return vectors.square().sum(-1).clamp(min=smallest_square).rsqrt()
 
 
 def _require_present(targets: Tensor, proportions: Tensor, weight: Tensor | None) -> None:

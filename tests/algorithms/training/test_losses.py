@@ -169,10 +169,20 @@ def test_models_that_agree_leave_the_contrast_constant() -> None:
     close(grad(model_contrastive)(features, other, other, 0.5), [[0.0] * 3] * 5)
 
 
-def test_features_of_length_0_are_equally_similar_to_all_others() -> None:
-    features, others = torch.zeros(2, 3), torch.ones(2, 3)
-    assert float(model_contrastive(features, others, others, 0.5)) == pytest.approx(LOG2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("length", [0.0, 1e-6, 600.0])
+def test_features_of_any_length_have_a_contrast_and_a_gradient(length: float, dtype: torch.dtype) -> None:
+    features, others = torch.full((2, 3), length).to(dtype), torch.full((2, 3), 300.0).to(dtype)
+    loss = model_contrastive(features, others, others, 0.5)
+    assert loss.dtype == dtype
+    assert float(loss) == pytest.approx(LOG2, rel=0.01)
     assert grad(model_contrastive)(features, others, -others, 0.5).isfinite().all()
+
+
+def test_the_contrast_in_float16_is_that_of_float32() -> None:
+    rows = [600 * random(5, 3).float(), random(3, 5).t().float() / 30, random(5, 3).float()]
+    exact = model_contrastive(*rows, 0.5)
+    assert float(model_contrastive(*(leaf.half() for leaf in rows), 0.5)) == pytest.approx(float(exact), rel=0.01)
 
 
 def test_the_proximal_term_is_half_the_squared_distance() -> None:
