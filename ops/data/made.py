@@ -35,12 +35,17 @@ def built_in(place: Place, source: DataSource) -> Decoded:
 
     It has samples and labels, and no other columns.
     """
-    wrong = [*source.columns, *({source.label_column} - {None, LABEL}), *filter(None, [source.image_column])]
-    if wrong:
-        raise DataError(
-            f"the data set {source.dataset!r} has no column {wrong[0]!r}; "
-            f"name its labels by {LABEL!r}, for it has no other column"
-        )
+    named = [
+        ("data.image_column", source.image_column),
+        ("data.label_column", source.label_column),
+        *(("the setting that names it", column) for column in source.columns),
+    ]
+    for setting, column in named:
+        if column is not None and (setting, column) != ("data.label_column", LABEL):
+            raise DataError(
+                f"the data set {source.dataset!r} has no column {column!r}; leave out {setting}, for its only column is "
+                f"that of its labels, {LABEL!r}"
+            )
     if place.where == "digits":
         x, y = digits()
     else:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
-from fedemu.ops.experiment.tables.section import AUTO, Count, NotNegative, Positive, Section, Text
+from fedemu.ops.experiment.tables.section import AUTO, Count, Positive, Section, Text
 
 
 class Dirichlet(Section):
@@ -183,7 +183,7 @@ class Local(Section):
     batch_size: Count = 10
     lr: Positive = 0.1
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    weight_decay: NotNegative = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=1e38)] = 0.0
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     lr_restart: bool = False
     augment: tuple[Literal["crop", "flip", "cutout", "mask"], ...] = ()

@@ -131,9 +131,16 @@ def test_any_object_may_be_named_in_a_module_or_in_a_file(tmp_path, own_cache):
         corpora.load(experiment(dataset=f"{file}:broken").to_bytes())
 
 
-@pytest.mark.parametrize("setting", ["label_column", "image_column", "id_column"])
-def test_a_column_that_a_built_in_data_set_has_not_is_refused(setting, tmp_path):
-    with pytest.raises(DataError, match="the data set 'digits' has no column 'nope'; name its labels by 'label'"):
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("label_column", "data.label_column"),
+        ("image_column", "data.image_column"),
+        ("id_column", "the setting that names it"),
+    ],
+)
+def test_a_column_that_a_built_in_data_set_has_not_is_refused(setting, said, tmp_path):
+    with pytest.raises(DataError, match=f"the data set 'digits' has no column 'nope'; leave out {said}, for"):
         corpora.load_corpus(corpora.source_of(experiment(dataset="digits", **{setting: "nope"}).data), cache=tmp_path)
     named = corpora.source_of(experiment(dataset="synthetic#100", label_column="label").data)
     assert len(corpora.load_corpus(named, cache=tmp_path).train) == 80

@@ -283,6 +283,7 @@ REFUSED = {
         "faults.downtime: a truncated normal distribution with std = 1.0 hardly ever gives a value from low = 3.0 to "
         "high = 3.0; lower std, or move low and high apart"
     ),
+    "[local]\nweight_decay = 1e300": "local.weight_decay = 1e+300 must be from 0 to 1e+38",
     "[liveness]\nheartbeat_seconds = 1e12": (
         "liveness.heartbeat_seconds = 1000000000000.0 must be above 0 and at most 1000000000.0"
     ),
