@@ -298,7 +298,22 @@ def _checked(table: str, name: str, builder: Callable[..., Any], options: Mappin
             raise ConfigurationError(
                 f"{place} = {first['input']!r} does not fit {name!r}: it must be {demand(first)}"
             ) from None
+        if ":" not in name and _largest(checked[option]) > _MOST:
+            raise ConfigurationError(
+                f"{table}.{option} = {value!r} does not fit {name!r}: whole numbers must be at most {_MOST}"
+            )
     return checked
+
+
+_MOST = 2**32 - 1
+"""The largest whole number in an option of fedemu's own builders: the largest seed, and more than any size."""
+
+
+def _largest(value: object) -> int:
+    """The largest whole number in a value, at least 0."""
+    if isinstance(value, int):
+        return value
+    return max(map(_largest, value), default=0) if isinstance(value, list | tuple) else 0
 
 
 def _with_members(built: Any, what: str, name: str, members: tuple[str, ...]) -> Any:

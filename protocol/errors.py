@@ -127,3 +127,11 @@ class Interrupted(FedemuError):
 
 class TrainingError(FedemuError):
     """A program failed on a device's data."""
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error means that host memory is exhausted. Torch has no type of its own for that."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _WITHOUT_MEMORY)
+
+
+_WITHOUT_MEMORY = ("can't allocate memory", "Storage size calculation overflowed")

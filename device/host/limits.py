@@ -84,7 +84,7 @@ def require_room(count: int, per_process: int, trainers: int) -> None:
 
 def this_machine() -> MachineLimits:
     """The limits of the machine that this process runs on."""
-    return MachineLimits(most_open_files(), _threads(), _memory())
+    return MachineLimits(most_open_files(), _threads(), free_memory())
 
 
 def _threads() -> int | None:
@@ -109,7 +109,7 @@ def _threads_of_user() -> int:
     return sum(facts["num_threads"] or 0 for facts in found if facts["uids"] and facts["uids"].real == mine)
 
 
-def _memory() -> int:
+def free_memory() -> int:
     """Free memory in bytes: what the machine has available, or what the container has left if that is less."""
     left = [int(psutil.virtual_memory().available)]
     for folder in _control_groups("memory"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from fedemu.algorithms.training.mixing import OwnModel
 from fedemu.ops.assembly.stream import class_tasks
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol import seeds
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.errors import ConfigurationError, lacks_memory
 from fedemu.protocol.wording import an_object
 
 
@@ -99,7 +99,7 @@ def open_model(experiment: Experiment, corpus: Corpus) -> Model:
     tasks = None if corpus.language else class_tasks(experiment, corpus.classes)
     if tasks is None:
         return model
-    with _within_memory(experiment):
+    with _with_room_for_model(experiment):
         return growing(model, tasks, corpus.input_shape, corpus.tokens)
 
 
@@ -126,7 +126,7 @@ def _replaying(algorithm: Algorithm[Any], experiment: Experiment, ingredients: I
 
 def initial_variables(experiment: Experiment, model: Model) -> Tree:
     """The global model before the first round. Raises ConfigurationError if this machine lacks the memory for it."""
-    with _within_memory(experiment):
+    with _with_room_for_model(experiment):
         return model.init(model_seed(experiment))
 
 
@@ -135,23 +135,23 @@ def model_seed(experiment: Experiment) -> int:
     return seeds.integer(experiment.seed, purpose="model")
 
 
+def _with_room_for_model(experiment: Experiment) -> AbstractContextManager[None]:
+    """``within_memory`` for the model."""
+    what = f"the model {experiment.model.name!r}"
+    return within_memory(what, "make it smaller in [model]")
+
+
 @contextmanager
-def _within_memory(experiment: Experiment) -> Iterator[None]:
-    """Turn a lack of memory into a ConfigurationError that names the model."""
+def within_memory(what: str, remedy: str) -> Iterator[None]:
+    """Turn a lack of memory into a ConfigurationError that says what does not fit."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not lacks_memory(error):
             raise
         raise ConfigurationError(
-            f"the model {experiment.model.name!r} does not fit into this machine's memory; "
-            "make it smaller in [model], or use a larger machine"
+            f"{what} does not fit into this machine's memory; {remedy}, or use a larger machine"
         ) from None
-
-
-def lacks_memory(error: Exception) -> bool:
-    """Whether an error means that host memory is exhausted. Torch has no type of its own for that."""
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 def first_ask(algorithm: Algorithm[Any], variables: Tree, context: Context) -> Ask | None:

@@ -10,7 +10,7 @@ from fedemu.algorithms.data.partition import Partition
 from fedemu.algorithms.interface import Algorithm, Context, Model, PublicData, Tree
 from fedemu.algorithms.streams.period_tests import PeriodTests
 from fedemu.algorithms.streams.plan import StreamPlan
-from fedemu.ops.assembly.learning import initial_variables, open_algorithm
+from fedemu.ops.assembly.learning import initial_variables, open_algorithm, within_memory
 from fedemu.ops.assembly.partition import build_partition
 from fedemu.ops.assembly.public_data import open_public
 from fedemu.ops.assembly.stream import open_stream
@@ -52,8 +52,9 @@ class Parts:
     @cached_property
     def partition(self) -> Partition:
         """Which training samples each device has."""
-        experiment = self.experiment
-        return build_partition(self.corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)
+        experiment, devices = self.experiment, self.experiment.fleet.devices
+        with within_memory(f"a fleet of {devices:,} devices", "lower fleet.devices"):
+            return build_partition(self.corpus, experiment.data, devices=devices, seed=experiment.seed)
 
     @property
     def stream(self) -> StreamPlan:

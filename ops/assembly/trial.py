@@ -30,6 +30,7 @@ from fedemu.coordinator.rounds.server_job_worker import settle
 from fedemu.device.compute.executors.executor import Job, Source, is_machine_fault
 from fedemu.device.compute.rule import compute_rule, kind_of
 from fedemu.device.compute.trainer import open_executor
+from fedemu.device.host.limits import free_memory
 from fedemu.ops.assembly.computing import Computing, choose
 from fedemu.ops.assembly.extremes import extremes
 from fedemu.ops.assembly.learning import first_ask
@@ -37,6 +38,7 @@ from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.assembly.public_data import untrained
 from fedemu.ops.data.apart import decode_apart
 from fedemu.ops.experiment import Experiment
+from fedemu.ops.figures import readable_bytes
 from fedemu.protocol.errors import ConfigurationError, TrainingError
 from fedemu.protocol.host.own_code import Told, account, own_frames, retold, told
 from fedemu.protocol.tensors import DTYPES
@@ -74,7 +76,8 @@ def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
 def try_out(parts: Parts) -> Computing:
     """How devices are computed.
 
-    Raises ConfigurationError if the model cannot be evaluated on the data, or fails in its first training step.
+    Raises ConfigurationError if the model cannot be evaluated on the data, or fails in its first training step, or if a
+    device would train for more steps than this machine's memory can list.
 
     It happens in a forked process, so nothing changes in this process: no random state, and no tensor to which
     somebody's own code writes. No thread of autograd starts here. After such a start, server jobs could not compute
@@ -83,6 +86,7 @@ def try_out(parts: Parts) -> Computing:
     A process that dies or lacks memory proves nothing: devices may have more.
     """
     samples = np.arange(min(SAMPLES, len(parts.corpus.train)), dtype=np.int64)
+    _require_memory_for_batches(parts, free_memory())
     # The variables and the public data are made before the fork, so that their errors are raised here.
     _ = parts.variables, parts.public
 
@@ -104,6 +108,24 @@ def try_out(parts: Parts) -> Computing:
     if isinstance(result, Told):
         raise retold(result, ConfigurationError)
     return result or Computing(parts.experiment.local.executor)
+
+
+def _require_memory_for_batches(parts: Parts, free: int) -> None:
+    """Raise ConfigurationError if the list of a device's samples, in all batches of a round, takes more than ``free``.
+
+    A device that has an even part of the samples is the measure. ``free`` is in bytes.
+    """
+    local, even = parts.experiment.local, len(parts.corpus.train) // parts.experiment.fleet.devices
+    key = f"local.steps = {local.steps}" if local.steps else f"local.epochs = {local.epochs}"
+    for program in parts.algorithm.programs.values():
+        if not isinstance(program, LocalSGD):
+            continue
+        listed = np.dtype(np.int64).itemsize * (program.passes * even + program.processed)
+        if listed > free:
+            raise ConfigurationError(
+                f"{key} is too much: the list of a device's batches alone would take {readable_bytes(listed)}, and "
+                f"{readable_bytes(free)} of memory are free; lower it"
+            )
 
 
 def _evaluate(parts: Parts, samples: NDArray[np.int64]) -> None:

@@ -43,8 +43,8 @@ def built_in(place: Place, source: DataSource) -> Decoded:
     for setting, column in named:
         if column is not None and (setting, column) != ("data.label_column", LABEL):
             raise DataError(
-                f"the data set {source.dataset!r} has no column {column!r}; leave out {setting}, for its only column is "
-                f"that of its labels, {LABEL!r}"
+                f"the data set {source.dataset!r} has no column {column!r}; leave out {setting}, for its only "
+                f"column is that of its labels, {LABEL!r}"
             )
     if place.where == "digits":
         x, y = digits()

@@ -14,7 +14,7 @@ import typer
 
 from fedemu.ops.running.codes import COMPLAINT, INTERNAL_ERROR, INTERRUPTED, USAGE
 from fedemu.ops.watching.logs import log_crash, log_failure
-from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.errors import FedemuError, lacks_memory
 from fedemu.protocol.host.files import is_full, refusal_of
 from fedemu.protocol.host.own_code import Elsewhere, account, cause_of, own_frames, told, whole
 
@@ -99,7 +99,10 @@ def _unforeseen(error: Exception | SystemExit) -> int:
         _tell(FedemuError(account(error)), INTERNAL_ERROR, error)
     else:
         _shown(error)
-        complain(f"internal error: {type(error).__name__}: {error} (the traceback is in {log_crash(error)})")
+        said = f"internal error: {type(error).__name__}: {error}"
+        if lacks_memory(error):
+            said = f"this machine has too little memory: {account(error)}"
+        complain(f"{said} (the traceback is in {log_crash(error)})")
     return INTERNAL_ERROR
 
 

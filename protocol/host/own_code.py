@@ -127,7 +127,7 @@ def _message(error: BaseException) -> str:
     text = " ".join(text.split())
     innermost = next(reversed(traceback.extract_tb(error.__traceback__)), None)
     if innermost is None or not _raised_by(innermost):
-        text = re.split(r"(?<=[.?!])\s+(?=[A-Z])", text)[0]
+        text = re.split(r"(?<=\D[.?!])\s+(?=[A-Z])", text)[0]
     return textwrap.shorten(text.rstrip("."), LONGEST, placeholder=" ...")
 
 
@@ -157,8 +157,11 @@ def place(frame: traceback.FrameSummary) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def is_own(file: str) -> bool:
-    """Whether a file is the user's: part of neither fedemu nor an installed package nor Python itself."""
-    if file.startswith("<"):
+    """Whether a file is the user's: part of neither fedemu nor an installed package nor Python itself.
+
+    Compiled libraries name files that are not there, such as ``numpy/random/_generator.pyx``.
+    """
+    if file.startswith("<") or not (os.path.isabs(file) or os.path.exists(file)):
         return False
     path = Path(file).resolve()
     if {"site-packages", "dist-packages"} & {*path.parts}:

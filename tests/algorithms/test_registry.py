@@ -117,6 +117,11 @@ def test_built_in_models_take_their_options() -> None:
         ("mlp", {"hidden": ["wide"]}, "model.hidden[0] = 'wide' does not fit 'mlp'"),
         ("mlp", {"hidden": 64}, "model.hidden = 64 does not fit 'mlp'"),
         ("mlp", {"hidden": [0]}, "model.hidden[0] = 0 does not fit 'mlp'"),
+        (
+            "mlp",
+            {"hidden": [64, 10**12]},
+            "model.hidden = [64, 1000000000000] does not fit 'mlp': whole numbers must be at most 4294967295",
+        ),
         ("cnn", {"hidden": [3]}, "'cnn' has no option model.hidden; it has projection"),
         ("resnet18", {"norm": "layer"}, "model.norm = 'layer' does not fit 'resnet18'"),
     ],
@@ -195,6 +200,11 @@ def test_an_own_method_that_cannot_be_used_is_named(
         ("fedntd", {"beta": -1.0}, "algorithm.options.beta = -1.0 does not fit 'fedntd'"),
         ("moon", {"temperature": 0.0}, "algorithm.options.temperature = 0.0 does not fit 'moon'"),
         ("moon", {"mu": -0.1}, "algorithm.options.mu = -0.1 does not fit 'moon'"),
+        (
+            "feddf",
+            {"evaluate_every": 10**12},
+            "algorithm.options.evaluate_every = 1000000000000 does not fit 'feddf': whole numbers must be at most",
+        ),
         ("moon", {"mu": True}, "algorithm.options.mu = True does not fit 'moon': it must be a number"),
     ],
 )

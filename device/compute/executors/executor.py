@@ -21,7 +21,7 @@ from fedemu.algorithms.data.resident import Resident
 from fedemu.algorithms.interface import Forest, LocalProgram, Tree
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.device.compute.executors.batch_planner import Planner
-from fedemu.protocol.errors import TrainingError
+from fedemu.protocol.errors import TrainingError, lacks_memory
 from fedemu.protocol.host.own_code import account
 
 RESIDENT_SHARE: Final = 0.1
@@ -133,7 +133,6 @@ _FAULTS: Final = (
     "CUBLAS_STATUS",
     "CUDNN_STATUS",
     "cuDNN error",
-    "can't allocate memory",
 )
 """What torch says of a machine without memory, and of a GPU that failed. Not all of it has a class of its own."""
 
@@ -141,7 +140,7 @@ _FAULTS: Final = (
 def is_machine_fault(error: BaseException | None) -> bool:
     """Whether an error, or its cause, is one of memory or of a GPU."""
     while error is not None:
-        if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        if isinstance(error, torch.OutOfMemoryError) or lacks_memory(error):
             return True
         if isinstance(error, RuntimeError) and any(words in str(error) for words in _FAULTS):
             return True

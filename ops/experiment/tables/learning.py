@@ -179,7 +179,7 @@ class Local(Section):
     """
 
     epochs: Count = 5
-    steps: Annotated[int, Field(ge=0)] = 0
+    steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     batch_size: Count = 10
     lr: Positive = 0.1
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0

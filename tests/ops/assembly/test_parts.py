@@ -11,7 +11,7 @@ import torch
 from fedemu.ops.assembly import parts as parts_module
 from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.experiment.sources import load_experiment
-from fedemu.protocol.errors import DataError
+from fedemu.protocol.errors import ConfigurationError, DataError
 
 DRIFT = ("stream.kind=drift", "stream.periods=4", "data.public={fraction=0.1}")
 
@@ -38,6 +38,18 @@ def test_equal_experiments_have_equal_parts() -> None:
     arrays = other.stream.to_arrays()
     assert all(np.array_equal(array, arrays[name]) for name, array in one.stream.to_arrays().items())
     assert one.tests.indices.tolist() == other.tests.indices.tolist()
+
+
+def test_a_fleet_that_needs_more_memory_than_there_is_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks(*given: object, **more: object) -> None:
+        raise MemoryError("Unable to allocate 149. GiB")
+
+    monkeypatch.setattr(parts_module, "build_partition", lacks)
+    with pytest.raises(ConfigurationError) as caught:
+        _ = parts_of().partition
+    assert str(caught.value) == (
+        "a fleet of 20 devices does not fit into this machine's memory; lower fleet.devices, or use a larger machine"
+    )
 
 
 def test_nothing_is_made_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -281,6 +281,14 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
             ["algorithm.name=tried:keeps"],
             "returns 'before' from finish as torch.float32 [64], but its initial_own tells nothing of it; let",
         ),
+        (
+            ["local.steps=2147483647", "local.batch_size=1000"],
+            "local.steps = 2147483647 is too much: the list of a device's batches alone would take 17.2 TB, and ",
+        ),
+        (
+            ["local.epochs=2147483647", "fleet.devices=5"],
+            "local.epochs = 2147483647 is too much: the list of a device's batches alone would take 4.9 TB, and ",
+        ),
         (["algorithm.name=tried:keeps_trees"], "returns 'before' from finish as no tensor (dict), but its initial_own"),
     ],
 )

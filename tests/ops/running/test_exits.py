@@ -84,6 +84,27 @@ def test_a_full_disk_is_named_and_is_no_internal_error(number: int, capsys: pyte
     )
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 149. GiB for an array"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes"),
+    ],
+)
+def test_a_lack_of_memory_is_named_and_is_no_internal_error(
+    error: Exception, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def action() -> int:
+        raise error
+
+    assert exit_code_of(action) == 5
+    said, _, log = capsys.readouterr().err.partition(" (the traceback is in ")
+    assert said == f"fedemu: this machine has too little memory: {type(error).__name__}: {error}"
+    assert "Traceback" in Path(log.strip().rstrip(")")).read_text()
+
+
 def test_ctrl_c_is_code_4(capsys: pytest.CaptureFixture[str]) -> None:
     def action() -> int:
         raise KeyboardInterrupt

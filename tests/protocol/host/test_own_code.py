@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedemu.protocol.errors import ConfigurationError, FedemuError, TrainingError
@@ -106,6 +107,14 @@ def test_a_file_that_is_no_python_is_told_at_its_wrong_line(tmp_path: Path, monk
         "'wrong.py' can't be imported: SyntaxError: invalid syntax, wrong.py:3",
         "    wrong.py:3: def f(:",
     ]
+
+
+def test_a_compiled_library_is_nobodys_own_code() -> None:
+    assert not own_code.is_own("numpy/random/_generator.pyx")
+    with pytest.raises(MemoryError) as caught:
+        np.random.default_rng(0).standard_normal(2**58)
+    assert own_frames(caught.value) == []
+    assert account(caught.value).startswith("MemoryError: Unable to allocate 2.00 EiB for an array")
 
 
 def test_what_fedemu_itself_says_is_not_told_as_an_error_of_somebody_else() -> None:
