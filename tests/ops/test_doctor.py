@@ -58,6 +58,8 @@ def test_what_the_system_does_not_tell_is_only_a_note(monkeypatch: pytest.Monkey
 
 def test_a_data_folder_that_is_not_there_is_bad(tmp_path: Path) -> None:
     assert find("data folder", {"FEDEMU_DATA": str(tmp_path / "absent")}).verdict == "bad"
+    (tmp_path / "mnist").mkdir()
+    assert find("data folder", {"FEDEMU_DATA": str(tmp_path)}) == Finding("ok", "data folder", f"{tmp_path}: mnist")
 
 
 def test_a_folder_at_which_the_system_refuses_to_look_is_one_of_the_findings(tmp_path: Path) -> None:
@@ -65,8 +67,6 @@ def test_a_folder_at_which_the_system_refuses_to_look_is_one_of_the_findings(tmp
     found = doctor.examine({"FEDEMU_DATA": place, "FEDEMU_CACHE": place})
     refused = {finding.subject for finding in found if "File name too long" in finding.detail}
     assert refused == {"data folder", "data cache"}
-    (tmp_path / "mnist").mkdir()
-    assert find("data folder", {"FEDEMU_DATA": str(tmp_path)}) == Finding("ok", "data folder", f"{tmp_path}: mnist")
 
 
 def test_a_missing_prometheus_is_only_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
