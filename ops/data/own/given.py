@@ -28,7 +28,7 @@ _NAME = re.compile(rf"{PREFIX}[0-9a-f]{{{_DIGITS}}}")
 
 
 def store(data: Any, cache: Path) -> str:
-    """Write an object into the cache unless it is there. Returns its name for ``data.dataset``.
+    """Write an object into the cache unless it is there as a whole. Returns its name for ``data.dataset``.
 
     Raises DataError if it holds no data set, and ConfigurationError if the cache cannot be written.
     """
@@ -40,8 +40,11 @@ def store(data: Any, cache: Path) -> str:
             content = Path(scratch) / "content"
             _write(held, content)
             digest = _digest(content)[:_DIGITS]
-            if not (folder / digest).exists():
-                shutil.move(content, folder / digest)
+            place = folder / digest
+            if place.exists() and _digest(place)[:_DIGITS] != digest:
+                shutil.rmtree(place)
+            if not place.exists():
+                content.rename(place)
     return f"{PREFIX}{digest}"
 
 
@@ -57,7 +60,16 @@ def find(dataset: str, cache: Path) -> Path:
 
 
 def read(folder: Path) -> Any:
-    """The object in a folder: a mapping of arrays, or a ``datasets.DatasetDict``."""
+    """The object in a folder: a mapping of arrays, or a ``datasets.DatasetDict``. DataError if it can't be read."""
+    try:
+        return _read(folder)
+    except (OSError, ValueError, LookupError, EOFError) as error:
+        raise DataError(
+            f"the data in {folder}, which a program has handed over, are damaged; hand them over again"
+        ) from error
+
+
+def _read(folder: Path) -> Any:
     if (folder / _ARRAYS).is_file():
         told = json.loads((folder / _ARRAYS).read_text(encoding="utf-8"))
         arrays = {name: np.load(folder / file, allow_pickle=False) for name, file in told["files"].items()}

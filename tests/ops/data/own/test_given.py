@@ -42,6 +42,21 @@ def test_equal_content_has_one_name_and_other_content_another(cache: Path) -> No
     assert len([*(cache / "objects").iterdir()]) == 3
 
 
+@pytest.mark.parametrize(
+    ("data", "part"), [((X, Y), "1.npy"), (datasets.Dataset.from_dict({"a": X[:, 0], "label": Y}), "train/*.arrow")]
+)
+def test_an_object_of_which_a_part_is_gone_is_told_and_can_be_handed_over_again(
+    data: Any, part: str, cache: Path
+) -> None:
+    name = store(data, cache)
+    (lost,) = (cache / "objects" / name.removeprefix(PREFIX)).glob(part)
+    lost.unlink()
+    with pytest.raises(DataError, match=r"a program has handed over, are damaged; hand them over again$"):
+        opened(name)
+    assert store(data, cache) == name
+    assert len(opened(name).train) + len(opened(name).test) == len(X)
+
+
 def test_names_of_classes_and_columns_are_kept(cache: Path) -> None:
     made = {"x": X, "y": Y, "class_names": ["no", "yes"], "columns": {"who": [*"aabbccddee"]}}
     corpus = opened(store(made, cache), id_column="who", test_by="id", test_fraction=0.5)
