@@ -15,7 +15,7 @@ from fedemu.ops.data.cache import FORMAT, cache_folder
 from fedemu.ops.data.own import given
 from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.host.named import is_name, is_restricted
-from fedemu.protocol.host.source import source_of
+from fedemu.protocol.host.source import digest_of_source, source_of
 
 BUILT_IN = ("digits", "synthetic")
 LABEL = "label"
@@ -135,7 +135,9 @@ def entry_of(source: DataSource, place: Place, cache: Path) -> Path:
             settings["content"] = _status(Path(place.where))
         case "function":
             settings["whole_numbers"] = "stay"
-            settings["content"] = hashlib.sha256(_module_file(place.where).read_bytes()).hexdigest()
+            # A module reads files beside it, so the same text in another folder makes other data.
+            settings["file"] = str(_module_file(place.where).resolve())
+            settings["content"] = digest_of_source(place.where.rpartition(":")[0])
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     return cache / "datasets" / f"{re.sub(r'[^A-Za-z0-9.-]', '_', source.name)}-{key[:16]}"
 

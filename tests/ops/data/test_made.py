@@ -1,5 +1,8 @@
 """Data sets that come as whole arrays: the built-in ones, and a user's own function."""
 
+import importlib
+import sys
+
 import numpy as np
 import pytest
 
@@ -56,6 +59,29 @@ def test_a_function_of_ones_own_returns_arrays(own_data):
     assert corpus.train.columns["who"].tolist() == ["a", "b", "a", "c"]
     assert corpus.mean.tolist() == [2.25, 2.75, 3.25]
     assert corpus.test.y.tolist() == [1]
+
+
+def test_a_function_is_called_again_if_its_module_is_in_another_folder_or_imports_another_text(
+    tmp_path, monkeypatch, own_cache
+):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def first_value(folder, value):
+        """The first number of the data of a module whose text is always the same."""
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        (tmp_path / folder / "of_data.py").write_text("import its_values\ndef make():\n    return its_values.PAIR\n")
+        (tmp_path / folder / "its_values.py").write_text(f"PAIR = [[{value}.5]] * 9, [0] * 9\n")
+        for name in ("of_data", "its_values"):
+            sys.modules.pop(name, None)
+        monkeypatch.setattr(sys, "path", [str(tmp_path / folder), *sys.path])
+        importlib.invalidate_caches()
+        return corpora.load(experiment(dataset="of_data:make").to_bytes()).train.x[0, 0]
+
+    assert first_value("one", 1) == 1.5
+    assert first_value("other", 1) == 1.5
+    assert len([*own_cache.glob("datasets/make-*/")]) == 2
+    assert first_value("other", 22) == 22.5  # a text of another length, which Python compiles anew
 
 
 def test_a_function_without_a_test_split_gets_a_stratified_one(own_data):
