@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from importlib import import_module
@@ -49,7 +50,9 @@ class MLflow:
         experiment = found.experiment_id if found else self._client.create_experiment(run.project)
         made = self._client.create_run(experiment, run_name=run.name, tags={"experiment_digest": run.digest})
         self._run = made.info.run_id
-        parameters = [self._entities.Param(name, str(value)[:_LONGEST]) for name, value in run.parameters.items()]
+        parameters = [
+            self._entities.Param(_allowed(name), str(value)[:_LONGEST]) for name, value in run.parameters.items()
+        ]
         for start in range(0, len(parameters), _AT_ONCE):
             self._client.log_batch(self._run, params=parameters[start : start + _AT_ONCE])
         if run.config:
@@ -64,7 +67,7 @@ class MLflow:
             self._resumed = False
         now = int(1000 * time.time())
         named = {**numbers, "finished_round": float(row.round)}
-        metrics = [self._entities.Metric(name, value, now, row.round) for name, value in named.items()]
+        metrics = [self._entities.Metric(_allowed(name), value, now, row.round) for name, value in named.items()]
         for start in range(0, len(metrics), 1000):
             self._client.log_batch(self._run, metrics=metrics[start : start + 1000])
 
@@ -83,3 +86,9 @@ class MLflow:
 
     def close(self) -> None:
         pass
+
+
+def _allowed(name: str) -> str:
+    """A name as MLflow takes it: other signs become ``_``, and as a path it leads to itself."""
+    parts = re.sub(r"[^/\w.\- :]", "_", name).split("/")
+    return "/".join(part for part in parts if part not in ("", ".", ".."))

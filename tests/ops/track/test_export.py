@@ -302,6 +302,19 @@ def test_mlflow_reads_a_run_that_was_killed_and_went_on_without_doubles(run: Pat
     assert {"config.toml", "figures", "model.safetensors", "summary.json"} <= artifacts
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not find_spec("mlflow"), reason="the extra mlflow is not installed")
+def test_mlflow_gets_metrics_of_ones_own_under_names_that_it_takes(run: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    reported = {"acc@5": 0.5, "größe": 1.0, "../a//b": 2.0}
+    (run / "metrics.jsonl").write_text(json.dumps({"round": 1, "device_metrics": reported}) + "\n")
+    client = MlflowClient(tracking_uri=Path(export(run, "mlflow")).as_uri())
+    (found,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    told = {name: value for name, value in found.data.metrics.items() if name.startswith("device_metrics/")}
+    assert told == {"device_metrics/acc_5": 0.5, "device_metrics/größe": 1.0, "device_metrics/a/b": 2.0}
+
+
 @pytest.mark.parametrize(
     ("outcome", "code"),
     [("completed", 0), ("diverged", 0), ("interrupted", 1), ("quorum", 1), ("failed", 1), (None, 1)],
