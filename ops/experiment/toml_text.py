@@ -52,8 +52,10 @@ def toml_value(value: Any) -> str:
     match value:
         case bool():
             return "true" if value else "false"
-        case int() | float():
-            return repr(value)
+        case int():
+            return int.__repr__(value)
+        case float():
+            return float.__repr__(value)  # a number of numpy is a float, too, and would name its type
         case str():
             # JSON and TOML have the same escapes, except that TOML escapes the delete character too.
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -114,6 +114,7 @@ def test_keywords_may_be_names_code_and_numbers_of_numpy() -> None:
             "model": "cnn",
             "algorithm": load,
             "local__lr": np.float32(0.5),
+            "local__momentum": np.linspace(0.1, 0.3, 3)[0],
             "rounds": np.int64(3),
             "fleet": {"devices": 4},
         }
@@ -122,6 +123,7 @@ def test_keywords_may_be_names_code_and_numbers_of_numpy() -> None:
         'model.name="cnn"',
         'algorithm.name="fedemu.protocol.host.named:load"',
         "local.lr=0.5",
+        "local.momentum=0.1",
         "rounds=3",
         "fleet={ devices = 4 }",
     ]
