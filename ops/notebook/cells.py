@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from fedemu.ops.notebook.sources import alias_of, codes_of, source_of
+from fedemu.ops.notebook.sources import alias_of, codes_of, source_of, submodules
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
 
@@ -94,7 +94,9 @@ class Written:
 
     def _part(self, name: str, value: Any) -> str:
         if isinstance(value, ModuleType) and value.__name__ != self._home:
-            return f"import {value.__name__}" + (f" as {name}" if value.__name__ != name else "")
+            if value.__name__ != name:
+                return f"import {value.__name__} as {name}"
+            return "\n".join(f"import {module}" for module in submodules(name, self._home) or [name])
         origin, true_name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
         if origin and origin != self._home and true_name and getattr(sys.modules.get(origin), true_name, self) is value:
             return f"from {origin} import {true_name}" + (f" as {name}" if true_name != name else "")

@@ -82,6 +82,13 @@ def _attributes(node: ast.ClassDef) -> set[str]:
     }
 
 
+def submodules(name: str, home: str) -> list[str]:
+    """The modules below the module ``name`` that cells import by their whole names, as ``import xml.dom.minidom``."""
+    imports = (node for lines in _cells(home) for node in _statements(lines) if isinstance(node, ast.Import))
+    whole = (alias.name for node in imports for alias in node.names if alias.asname is None)
+    return list(dict.fromkeys(module for module in whole if module.startswith(f"{name}.")))
+
+
 def alias_of(name: str, value: Any, home: str) -> str | None:
     """The last statement of a cell that gives ``name`` its value by an import, or without a call. None without one."""
     found = None

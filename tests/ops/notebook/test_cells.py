@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,15 @@ def test_a_class_takes_along_what_it_uses_and_nothing_else(cell: Cell) -> None:
     assert loaded.total(9) == 10
     assert loaded.place() == "a/b"
     assert name_of(names["Mine"], "model__name") == name, "the same code has the same name"
+
+
+def test_a_module_that_is_used_by_its_whole_name_comes_along(cell: Cell) -> None:
+    names = cell(
+        "import xml, xml.dom.minidom\ndef root(text):\n    return xml.dom.minidom.parseString(text).documentElement\n"
+    )
+    place = name_of(names["root"], "algorithm__loss").rpartition(":")[0]
+    code = f"import runpy; print(runpy.run_path({place!r})['root']('<a/>').tagName)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "a\n"
 
 
 def test_the_open_that_a_notebook_puts_around_that_of_python_is_that_of_python(cell: Cell) -> None:
