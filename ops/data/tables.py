@@ -69,11 +69,11 @@ def _require(source: DataSource, columns: dict[str, list[str]], name: str) -> st
 def _numbers(source: DataSource, name: str, cells: Sequence[str]) -> NDArray[np.float32]:
     """A column of numbers ``[n]``. Raises DataError with the first cell that is none; rows count from 1."""
     try:
-        column = np.array(cells, dtype=np.float64)
+        exact = np.array(cells, dtype=np.float64)
     except ValueError:
-        column = np.array([_number(cell) for cell in cells])
+        exact = np.array([_number(cell) for cell in cells])
     with np.errstate(over="ignore"):
-        column = column.astype(np.float32)
+        column = exact.astype(np.float32)
     wrong = np.flatnonzero(~np.isfinite(column))
     if len(wrong):
         cell = cells[wrong[0]]

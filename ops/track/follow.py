@@ -7,6 +7,7 @@ The end of its input says that the run is over, or that its coordinator is gone.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,7 @@ def main(words: list[str]) -> int:
     try:
         exporting = Export(directory, name, settings["out"], settings["project"])
         try:
-            while sys.stdin.buffer.read1(_MOST_LINES):
+            while os.read(sys.stdin.fileno(), _MOST_LINES):
                 exporting.more()
             exporting.end()
         finally:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
+import os
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -85,10 +85,14 @@ def test_a_tracker_follows_the_rounds_to_the_last(run: Path, tmp_path: Path) -> 
 
 
 def test_rounds_that_came_while_a_tracker_was_busy_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    exporting, waiting = MagicMock(), MagicMock(buffer=io.BytesIO(b"\n" * 5000))
+    exporting = MagicMock()
     monkeypatch.setattr(follow, "Export", lambda *settings: exporting)
-    monkeypatch.setattr("sys.stdin", waiting)
-    assert follow.main(["run", "mlflow", '{"out": "", "project": "fedemu"}']) == 0
+    readable, writable = os.pipe()
+    os.write(writable, b"\n" * 5000)
+    os.close(writable)
+    with os.fdopen(readable) as waiting:
+        monkeypatch.setattr("sys.stdin", waiting)
+        assert follow.main(["run", "mlflow", '{"out": "", "project": "fedemu"}']) == 0
     assert [call[0] for call in exporting.method_calls] == ["more", "end", "close"]
 
 
