@@ -99,7 +99,7 @@ def _tables(said: str, train: Any, test: Any) -> Any:
     if isinstance(train, datasets.DatasetDict):
         if test is not None:
             raise DataError(f"{said} has several data sets of splits; give one DatasetDict")
-        return train
+        return datasets.DatasetDict({name: _unformatted(said, part) for name, part in train.items()})
     parts = {"train": train} if test is None else {"train": train, "test": test}
     if wrong := [name for name, part in parts.items() if not _is_table(part)]:
         raise DataError(f"{said} has {an_object(parts[wrong[0]])} for {wrong[0]} beside a table; give two tables")
@@ -110,7 +110,17 @@ def _tables(said: str, train: Any, test: Any) -> Any:
             made[name] = part if whole else datasets.Dataset.from_pandas(part, preserve_index=False)
         except Exception as error:
             raise DataError(f"the table {said} can't be read: {account(error)}") from error
-    return datasets.DatasetDict(made)
+    return datasets.DatasetDict({name: _unformatted(said, part) for name, part in made.items()})
+
+
+def _unformatted(said: str, table: Any) -> Any:
+    """A table without the form in which it hands out its cells. Raises DataError if a function computes them."""
+    if table.format["type"] == "custom":
+        raise DataError(
+            f"{said} has a transform, which computes samples whenever they are read; apply it by map(), or take it off "
+            "by with_format(None)"
+        )
+    return table.with_format(None)
 
 
 def _mapping(said: str, made: Mapping[Any, Any], test: Any) -> dict[str, Any]:

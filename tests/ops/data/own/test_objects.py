@@ -100,6 +100,19 @@ def test_texts_of_pandas_are_texts_and_every_split_has_its_columns() -> None:
     assert [*held] == ["x", "y", "test_x", "test_y", "columns", "test_columns"]
 
 
+def test_a_table_is_read_as_it_is_whatever_form_it_hands_out_and_one_that_computes_is_refused() -> None:
+    table = datasets.Dataset.from_dict({"a": [1.0, 2.0], "label": ["x", "y"]})
+    formed = table.with_format("numpy", columns=["label"])
+    for made in (formed, datasets.DatasetDict(train=formed)):
+        assert held_in("mine", made)["train"][0] == {"a": 1.0, "label": "x"}
+    computing = table.with_transform(lambda rows: rows)
+    for made in (computing, datasets.DatasetDict(train=computing), (table, computing)):
+        with pytest.raises(
+            DataError, match="^mine has a transform, which computes samples whenever they are read; appl"
+        ):
+            held_in("mine", made)
+
+
 def test_frames_and_tables_stay_tables() -> None:
     frame = pandas.DataFrame({"a": [1.0, 2.0], "label": ["x", "y"]}, index=[5, 6])
     table = datasets.Dataset.from_dict({"a": [1.0, 2.0], "label": ["x", "y"]})
