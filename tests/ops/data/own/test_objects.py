@@ -107,9 +107,7 @@ def test_a_table_is_read_as_it_is_whatever_form_it_hands_out_and_one_that_comput
         assert held_in("mine", made)["train"][0] == {"a": 1.0, "label": "x"}
     computing = table.with_transform(lambda rows: rows)
     for made in (computing, datasets.DatasetDict(train=computing), (table, computing)):
-        with pytest.raises(
-            DataError, match="^mine has a transform, which computes samples whenever they are read; appl"
-        ):
+        with pytest.raises(DataError, match=r"^mine has a transform, which computes samples when"):
             held_in("mine", made)
 
 
