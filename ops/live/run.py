@@ -16,7 +16,7 @@ from fedemu.ops.figures import counted
 from fedemu.ops.live.devices import Devices
 from fedemu.ops.live.forms import is_ask, is_event, is_row
 from fedemu.ops.live.machine import Machine
-from fedemu.ops.live.rows import Rows
+from fedemu.ops.live.rows import MOST_POINTS, Rows
 from fedemu.ops.live.stream import Stream
 from fedemu.ops.live.tail import Tail
 from fedemu.ops.results.holder import UNNAMED, holder_of
@@ -66,7 +66,9 @@ class LiveRun:
         self._summary: tuple[float, dict[str, Any]] | None = None
 
     def look(self) -> None:
-        """Read what is new. If it was resumed from an earlier round or got more, its viewers get all of it again."""
+        """Read what is new. Its viewers get all of it again if it was resumed from an earlier round or got more,
+        or if very many rows have come at once.
+        """
         self._mark()
         metrics, events, asks = self._metrics.look(), self._events.look(), self._asks.look()
         frozen_at = self._changed(CONFIG)
@@ -81,7 +83,8 @@ class LiveRun:
         self._unread.update({"metrics": metrics.unread, "events": events.unread, "asks": asks.unread})
         message: dict[str, Any] = {}
         if rows := [self._rows.add(line) for line in metrics.lines]:
-            message["rows"] = rows[-KEPT_EVENTS:]
+            message["rows"] = rows
+            anew = anew or len(rows) > MOST_POINTS
         for event in events.lines:
             self.devices.happened(event)
             self._counted += 1

@@ -73,6 +73,16 @@ def test_rows_events_and_asks_come_as_they_are_written(made: Any) -> None:
     assert states(whole["fleet"]["states"])[3] == States.ONLINE
 
 
+def test_many_rows_that_come_at_once_as_in_a_folder_that_is_copied_are_all_told(made: Any) -> None:
+    run = LiveRun(0, made.directory, Told())
+    made.append("metrics", *({"round": round} for round in range(1, 1501)))
+    assert [row["round"] for row in news(run)["rows"]] == [*range(1, 1501)]
+    made.append("metrics", *({"round": round} for round in range(1501, 4001)))
+    rounds = [row["round"] for row in news(run)["rows"]]
+    assert run.stream.kind == "snapshot"  # type: ignore[attr-defined]
+    assert rounds == [*range(2, 4001, 2)]
+
+
 def test_a_device_that_dropped_out_is_away_until_it_is_back(made: Any) -> None:
     run = LiveRun(0, made.directory, Told())
     made.append(
