@@ -6,7 +6,7 @@ from __future__ import annotations
 def readable_bytes(size: float) -> str:
     """A size in bytes as text, such as ``12.3 MB``. Units are powers of 1,000."""
     for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000:
+        if abs(size) < 999.5:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"

@@ -36,7 +36,7 @@ def count(figure: Statistic) -> str:
 
 def size(figure: Statistic) -> str:
     """A size in bytes."""
-    power = next((power for power in range(4) if abs(figure.mean or 0.0) < 1000 ** (power + 1)), 4)
+    power = next((power for power in range(4) if abs(figure.mean or 0.0) < 999.95 * 1000.0**power), 4)
     return written(figure, 1000.0**-power, 1, f" {('B', 'kB', 'MB', 'GB', 'TB')[power]}")
 
 

@@ -55,7 +55,7 @@ def compare(paths: Iterable[Path], target: float | None = None, last: int = LAST
     """
     paths = list(paths)
     command = ["fedemu", "compare", *map(str, paths)]
-    command += [] if target is None else ["--target", f"{target:g}"]
+    command += [] if target is None else ["--target", repr(float(target))]
     command += [] if last == LAST_ROUNDS else ["--last", str(last)]
     groups, warnings = grouped(paths)
     if target is None:

@@ -142,9 +142,11 @@ def _read(place: Path) -> list[Run]:
 
 
 def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[place]) for row in (head, *body)) for place in range(len(head))]
+    rows = [[cell.replace("|", r"\|") for cell in row] for row in (head, *body)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
     def written(row: Sequence[str]) -> str:
         return "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
 
-    return "\n".join([written(head), "|" + "|".join("-" * (width + 2) for width in widths) + "|", *map(written, body)])
+    first, *rest = map(written, rows)
+    return "\n".join([first, "|" + "|".join("-" * (width + 2) for width in widths) + "|", *rest])

@@ -9,7 +9,16 @@ from fedemu.ops.figures import counted, percent, readable_bytes, time_unit
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (123_456, "123 kB"), (2.5e6, "2.5 MB"), (3e12, "3.0 TB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (123_456, "123 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1.0 MB"),
+        (2.5e6, "2.5 MB"),
+        (3e12, "3.0 TB"),
+    ],
 )
 def test_bytes_are_written_as_people_read_them(size: float, text: str) -> None:
     assert readable_bytes(size) == text

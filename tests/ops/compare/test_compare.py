@@ -413,6 +413,11 @@ def test_what_seeds_have_spent_never_falls_where_one_of_them_ended(tmp_path: Pat
     assert figure.axes[0].lines[0].get_xdata().tolist() == pytest.approx([5.5, 11, 12, 13])
 
 
+def test_the_command_that_compares_again_has_the_whole_target(seeds: Path) -> None:
+    command = compare([seeds], target=0.123456789).command
+    assert command == ("fedemu", "compare", str(seeds), "--target", "0.123456789")
+
+
 def test_a_comparison_is_a_page_with_its_pictures_and_numbers_for_programs(seeds: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     claim_folder(out)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedemu.ops.compare.cells import seconds
+from fedemu.ops.compare.cells import seconds, size
 from fedemu.ops.compare.compare import compare
 from fedemu.ops.compare.entry import Statistic
 from fedemu.ops.compare.page.page import claim_folder, write_comparison
@@ -172,6 +172,13 @@ def test_the_table_is_that_of_the_paper_with_the_traffic(runs: Path) -> None:
 )
 def test_seconds_are_written_with_two_or_three_digits(value: float, cell: str) -> None:
     assert seconds(Statistic((value,))) == cell
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"), [(999.0, "999.0 B"), (999_949.0, "999.9 kB"), (999_960.0, "1.0 MB"), (5e15, "5000.0 TB")]
+)
+def test_a_size_is_written_in_the_unit_in_which_it_has_three_digits_at_most(value: float, cell: str) -> None:
+    assert size(Statistic((value,))) == cell
 
 
 def test_a_line_is_the_mean_over_the_seeds_that_have_come_to_a_task_and_a_band_of_one_deviation(tmp_path: Path) -> None:

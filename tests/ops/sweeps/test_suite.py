@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,7 @@ def test_the_table_ranks_the_methods_of_each_stream_with_their_spread(tmp_path: 
     shown = text(standing)
     assert "60.0 ± 14.1 %" in shown
     assert "| fedavg | 60.0 ± 14.1 % | 20.0 %     | 10.0 B | 4       | 2 of 2 |" in shown
+    assert "| a\\|b   | 80.0 %" in text({"one": [replace(standing["one"][0], method="a|b")]})
     numbers = write_standing(tmp_path, standing).with_suffix(".csv").read_text().splitlines()
     assert numbers[0].startswith("stream,method,runs,accuracy_mean,accuracy_sd,forgetting_mean")
     assert numbers[1].startswith("one,wsm,1,0.8,,0.1,")
