@@ -30,7 +30,7 @@ from fedemu.ops.running.seeds import (
     resumed_group,
     run_group,
 )
-from fedemu.ops.running.together import require_metrics_ports, run_together
+from fedemu.ops.running.together import refuse_metrics_at, require_metrics_ports, run_together
 from fedemu.ops.running.words import conclude, is_complete
 from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError
@@ -342,7 +342,9 @@ def _open(
     _require_effect(runtime, given)
     if computes_here or runtime.transport == "memory":
         start_again_portably(experiment)
-    if not computes_here:
+    if computes_here:
+        refuse_metrics_at(runtime.bind, runtime)
+    else:
         require_metrics_ports(runtime)
     require_processor(runtime.device_type)
     check_trackers(runtime.track.to)

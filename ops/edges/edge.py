@@ -19,7 +19,7 @@ from fedemu.ops.figures import readable_bytes
 from fedemu.ops.keys.choice import client_keys, in_words, server_keys
 from fedemu.ops.running.devices import ENDS, require_host, say
 from fedemu.ops.running.exits import exit_code_of
-from fedemu.ops.running.together import reachable
+from fedemu.ops.running.together import places, reachable, refuse_metrics_at
 from fedemu.protocol.errors import ConfigurationError, Interrupted
 from fedemu.protocol.host.open_files import allow_open_files
 from fedemu.protocol.host.private import working_folder
@@ -36,11 +36,12 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def edge_alone(runtime: Runtime) -> int:
     """Run an edge until the run is over, as ``fedemu edge`` does. Returns the exit code."""
     require_host(runtime.connect)
-    if _places(reachable(runtime.bind)) & _places(runtime.connect):
+    if places(reachable(runtime.bind)) & places(runtime.connect):
         raise ConfigurationError(
             f"this edge would connect to itself: --bind {runtime.bind} and --connect {runtime.connect} are one place; "
             "give --bind another port"
         )
+    refuse_metrics_at(runtime.bind, runtime)
     logging.basicConfig(level=runtime.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
 
     keys = server_keys(runtime, os.environ)
@@ -97,18 +98,6 @@ def run_edge(runtime: Runtime, opened: Callable[[str], None], below_keys: Server
 
     with working_folder("fedemu-edge-") as folder:
         return asyncio.run(serve(folder))
-
-
-def _places(address: str) -> set[str | tuple[object, ...]]:
-    """The hosts and ports that an address of a socket stands for. A port that is not chosen yet has none."""
-    if not address.startswith("tcp://"):
-        return {address}
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    except OSError:
-        return set()
-    return {place[:2] for *_, place in found if place[1]}
 
 
 def _most_connections() -> int:

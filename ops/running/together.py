@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,11 +61,24 @@ def run_together(
 
 
 def require_metrics_ports(runtime: Runtime) -> None:
-    """Raise ConfigurationError if there is no port after that of the coordinator's metrics."""
-    if runtime.metrics_port == LAST_PORT and runtime.transport != "memory":
+    """Raise ConfigurationError if the metrics of coordinator and devices cannot have the ports that are theirs."""
+    if runtime.transport == "memory":
+        return
+    if "bind" in runtime.model_fields_set:
+        refuse_metrics_at(runtime.bind, runtime)
+    if runtime.metrics_port == LAST_PORT:
         raise ConfigurationError(
             f"runtime.metrics_port = {LAST_PORT} leaves no port after it, which the devices' metrics need, too; "
             f"choose one below {LAST_PORT}"
+        )
+
+
+def refuse_metrics_at(bind: str, runtime: Runtime) -> None:
+    """Raise ConfigurationError if the metrics of the process that listens at ``bind`` would be served there, too."""
+    metrics = f"tcp://{runtime.metrics_address}:{runtime.metrics_port}"
+    if runtime.metrics_port and places(reachable(bind)) & places(reachable(metrics)):
+        raise ConfigurationError(
+            f"--bind {bind} and --metrics-port {runtime.metrics_port} are one place; give one of them another port"
         )
 
 
@@ -163,3 +177,15 @@ def _reachable_elsewhere(directory: Path, runtime: Runtime) -> Runtime:
 def reachable(bind: str) -> str:
     """The address at which this machine reaches ``bind``. The wildcard host becomes the loopback address."""
     return bind.replace("//*:", "//127.0.0.1:").replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
+def places(address: str) -> set[str | tuple[object, ...]]:
+    """The hosts and ports that an address of a socket stands for. A port that is not chosen yet has none."""
+    if not address.startswith("tcp://"):
+        return {address}
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    except OSError:
+        return set()
+    return {place[:2] for *_, place in found if place[1]}

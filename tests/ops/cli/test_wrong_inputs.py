@@ -129,6 +129,18 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["edge", "--bind", "tcp://127.0.0.1:0", "--metrics-address", "::1"], "--metrics-address needs --metrics-port"),
     (["edge", "--bind", "tcp://127.0.0.1:5577"], "this edge would connect to itself: --bind tcp://127.0.0.1:5577 and"),
     (["edge", "--bind", "tcp://0.0.0.0:5601", "--connect", "tcp://localhost:5601"], "give --bind another port"),
+    (
+        ["run", "digits-small", "--bind", "tcp://127.0.0.1:5601", "--metrics-port", "5601", "--out", "x"],
+        "--bind tcp://127.0.0.1:5601 and --metrics-port 5601 are one place; give one of them another port",
+    ),
+    (
+        ["coordinator", "digits-small", "--metrics-port", "5577", "--out", "x"],
+        "--bind tcp://127.0.0.1:5577 and --metrics-port 5577 are one place",
+    ),
+    (
+        ["edge", "--bind", "tcp://localhost:5601", "--metrics-port", "5601", "--metrics-address", "0.0.0.0"],
+        "--bind tcp://localhost:5601 and --metrics-port 5601 are one place",
+    ),
     (["device", "--metrics-address", "127.0.0.1"], "--metrics-address needs --metrics-port"),
     (["run", "--log-level", "loud"], "--log-level loud must be one of debug, info, warning, error; see"),
     (["device", "--n", "-1"], "--n -1 must be at least 1"),
