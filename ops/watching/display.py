@@ -21,6 +21,7 @@ from fedemu.coordinator.record.row import Row
 from fedemu.ops.figures import counted, per_second, percent, span
 from fedemu.ops.watching.progress import Progress
 from fedemu.protocol.messages import OUTCOMES
+from fedemu.protocol.wording import is_milestone
 
 LINE_SECONDS = 2.0
 """The least time between two plain lines. The lines of the first and the last round always come."""
@@ -30,6 +31,8 @@ ABSENCE_LINE_SECONDS = 10.0
 """The time between two plain lines that tell of devices that are away."""
 MOST_FAILURES = 5
 """The number of different reasons of failed devices that are told. The log has all of them."""
+_OF_VERSIONS = ("version", "type", "field")
+"""The reasons for which messages of another version of fedemu are refused."""
 REFRESHES_PER_SECOND = 5
 BAR_WIDTH = 40
 JOB_BAR_WIDTH = 20
@@ -141,6 +144,8 @@ class PlainDisplay:
             self._tell_given_up(**fields)
         if name == "unable":
             self._print(f"the machine {fields['host']} has left: {fields['detail']}")
+        if name == "refusal" and fields["reason"] in _OF_VERSIONS and is_milestone(fields["count"]):
+            self._tell_unread(**fields)
         if name == "own_states_lost":
             self._print(f"{counted(fields['devices'], 'device')} lost their own states and begin anew")
 
@@ -161,6 +166,14 @@ class PlainDisplay:
         if sentence not in self._failures and len(self._failures) < MOST_FAILURES:
             self._failures.add(sentence)
             self._print(f"device {device} failed: {sentence}")
+
+    def _tell_unread(self, reason: str, count: int) -> None:
+        """Say that messages cannot be read. Nothing that a stranger has written is shown."""
+        what = "a message that came" if count == 1 else f"{count:,} messages that came"
+        self._print(
+            f"{what} cannot be read here ({reason}); if a machine does not join, install the same version of fedemu "
+            "there, which fedemu --version tells"
+        )
 
     def _tell_given_up(self, device: int, lacked: str, waited: float, limit: str, among: int, ask: str = "") -> None:
         """Say for what devices were waited, once for each ask."""

@@ -340,3 +340,18 @@ def test_the_reason_of_failed_devices_is_told_once(progress: Progress, clock: Cl
             "failure", device=device, ask="1.0.0", reason="training", detail="ValueError: no, own.py:2\n    x"
         )
     assert written.getvalue() == "device 3 failed: ValueError: no, own.py:2\n"
+
+
+def test_machines_whose_messages_cannot_be_read_are_told_ever_more_rarely(progress: Progress, clock: Clock) -> None:
+    display, out = plain(progress, clock)
+    for count in (1, 2, 9, 10, 20, 100):
+        display.event("refusal", reason="field", count=count)
+    display.event("refusal", reason="version", count=1)
+    display.event("refusal", reason="fleet_full", count=1)
+    advice = "; if a machine does not join, install the same version of fedemu there, which fedemu --version tells"
+    assert out.getvalue().splitlines() == [
+        f"a message that came cannot be read here (field){advice}",
+        f"10 messages that came cannot be read here (field){advice}",
+        f"100 messages that came cannot be read here (field){advice}",
+        f"a message that came cannot be read here (version){advice}",
+    ]
