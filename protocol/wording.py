@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -91,6 +92,13 @@ def an_object(value: Any) -> str:
     """What a value is, by the name of its type: ``an int``, ``a Tensor``."""
     name = type(value).__name__
     return f"an {name}" if name[0] in "aeioAEIO" else f"a {name}"
+
+
+def no_utf8(remedy: str) -> str:
+    """What is wrong with a text from outside whose bytes could not be decoded, and what to do, to follow the text."""
+    if sys.getfilesystemencoding() == "utf-8":
+        return f"is no UTF-8; {remedy}"
+    return f"can't be read in this locale, which is not one of UTF-8; set LC_ALL=C.UTF-8, or {remedy}"
 
 
 def is_milestone(count: int) -> bool:

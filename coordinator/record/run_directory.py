@@ -29,6 +29,7 @@ from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import make_durable, named_failure, usable, wait_for_disk, write_whole
 from fedemu.protocol.ids import digest_of_file
+from fedemu.protocol.wording import no_utf8
 
 if TYPE_CHECKING:
     from fedemu.algorithms.interface import Tree
@@ -63,7 +64,7 @@ def claim_folder(path: Path) -> None:
     try:
         str(path.absolute()).encode()
     except UnicodeEncodeError:  # messages, logs and pages could not name it
-        raise ConfigurationError(f"the path of the folder {str(path)!a} is no UTF-8; choose another --out") from None
+        raise ConfigurationError(f"the path of the folder {str(path)!a} {no_utf8('choose another --out')}") from None
     if path.exists() or path.is_symlink():
         _require_empty(path)
     with usable(path, "choose another --out"):

@@ -15,15 +15,19 @@ from fedemu.ops.experiment.near import did_you_mean, near
 from fedemu.ops.experiment.tables.section import FILLED
 from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.wording import KINDS, TABLE, an_object, demand
+from fedemu.protocol.wording import KINDS, TABLE, an_object, demand, no_utf8
 
 
 def plain_table(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Copy a table deeply. ``path`` is its full key.
 
-    Raises ConfigurationError if it holds anything but texts, bools, integers, finite floats, lists and tables.
+    Raises ConfigurationError if it holds anything but texts in UTF-8, bools, integers, finite floats, lists and tables.
     """
-    return {str(key): _plain(value, f"{path}.{key}" if path else str(key)) for key, value in table.items()}
+    plain = {}
+    for name, value in table.items():
+        key = _text(str(name), f"the key {str(name)!a}")
+        plain[key] = _plain(value, f"{path}.{key}" if path else key)
+    return plain
 
 
 def _plain(value: Any, path: str) -> Any:
@@ -35,10 +39,21 @@ def _plain(value: Any, path: str) -> Any:
         case float() if not math.isfinite(value):
             instead = "write a number" if math.isnan(value) else "write a large number instead"
             raise ConfigurationError(f"{path} = {value} must be finite; {instead}")
-        case bool() | int() | float() | str():
+        case str():
+            return _text(value, f"{path} = {value!a}")
+        case bool() | int() | float():
             return value
         case _:
             raise ConfigurationError(f"{path} = {value} is {an_object(value)}, which no setting takes")
+
+
+def _text(text: str, said: str) -> str:
+    """The text. Raises ConfigurationError if it holds bytes of the command line that could not be decoded."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"{said} {no_utf8('choose another')}") from None
+    return text
 
 
 def refuse(

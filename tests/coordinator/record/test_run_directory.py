@@ -255,8 +255,11 @@ def test_a_folder_with_something_else_is_never_overwritten(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_folder_whose_name_is_no_utf_8_is_refused(tmp_path: Path) -> None:
+def test_a_folder_whose_name_is_no_utf_8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match=r"/caf\\udce9' is no UTF-8; choose another --out"):
+        claim_folder(tmp_path / os.fsdecode(b"caf\xe9"))
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
+    with pytest.raises(ConfigurationError, match=r"in this locale, .*; set LC_ALL=C\.UTF-8, or choose another --out"):
         claim_folder(tmp_path / os.fsdecode(b"caf\xe9"))
     assert not any(tmp_path.iterdir())
     claim_folder(tmp_path / "café au lait")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from typing import Any
 
@@ -315,6 +316,19 @@ def test_every_interval_of_signs_of_life_can_travel_to_devices(settings: dict[st
     interval = parse(toml_text({"liveness": settings})).liveness.interval(300)
     assert interval == seconds
     msgspec.convert(interval, BeatSeconds)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"data": {"dataset": os.fsdecode(b"caf\xe9")}}, "data.dataset = 'caf\\udce9'"),
+        ({"model": {os.fsdecode(b"caf\xe9"): 1}}, "the key 'caf\\udce9'"),
+    ],
+)
+def test_a_text_that_is_no_utf_8_is_refused_by_name(table: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Experiment.parse(table)
+    assert str(caught.value) == f"{said} is no UTF-8; choose another"
 
 
 def test_the_settings_of_a_machine_are_checked_alike() -> None:
