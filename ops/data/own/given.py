@@ -43,8 +43,11 @@ def store(data: Any, cache: Path) -> str:
             place = folder / digest
             if place.exists() and _digest(place)[:_DIGITS] != digest:
                 shutil.rmtree(place)
-            if not place.exists():
+            try:
                 content.rename(place)
+            except OSError:  # it is there, perhaps because another process was faster
+                if not place.exists():
+                    raise
     return f"{PREFIX}{digest}"
 
 
