@@ -117,7 +117,10 @@ def test_a_folder_in_which_no_run_has_begun_is_removed_when_its_run_starts_and_n
 
 
 def test_an_interrupt_stops_the_runs_and_says_how_to_go_on(tmp_path: Path) -> None:
-    begun = subprocess.Popen(sweep(tmp_path, "--at-once", "2"), stderr=subprocess.PIPE, text=True)
+    words = sweep(tmp_path, "--at-once", "2")
+    endless = SMALL.replace("rounds = 2", "rounds = 1_000_000")
+    (tmp_path / "sweep.toml").write_text(endless, encoding="utf-8")
+    begun = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     first = tmp_path / "runs" / "small" / "digits-small" / "seed-1"
     deadline = time.monotonic() + 400
     while not (first / "config.toml").exists():
