@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedemu.device.machine.forkers import begun, ended
 from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.pipe import FROM_ZYGOTE, Broken, Ended, Fork, Forked, Setup, Unpacker, ZygoteReady, pack_message
 from fedemu.device.process.process import RETIRED
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.futures import fail
 from fedemu.protocol.host.phases import mark, used, used_by_ended
-from fedemu.protocol.host.source import interpreter
 
 log = logging.getLogger(__name__)
 
@@ -46,28 +45,12 @@ class Zygote:
     @classmethod
     async def start(cls, environment: Mapping[str, str] | None = None) -> Zygote:
         """Start a zygote. ``environment`` are variables that it needs beside those that all of them have."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *interpreter(),
-                *COMMAND,
-                str(theirs.fileno()),
-                str(os.getpid()),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                env=os.environ | ZYGOTE_ENVIRONMENT | dict(environment or {}),
-                process_group=0,
-            )
-        return cls(process, ours)
+        return cls(*await begun(*COMMAND, environment=ZYGOTE_ENVIRONMENT | dict(environment or {})))
 
     async def stop(self) -> None:
         """End it. It kills its children."""
         self.ours.close()
-        try:
-            await asyncio.wait_for(self.process.wait(), 5.0)
-        except TimeoutError:
-            self.process.kill()
-            await self.process.wait()
+        await ended(self.process)
 
 
 @dataclass
@@ -206,11 +189,7 @@ class DeviceProcesses:
         if self._writer is not None:
             self._writer.close()  # the zygote then kills its children and ends
         if self._zygote is not None:
-            try:
-                await asyncio.wait_for(self._zygote.wait(), 5.0)
-            except TimeoutError:
-                self._zygote.kill()
-                await self._zygote.wait()
+            await ended(self._zygote)
         tasks = [task for task in (self._following, self._starting) if task is not None]
         for task in tasks:
             task.cancel()

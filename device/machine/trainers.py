@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
 from fedemu.device.host.processors import gpu_of, gpu_share
+from fedemu.device.machine.forkers import begun, ended
 from fedemu.device.pipe import FROM_NURSERY, Ended, Forked, TrainerSetup, Unpacker, pack_message
 from fedemu.protocol.errors import FedemuError
-from fedemu.protocol.host.source import interpreter
 
 log = logging.getLogger(__name__)
 
@@ -49,20 +49,7 @@ class Nursery:
         ``environment`` are variables that trainers need beside those that all of them have.
         """
         more = dict(environment or {})
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *interpreter(),
-                *COMMAND,
-                trainer,
-                str(theirs.fileno()),
-                str(os.getpid()),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                env=os.environ | COMPUTE_ENVIRONMENT | more,
-                process_group=0,
-            )
-        return cls(trainer, more, process, ours)
+        return cls(trainer, more, *await begun(*COMMAND, trainer, environment=COMPUTE_ENVIRONMENT | more))
 
     async def again(self) -> Nursery:
         """Start another one like it."""
@@ -89,11 +76,7 @@ class Nursery:
         if self._writer is not None:
             self._writer.close()
         self._ours.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), 5.0)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        await ended(self._process)
 
 
 class Trainers:

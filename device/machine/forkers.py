@@ -1,0 +1,44 @@
+"""Starts and ends the processes that fork on command: the zygote of the devices, and the nursery of the trainers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping
+from typing import Final
+
+from fedemu.protocol.host.source import interpreter
+
+END_SECONDS: Final = 5.0
+"""A process that has not ended after so many seconds is killed."""
+
+
+async def begun(*command: str, environment: Mapping[str, str]) -> tuple[asyncio.subprocess.Process, socket.socket]:
+    """A Python interpreter with the arguments ``command``, and the supervisor's end of the line to it.
+
+    Two more arguments follow: the descriptor of its own end, and the id of this process. ``environment`` are variables
+    beside those of this process. Raises OSError if no process can be started.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = await asyncio.create_subprocess_exec(
+            *interpreter(),
+            *command,
+            str(theirs.fileno()),
+            str(os.getpid()),
+            pass_fds=[theirs.fileno()],
+            stdin=asyncio.subprocess.DEVNULL,
+            env=os.environ | environment,
+            process_group=0,
+        )
+    return process, ours
+
+
+async def ended(process: asyncio.subprocess.Process) -> None:
+    """Wait for the end of a process whose line was closed, which kills its children and ends."""
+    try:
+        await asyncio.wait_for(process.wait(), END_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
