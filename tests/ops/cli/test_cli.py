@@ -198,7 +198,7 @@ def test_validate_warns_of_tasks_that_find_no_public_data_of_their_classes(capsy
     [
         ("model.name=mlpp", "model 'mlpp' is none of"),
         ("model.hiden=[3]", "'mlp' has no option model.hiden"),
-        ("model.hidden=[99999999999]", "does not fit into this machine's memory"),
+        ("model.hidden=[4294967295]", "does not fit into this machine's memory"),
         ("algorithm.name=fedavgg", "algorithm 'fedavgg' is none of"),
         ("algorithm.loss=absent:loss", "'absent' can't be imported"),
         ("data.dataset=absent:make", "names a module 'absent' that can't be found"),

@@ -84,7 +84,7 @@ UNFIT_FOR_TASKS = [
     (["algorithm.name=mfcl", TASKS, "model.name={own}:Plain"], "this model has no layers that report any"),
     (["algorithm.name=fedavg_gen", TASKS, "model.name={own}:Reticent"], "and a Reticent reports none; choose mlp"),
     (["algorithm.name=fedcil", TASKS, "model={{name='{own}:Plain',inputs=49}}"], "to samples of the shape (1, 8, 8)"),
-    (["model.hidden=[100000000000]", TASKS], "the model 'mlp' does not fit into this machine's memory"),
+    (["model.hidden=[4294967295]", TASKS], "the model 'mlp' does not fit into this machine's memory"),
     *(
         ([f"algorithm.name={name}", TASKS, f"algorithm.options.{option}"], said)
         for name, option, said in (
