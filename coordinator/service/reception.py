@@ -20,6 +20,7 @@ from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.service.answers import REFUSED_PEERS, Refusals, Verdicts
 from fedemu.coordinator.service.shelf import Shelf
+from fedemu.coordinator.service.underway import Underway
 from fedemu.coordinator.settings import Settings
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol import messages as wire
@@ -39,8 +40,6 @@ SMALL_CHUNK = 2**16
 EDGES_AT_ONCE = 1000
 EDGES_PER_SECOND = 0.1
 """Events tell of so many edges at once, and of so many more in each second."""
-FETCHING = 10.0
-"""A machine that asked for bytes of a blob within so many seconds is fetching it."""
 FEW = 10
 """So many refusals for one reason are events of their own."""
 _BEAT = wire.Beat()
@@ -70,6 +69,7 @@ class Reception:
         self.roster = roster
         self.shelf = shelf
         self.timeline = timeline
+        self.underway = Underway(roster, is_sending)
         self.verdicts = Verdicts()
         self.refusals = Refusals()
         self.horizon = horizon(timeline.time + settings.deadline)
@@ -94,9 +94,6 @@ class Reception:
         self._key_of = key_of
         self._cut = cut
         self._may_be_edge = may_be_edge
-        self._is_sending = is_sending
-        self._fetched: dict[bytes, float] = {}
-        """When each connection last asked for bytes of a blob."""
         self._untold: set[bytes] = set()
         """The edges of which no event has told, because there were too many."""
         self._edges_left, self._edge_at = float(EDGES_AT_ONCE), timeline.now()
@@ -169,7 +166,7 @@ class Reception:
         self.roster.leases.hung_up(peer)
         self.roster.admission.forget(peer)
         self.refusals.forget(peer)
-        self._fetched.pop(peer, None)
+        self.underway.forget(peer)
         self._excessive.pop(peer, None)
 
     def ended(self, reason: str) -> None:
@@ -189,23 +186,12 @@ class Reception:
     def expire(self, now: float) -> None:
         """End the sessions of the peers that fell silent.
 
-        A peer in the middle of a long message is not silent, and learns that this coordinator is not: its heartbeats
-        wait behind that message.
+        A peer in the middle of a long message is not silent, and learns that this coordinator is not.
         """
-        for peer in self.roster.quiet(now):
-            if self._is_sending(peer):
-                self.roster.heard(peer, now)
-                self._send(peer, _BEAT, ())
+        for peer in self.underway.heard(now):
+            self._send(peer, _BEAT, ())
         for peer, device in self.roster.expire(now):
             self._gone(peer, device, "silence", now)
-
-    def look_after(self, exchange: Exchange, now: float) -> None:
-        """Tell the ask whose result is on its way, and whose machine has asked for bytes of a blob since."""
-        for device in exchange.machine.running:
-            peer, holder = self.roster.connected.get(device), self.roster.leases.holder(device)
-            fetched = None if holder is None else self._fetched.get(self.roster.connection_of(holder))
-            if peer is not None and (self._is_sending(peer) or (fetched is not None and now - fetched < FETCHING)):
-                exchange.machine.underway(device, now)
 
     def over(self, peer: bytes) -> None:
         """A channel was closed, or a connection that has channels."""
@@ -271,7 +257,7 @@ class Reception:
 
     def _need(self, peer: bytes, message: wire.Need) -> None:
         """Send the chunk of a blob. A large one is read apart from the event loop."""
-        self._fetched[self.roster.connection_of(peer)] = self.timeline.now()
+        self.underway.fetches(peer, self.timeline.now())
         if message.length <= SMALL_CHUNK:
             blob, data = self.shelf.answer(message)
             self._send(peer, blob, (data,))

@@ -364,7 +364,7 @@ class Service:
                 self.send(peer, message)
         if (exchange := self.reception.exchange) is not None:
             if int(now) != int(self._ticked):
-                self.reception.look_after(exchange, now)
+                self.reception.underway.tell(exchange.machine, now)
             exchange.tick(now)
         if self._bedtime is not None and self.reception.stopping is None:
             self._bedtime.look(self.reception.exchange, self._untold, now)

@@ -105,16 +105,15 @@ async def test_the_ask_hears_of_results_on_their_way_and_of_machines_that_fetch_
         service._settings, service.roster, service.shelf, service.timeline, Observers(), Granted,
         lambda peer, message, frames: None, is_sending=sending.__contains__,
     )  # fmt: skip
-    machine = SimpleNamespace(running=[0, 1, 2], underway=lambda device, now: underway.append(device))
-    exchange: Any = SimpleNamespace(machine=machine)
+    machine: Any = SimpleNamespace(running=[0, 1, 2], underway=lambda device, now: underway.append(device))
     for device, peer in enumerate((b"sends", b"waits", b"fetches")):
         service.roster.enroll(b"machine of " + peer, 1, None, "", START)
         service.roster.connected[DeviceId(device)] = peer
     reception.received(b"machine of fetches", Envelope(Need(digest="0" * 64, offset=0, length=1), ()))
-    reception.look_after(exchange, START + 1)
+    reception.underway.tell(machine, START + 1)
     assert underway == [0, 2]
     sending.clear()
-    reception.look_after(exchange, START + 11)
+    reception.underway.tell(machine, START + 11)
     assert underway == [0, 2]
 
 
