@@ -152,6 +152,20 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
     assert [line for line in mistakes if not any(words in line for words in expected)] == []
 
 
+@pytest.fixture
+def watched(made: Any, visit: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Opens the page of ``fedemu watch`` for the run ``made``."""
+    shown: list[Shown] = []
+
+    def open_page(**look: Any) -> Any:
+        shown.append(Shown("watch", str(made.directory), log=tmp_path / "terminal"))
+        return visit(shown[-1].address, **look)
+
+    yield open_page
+    for each in shown:
+        each.end()
+
+
 def grown(page: Any, beyond: int = 0) -> int:
     """The number of rows on the page, once there are more than ``beyond``."""
     until(page, "beyond => window.fedemu && window.fedemu.runs[0].rows.length > beyond", beyond)
@@ -204,49 +218,39 @@ def test_what_is_drawn_is_also_said(live: Live, visit: Callable[..., Any]) -> No
 
 
 def test_the_use_of_all_supervisors_and_trainers_is_drawn_once_it_is_measured(
-    made: Any, visit: Callable[..., Any], tmp_path: Path
+    made: Any, watched: Callable[..., Any]
 ) -> None:
-    shown = Shown("watch", str(made.directory), log=tmp_path / "terminal")
-    try:
-        page = visit(shown.address)
-        waiting = '#content .charts >> nth=1 >> .chart:has-text("for a trainer")'
-        assert page.is_hidden(waiting), "nothing of it was measured"
-        accuracy = page.locator("#content .chart >> nth=0")
-        accuracy.scroll_into_view_if_needed()
-        accuracy.locator("figcaption", has_text="nothing was measured yet").wait_for()
-        assert accuracy.locator(".uplot").count() == 0, "there are no axes without rounds"
-        used = {"coordinator": [0.1, 1]}
-        for place in (1, 2):
-            used |= {f"supervisor {place}": [0.2 * place, 1], f"trainer 1 of supervisor {place}": [0.3 * place, 1]}
-        page.evaluate(
-            "used => window.fedemu.runs[0].tick({ message: 1e9, machine: { at: 1, used, waiting: 0, busy: 1 } })", used
-        )
-        for title, told in (
-            ("coordinator and supervisor", "coordinator 10.0 %, supervisor 1 20.0 %, supervisor 2 40.0 %"),
-            ("the trainers", "trainer 1 of supervisor 1 30.0 %, trainer 1 of supervisor 2 60.0 %"),
-        ):
-            page.wait_for_selector(f'[aria-label="Use of {title} (shares of a core). Last: {told}."]')
-        assert page.is_visible(waiting)
-        made.row(1)
-        page.evaluate("window.fedemu.runs[0].message = 0")
-        accuracy.locator(".uplot").wait_for()
-    finally:
-        shown.end()
-
-
-def test_a_run_whose_folder_was_removed_is_not_offered_to_be_resumed(
-    made: Any, visit: Callable[..., Any], tmp_path: Path
-) -> None:
+    page = watched()
+    waiting = '#content .charts >> nth=1 >> .chart:has-text("for a trainer")'
+    assert page.is_hidden(waiting), "nothing of it was measured"
+    accuracy = page.locator("#content .chart >> nth=0")
+    accuracy.scroll_into_view_if_needed()
+    accuracy.locator("figcaption", has_text="nothing was measured yet").wait_for()
+    assert accuracy.locator(".uplot").count() == 0, "there are no axes without rounds"
+    used = {"coordinator": [0.1, 1]}
+    for place in (1, 2):
+        used |= {f"supervisor {place}": [0.2 * place, 1], f"trainer 1 of supervisor {place}": [0.3 * place, 1]}
+    page.evaluate(
+        "used => window.fedemu.runs[0].tick({ message: 1e9, machine: { at: 1, used, waiting: 0, busy: 1 } })", used
+    )
+    for title, told in (
+        ("coordinator and supervisor", "coordinator 10.0 %, supervisor 1 20.0 %, supervisor 2 40.0 %"),
+        ("the trainers", "trainer 1 of supervisor 1 30.0 %, trainer 1 of supervisor 2 60.0 %"),
+    ):
+        page.wait_for_selector(f'[aria-label="Use of {title} (shares of a core). Last: {told}."]')
+    assert page.is_visible(waiting)
     made.row(1)
-    shown = Shown("watch", str(made.directory), log=tmp_path / "terminal")
-    try:
-        page = visit(shown.address)
-        page.wait_for_selector("[data-part=banner]:not([hidden])")
-        shutil.rmtree(made.directory)
-        until(page, "document.querySelector('[data-part=state]').textContent === 'the folder is gone'")
-        assert page.is_hidden("[data-part=banner]")
-    finally:
-        shown.end()
+    page.evaluate("window.fedemu.runs[0].message = 0")
+    accuracy.locator(".uplot").wait_for()
+
+
+def test_a_run_whose_folder_was_removed_is_not_offered_to_be_resumed(made: Any, watched: Callable[..., Any]) -> None:
+    made.row(1)
+    page = watched()
+    page.wait_for_selector("[data-part=banner]:not([hidden])")
+    shutil.rmtree(made.directory)
+    until(page, "document.querySelector('[data-part=state]').textContent === 'the folder is gone'")
+    assert page.is_hidden("[data-part=banner]")
 
 
 def test_a_run_that_begins_later_comes_to_the_page(
@@ -272,107 +276,85 @@ def test_a_run_that_begins_later_comes_to_the_page(
         shown.end()
 
 
-def test_an_open_story_counts_on(made: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_open_story_counts_on(made: Any, watched: Callable[..., Any]) -> None:
     made.ask(1, [0, 3], "aa")
-    shown = Shown("watch", str(made.directory), log=tmp_path / "terminal")
-    try:
-        page = visit(shown.address)
-        until(page, "() => window.fedemu.runs[0].ready")
-        page.focus("[data-part=field]")
-        page.keyboard.press("Enter")
-        facts = "[...document.querySelectorAll('[data-part=story] .facts dd')].slice(1, 3).map(one => one.textContent)"
-        until(page, f"() => String({facts}) === '1 time,accepted'")
-        made.ask(2, [0, 3], "aa")
-        until(page, f"() => String({facts}) === '2 times,accepted'")
-        made.ask(3, [0, 3], "la")
-        until(page, f"() => String({facts}) === '3 times,late'")
-    finally:
-        shown.end()
+    page = watched()
+    until(page, "() => window.fedemu.runs[0].ready")
+    page.focus("[data-part=field]")
+    page.keyboard.press("Enter")
+    facts = "[...document.querySelectorAll('[data-part=story] .facts dd')].slice(1, 3).map(one => one.textContent)"
+    until(page, f"() => String({facts}) === '1 time,accepted'")
+    made.ask(2, [0, 3], "aa")
+    until(page, f"() => String({facts}) === '2 times,accepted'")
+    made.ask(3, [0, 3], "la")
+    until(page, f"() => String({facts}) === '3 times,late'")
 
 
-def test_the_legend_explains_the_colours_by_visits(made: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_legend_explains_the_colours_by_visits(made: Any, watched: Callable[..., Any]) -> None:
     made.ask(1, [3, 4], "ad")
     made.ask(2, [4, 7], "aa")
-    shown = Shown("watch", str(made.directory), log=tmp_path / "terminal")
-    try:
-        page = visit(shown.address)
-        page.select_option("[data-part=colouring]", "visits")
-        legend = page.locator("[data-part=legend] button")
-        assert legend.all_inner_texts() == ["never asked 9", "asked (at most 2 times) 3"]
-        legend.nth(1).click()
-        assert page.input_value("[data-part=chosen]") == "3-4, 7"
-    finally:
-        shown.end()
+    page = watched()
+    page.select_option("[data-part=colouring]", "visits")
+    legend = page.locator("[data-part=legend] button")
+    assert legend.all_inner_texts() == ["never asked 9", "asked (at most 2 times) 3"]
+    legend.nth(1).click()
+    assert page.input_value("[data-part=chosen]") == "3-4, 7"
 
 
 def test_a_press_that_the_browser_takes_and_another_button_select_nothing(
-    made: Any, visit: Callable[..., Any], tmp_path: Path
+    made: Any, watched: Callable[..., Any]
 ) -> None:
-    shown = Shown("watch", str(made.directory), log=tmp_path / "terminal")
-    try:
-        page = visit(shown.address)
-        box = page.locator("[data-part=field]").bounding_box()
-        here, there = ((box["x"] + x, box["y"] + 5) for x in (5, 80))
-        page.mouse.click(*here, button="right")
-        page.mouse.move(*there)
-        page.mouse.move(*here)
-        page.mouse.down()
-        page.evaluate("document.querySelector('[data-part=field]').dispatchEvent(new Event('pointercancel'))")
-        page.mouse.move(*there)
-        assert page.input_value("[data-part=chosen]") == ""
-        assert page.is_hidden("[data-part=story]")
-    finally:
-        shown.end()
+    page = watched()
+    box = page.locator("[data-part=field]").bounding_box()
+    here, there = ((box["x"] + x, box["y"] + 5) for x in (5, 80))
+    page.mouse.click(*here, button="right")
+    page.mouse.move(*there)
+    page.mouse.move(*here)
+    page.mouse.down()
+    page.evaluate("document.querySelector('[data-part=field]').dispatchEvent(new Event('pointercancel'))")
+    page.mouse.move(*there)
+    assert page.input_value("[data-part=chosen]") == ""
+    assert page.is_hidden("[data-part=story]")
 
 
-def test_a_long_run_keeps_its_beginning_while_it_is_watched(
-    made: Any, visit: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_long_run_keeps_its_beginning_while_it_is_watched(made: Any, watched: Callable[..., Any]) -> None:
     made.row(1)
-    shown = Shown("watch", str(made.directory), log=tmp_path / "terminal")
-    try:
-        page = visit(shown.address)
-        last = 1
-        for _ in range(5):
-            lines = [
-                {"round": round, "accuracy": 0.5 if round % 10 == 0 else None} for round in range(last + 1, last + 901)
-            ]
-            made.append("metrics", *lines)
-            last += 900
-            until(page, "last => window.fedemu.runs[0].last.round === last", last)
-        rounds = page.evaluate("window.fedemu.runs[0].rows.map(row => row.round)")
-        evaluated = page.evaluate("window.fedemu.runs[0].rows.filter(row => row.accuracy !== null).length")
-        assert (rounds[0], rounds[-1], evaluated, rounds == sorted(set(rounds))) == (1, 4501, 451, True)
-        assert 2000 < len(rounds) <= 4000
-    finally:
-        shown.end()
+    page = watched()
+    last = 1
+    for _ in range(5):
+        lines = [
+            {"round": round, "accuracy": 0.5 if round % 10 == 0 else None} for round in range(last + 1, last + 901)
+        ]
+        made.append("metrics", *lines)
+        last += 900
+        until(page, "last => window.fedemu.runs[0].last.round === last", last)
+    rounds = page.evaluate("window.fedemu.runs[0].rows.map(row => row.round)")
+    evaluated = page.evaluate("window.fedemu.runs[0].rows.filter(row => row.accuracy !== null).length")
+    assert (rounds[0], rounds[-1], evaluated, rounds == sorted(set(rounds))) == (1, 4501, 451, True)
+    assert 2000 < len(rounds) <= 4000
 
 
 @pytest.mark.parametrize("width", [360, 520])
-def test_the_times_below_an_ask_stand_apart(made: Any, visit: Callable[..., Any], tmp_path: Path, width: int) -> None:
+def test_the_times_below_an_ask_stand_apart(made: Any, watched: Callable[..., Any], width: int) -> None:
     made.ask(1, [0, 1], "ad", end=3570.0)
-    shown = Shown("watch", str(made.directory), log=tmp_path / "terminal")
-    try:
-        page = visit(shown.address, viewport={"width": width, "height": 800})
-        page.evaluate(
-            """() => {
-                const fillText = CanvasRenderingContext2D.prototype.fillText;
-                window.written = [];
-                CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
-                    const long = this.measureText(text).width, before = { left: 0, center: long / 2, right: long };
-                    if (this.canvas.dataset.part === "asks") window.written.push([y, x - before[this.textAlign], long]);
-                    fillText.call(this, text, x, y);
-                };
-            }"""
-        )
-        page.set_viewport_size({"width": width - 1, "height": 800})
-        until(page, "window.written.length > 0")
-        written = page.evaluate("window.written")
-        lowest = max(y for y, _, _ in written)
-        times = [(x, x + long) for y, x, long in written if y == lowest]
-        assert all(end < begin for (_, end), (begin, _) in pairwise(times)), times
-    finally:
-        shown.end()
+    page = watched(viewport={"width": width, "height": 800})
+    page.evaluate(
+        """() => {
+            const fillText = CanvasRenderingContext2D.prototype.fillText;
+            window.written = [];
+            CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+                const long = this.measureText(text).width, before = { left: 0, center: long / 2, right: long };
+                if (this.canvas.dataset.part === "asks") window.written.push([y, x - before[this.textAlign], long]);
+                fillText.call(this, text, x, y);
+            };
+        }"""
+    )
+    page.set_viewport_size({"width": width - 1, "height": 800})
+    until(page, "window.written.length > 0")
+    written = page.evaluate("window.written")
+    lowest = max(y for y, _, _ in written)
+    times = [(x, x + long) for y, x, long in written if y == lowest]
+    assert all(end < begin for (_, end), (begin, _) in pairwise(times)), times
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
