@@ -23,7 +23,7 @@ ALLOWED = {
 ORDER = {
     "protocol": "errors ids seeds wording messages liveness lookup | codec host | tensors transport | blobs sharing",
     "algorithms": (
-        "names interface measures replay/selection | trees data | streams | models | training "
+        "names interface measures replay/selection models/randomness | trees data | streams | models | training "
         "| analytic methods replay incremental/generator terms | incremental | incremental/data_free | registry former"
     ),
     "device": "bus behaviour host | pipe memory | forking | compute/executors | compute runtime | process | machine",

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from fedemu.algorithms.interface import Outputs, Tree
 from fedemu.algorithms.models.frozen import fixed_tensors, resting_parts, saved_tensors
 from fedemu.algorithms.models.layers import batch_statistics
-from fedemu.algorithms.models.random_functions import repeatable
+from fedemu.algorithms.models.randomness.random_functions import repeatable
 from fedemu.algorithms.trees import map_leaves, only
 from fedemu.protocol.errors import ConfigurationError
 

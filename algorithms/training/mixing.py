@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.interface import Kind, Model, Outputs, Tree, mixes
-from fedemu.algorithms.models.draws import KEY_SHAPE, Draws
 from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.algorithms.models.layer_statistics import observed
-from fedemu.algorithms.models.random_functions import Keyed
+from fedemu.algorithms.models.randomness.draws import KEY_SHAPE, Draws
+from fedemu.algorithms.models.randomness.random_functions import Keyed
 from fedemu.algorithms.models.torch_module import under_seed
 from fedemu.algorithms.trees import map_leaves, only, without
 

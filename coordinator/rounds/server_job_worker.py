@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from fedemu.algorithms.interface import ServerJob, Tree
-from fedemu.algorithms.models.draws import Draws, keys
-from fedemu.algorithms.models.random_functions import models_draw_by
+from fedemu.algorithms.models.randomness.draws import Draws, keys
+from fedemu.algorithms.models.randomness.random_functions import models_draw_by
 from fedemu.coordinator.record import checkpoint
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.kernel import end_with_parent

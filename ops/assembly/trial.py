@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedemu.algorithms.interface import LocalProgram, Outputs, Plan, Tree, mixes
-from fedemu.algorithms.models.draws import KEY_SHAPE, Draws
-from fedemu.algorithms.models.random_functions import Keyed
+from fedemu.algorithms.models.randomness.draws import KEY_SHAPE, Draws
+from fedemu.algorithms.models.randomness.random_functions import Keyed
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.trees import flatten, map_leaves, without
 from fedemu.coordinator.evaluation.evaluate import read

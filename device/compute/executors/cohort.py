@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedemu.algorithms.interface import REPLAYED, Augment, Facts, Forest, LocalProgram, Noting, Stage, Tree
-from fedemu.algorithms.models.draws import keys
+from fedemu.algorithms.models.randomness.draws import keys
 from fedemu.device.compute.executors.executor import Job, Source, failed
 from fedemu.protocol.errors import TrainingError
 from fedemu.protocol.seeds import generator, integer

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.interface import LocalProgram, Outcome
-from fedemu.algorithms.models.draws import Draws
-from fedemu.algorithms.models.random_functions import Keyed
+from fedemu.algorithms.models.randomness.draws import Draws
+from fedemu.algorithms.models.randomness.random_functions import Keyed
 from fedemu.device.compute.executors.arguments import Arguments, Names
 from fedemu.device.compute.executors.flat_function import Flat
 from fedemu.device.compute.executors.plain import plain

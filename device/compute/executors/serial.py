@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.interface import Forest, LocalProgram
-from fedemu.algorithms.models.draws import KEY_SHAPE
+from fedemu.algorithms.models.randomness.draws import KEY_SHAPE
 from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.executors.arguments import Arguments, Names
 from fedemu.device.compute.executors.cohort import BEGIN, FINISH, Cohort, Lines, cohorts

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend  # noqa: E402
 
 from fedemu.algorithms.interface import Forest, LocalProgram, Tree  # noqa: E402
-from fedemu.algorithms.models.draws import KEY_SHAPE  # noqa: E402
+from fedemu.algorithms.models.randomness.draws import KEY_SHAPE  # noqa: E402
 from fedemu.algorithms.training.adam import Adam  # noqa: E402
 from fedemu.device.compute.executors import lowering  # noqa: E402
 from fedemu.device.compute.executors.arguments import Arguments, Names  # noqa: E402

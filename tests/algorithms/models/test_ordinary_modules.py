@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.interface import Outputs
-from fedemu.algorithms.models.random_functions import models_draw_by
+from fedemu.algorithms.models.randomness.random_functions import models_draw_by
 from fedemu.algorithms.models.torch_module import from_module, outputs_of
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import Objective

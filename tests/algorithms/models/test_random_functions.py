@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedemu.algorithms.models.draws import Draws, keys
-from fedemu.algorithms.models.random_functions import Keyed
+from fedemu.algorithms.models.randomness.draws import Draws, keys
+from fedemu.algorithms.models.randomness.random_functions import Keyed
 
 N = 40_000
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.models.draws import keys
+from fedemu.algorithms.models.randomness.draws import keys
 from fedemu.device.compute.executors.plain import looping, plain
 
 

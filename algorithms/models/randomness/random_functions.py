@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fedemu.algorithms.models.draws import KEY_SHAPE, Draws
-from fedemu.algorithms.models.keyed_layers import LAYERS
-from fedemu.algorithms.models.private_functions import opened
+from fedemu.algorithms.models.randomness.draws import KEY_SHAPE, Draws
+from fedemu.algorithms.models.randomness.keyed_layers import LAYERS
+from fedemu.algorithms.models.randomness.private_functions import opened
 
 
 class Keyed(TorchFunctionMode):

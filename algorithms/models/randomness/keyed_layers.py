@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedemu.algorithms.models.draws import Draws
-from fedemu.algorithms.models.private_functions import inside_vmap
+from fedemu.algorithms.models.randomness.draws import Draws
+from fedemu.algorithms.models.randomness.private_functions import inside_vmap
 
 _HALVES: Final = (torch.float16, torch.bfloat16)
 
