@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedemu.algorithms.interface import Forest, LocalProgram, Tree
-from fedemu.algorithms.models.draws import KEY_SHAPE
+from fedemu.algorithms.models.randomness.draws import KEY_SHAPE
 from fedemu.device.compute.executors.arguments import Arguments, Names
 from fedemu.device.compute.executors.cohort import BEGIN, FINISH, Cohort, Lines, cohorts
 from fedemu.device.compute.executors.executor import Job, JobResult, Source, failed
 from fedemu.device.compute.executors.host_memory import in_host_memory
 from fedemu.device.compute.executors.lowering import Lowered, Lowering
 from fedemu.device.compute.executors.private_torch import tree_unflatten
-from fedemu.device.compute.executors.slots import IDLE, Change, SlotPlan, plan_slots
+from fedemu.device.compute.executors.slots import IDLE, SlotPlan, entered, first_stack, leaving, plan_slots
 from fedemu.protocol.errors import TrainingError
 
 RunStep = Callable[[Lowered, Arguments], Sequence[Tensor]]
@@ -139,9 +139,13 @@ class _Call:
         places: Mapping[str, int] = {}
         stack: Arguments | None = None
         keys: Sequence[Tensor] = ()
+        left = leaving(self._given.carry)
         for change, end in zip(plan.changes, [change.time for change in plan.changes[1:]], strict=False):
-            self._leave(change, stack)
-            stack = self._enter(change, stack)
+            if stack is None:
+                stack = first_stack(self._given, change, self._slots)
+            else:
+                left.keep(change, stack.carry)
+                stack = entered(stack, self._given, change, self._slots)
             for time in range(change.time, end):
                 given = stack._replace(batch=batches.at(time), noise=self._noise(plan.devices[time]))
                 if not measured:
@@ -153,8 +157,9 @@ class _Call:
                 outputs = self._run_step(step, given)
                 stack = stack._replace(carry=outputs[: len(stack.carry)])
                 measured.append([outputs[place] for place in places.values()])
-        if plan.changes:
-            self._leave(plan.changes[-1], stack)
+        if stack is not None:
+            left.keep(plan.changes[-1], stack.carry)
+            self._given = self._given._replace(carry=left.by_device())
         busy = plan.devices != IDLE
         count = len(self._cohort.jobs)
         owner, sizes = plan.devices[busy], batches.sizes[busy]
@@ -199,27 +204,6 @@ class _Call:
         places = np.minimum(np.arange(start, start + self._slots), len(self._cohort.jobs) - 1)
         return stack._replace(key=[self._cohort.keys(places, np.full(self._slots, step))])
 
-    def _leave(self, change: Change, stack: Arguments | None) -> None:
-        """Keep the carry of the devices that are done."""
-        if stack is not None and len(change.leaving):
-            devices, slots = self._index(change.leaving), self._index(change.leaving_slots)
-            for kept, leaf in zip(self._given.carry, stack.carry, strict=True):
-                kept.index_copy_(0, devices, leaf.index_select(0, slots))
-
-    def _enter(self, change: Change, stack: Arguments | None) -> Arguments:
-        """The tensors of the devices in the stack's slots, after the entering devices have taken their slots."""
-        if stack is None:
-            occupants = np.zeros(self._slots, np.int64)
-            occupants[change.entering_slots] = change.entering
-            index = self._index(occupants)
-            return self._given.per_device(lambda leaf: leaf.index_select(0, index))
-        if not len(change.entering):
-            return stack
-        devices, slots = self._index(change.entering), self._index(change.entering_slots)
-        return stack.per_device(
-            lambda stacked, leaf: stacked.index_copy(0, slots, leaf.index_select(0, devices)), self._given
-        )
-
     def _noise(self, devices: NDArray[np.int64]) -> list[Tensor]:
         """The noise of one step, ``[slots, ...]`` each: the device's own draws in a busy slot, zeros in an idle one."""
         if not self._names.noise:
@@ -237,9 +221,6 @@ class _Call:
         before = sum((stage.steps for stage in stages[:number]), np.zeros_like(stages[number].first))
         steps = plan.lines - (stages[number].first - before)[plan.devices]
         return self._cohort.keys(plan.devices.ravel(), steps.ravel()).view(*plan.lines.shape, *KEY_SHAPE).unbind()
-
-    def _index(self, values: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(values).to(self._cohort.x.device)
 
 
 class _Batches:
