@@ -1,0 +1,83 @@
+"""Convolutions on a GPU as products of matrices, for training.
+
+Stacked devices each have kernels of their own. cuDNN computes them as one convolution with a group for each device,
+which reaches a few per cent of a GPU's speed with many channels and few pixels, as in the last layers of a ResNet. As a
+product of matrices for each device, with one row per pixel, the same takes a third of the time. Kernels with few
+channels or many weights per channel stay with cuDNN, which is faster there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+LEAST_CHANNELS: Final = 64
+MOST_KERNEL: Final = 3
+"""The input channels and the side of a kernel from which on, and up to which, products were faster on an H200."""
+
+
+def suits(x: Tensor, weight: Tensor) -> bool:
+    """Whether a convolution of ``x`` with kernels ``weight`` is part of training on a GPU, and faster as a product."""
+    of_its_shape = weight.shape[1] >= LEAST_CHANNELS and weight.shape[-1] <= MOST_KERNEL
+    return x.is_cuda and of_its_shape and torch.is_grad_enabled()
+
+
+def convolve(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    """The convolution of ``x [batch, inputs, height, width]`` with square kernels ``[outputs, inputs, side, side]``.
+
+    The unfolded input, which is ``side²`` times as large as the input, is made once more for the gradient, and not kept
+    until then.
+    """
+    outputs: Tensor = _Convolution.apply(x, weight, stride, padding)  # type: ignore[no-untyped-call]
+    return outputs
+
+
+class _Convolution(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+        return _product(x, weight, stride, padding)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, int], output: Tensor) -> None:
+        x, weight, ctx.stride, ctx.padding = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
+        x, weight = ctx.saved_tensors
+        rows, _ = _unfolded(x, weight.shape[-1], ctx.stride, ctx.padding)
+        by_place = gradient.permute(0, 2, 3, 1).flatten(0, 2)
+        for_weight = (by_place.t() @ rows).view(weight.shape)
+        for_x = _for_input(x, weight, gradient, ctx.stride, ctx.padding) if ctx.needs_input_grad[0] else None
+        return for_x, for_weight, None, None
+
+
+def _product(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    rows, (batch, height, width) = _unfolded(x, weight.shape[-1], stride, padding)
+    return (rows @ weight.flatten(1).t()).view(batch, height, width, len(weight)).permute(0, 3, 1, 2)
+
+
+def _unfolded(x: Tensor, side: int, stride: int, padding: int) -> tuple[Tensor, tuple[int, int, int]]:
+    """What the kernels see, one row for each of their places: ``[batch · height · width, inputs · side · side]``.
+
+    The second value is the batch, and the height and width of the output.
+    """
+    padded = functional.pad(x, (padding,) * 4) if padding else x
+    windows = padded.unfold(2, side, stride).unfold(3, side, stride).permute(0, 2, 3, 1, 4, 5)
+    batch, height, width = windows.shape[:3]
+    return windows.reshape(batch * height * width, -1), (batch, height, width)
+
+
+def _for_input(x: Tensor, weight: Tensor, gradient: Tensor, stride: int, padding: int) -> Tensor:
+    """The gradient for ``x``. Without a stride it is the convolution of ``gradient`` with the turned kernels."""
+    side = weight.shape[-1]
+    if stride == 1 and padding < side:
+        return _product(gradient, weight.flip((2, 3)).transpose(0, 1), 1, side - 1 - padding)
+    for_rows = gradient.permute(0, 2, 3, 1).flatten(1, 2) @ weight.flatten(1)
+    folded: Tensor = functional.fold(for_rows.transpose(1, 2), x.shape[2:], side, padding=padding, stride=stride)
+    return folded

@@ -1,0 +1,70 @@
+"""Convolutions as products: the same values and gradients as torch's own, in every way in which programs call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.nn.functional import conv2d
+
+from fedemu.algorithms.models.unfolded import convolve
+from fedemu.device.compute.trainer import open_device
+
+Convolution = Callable[[Tensor, Tensor], Tensor]
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return open_device(request.param)
+
+
+def by_stack(convolution: Convolution, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of stacked devices, each with its kernels and samples."""
+    return vmap(grad(lambda w, x: convolution(x, w).square().sum(), argnums=(0, 1)))(weight, x)
+
+
+def by_sample(convolution: Convolution, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    return (vmap(grad(lambda w, x: convolution(x[None], w).square().sum()), (None, 0))(weight[0], x[0]),)
+
+
+def twice(convolution: Convolution, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    def size_of_gradient(x: Tensor) -> Tensor:
+        return grad(lambda w: convolution(x, w).square().sum())(weight[0]).square().sum()
+
+    return (grad(size_of_gradient)(x[0]),)
+
+
+def by_autograd(convolution: Convolution, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    leaves = x[0].clone().requires_grad_(), weight[0].clone().requires_grad_()
+    return torch.autograd.grad(convolution(*leaves).square().sum(), leaves)
+
+
+@pytest.mark.parametrize("way", [by_stack, by_sample, twice, by_autograd])
+@pytest.mark.parametrize(
+    ("pixels", "side", "stride", "padding"),
+    [(8, 3, 1, 1), (8, 3, 2, 1), (9, 3, 2, 1), (7, 3, 1, 0), (6, 1, 1, 0), (8, 1, 2, 0), (10, 3, 3, 0), (5, 2, 1, 2)],
+)
+def test_products_give_the_gradients_of_a_convolution(
+    way: Callable[..., tuple[Tensor, ...]],
+    pixels: int,
+    side: int,
+    stride: int,
+    padding: int,
+    device: torch.device,
+) -> None:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 2, 4, pixels, pixels, generator=random, dtype=torch.float64).to(device)
+    weight = torch.randn(3, 5, 4, side, side, generator=random, dtype=torch.float64).to(device)
+
+    def reference(x: Tensor, weight: Tensor) -> Tensor:
+        return conv2d(x, weight, stride=stride, padding=padding)
+
+    def products(x: Tensor, weight: Tensor) -> Tensor:
+        return convolve(x, weight, stride, padding)
+
+    torch.testing.assert_close(products(x[0], weight[0]), reference(x[0], weight[0]), rtol=1e-12, atol=1e-12)
+    for found, expected in zip(way(products, x, weight), way(reference, x, weight), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
