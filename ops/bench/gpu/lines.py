@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -23,7 +25,10 @@ from fedemu.protocol.errors import TrainingError
 
 STACKS: Final = (1, 8, 16, 32, 64, 128)
 """The sizes of stacks. 1 stands for one device after the other."""
+_GPU: Final = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
 _REPETITIONS: Final = 3
+_SECONDS: Final = 3.0
+"""After so many seconds of measuring there is no further repetition."""
 _UPDATES: Final = 128
 _GFLOP: Final = 4000.0
 """A measurement takes 128 updates, or as many as have these 10^9 operations: about a second's work of a GPU."""
@@ -79,14 +84,14 @@ def lines(
                 count = effort.count(round(min(_UPDATES, _GFLOP / gflop)), stack)
                 executor = _executor(stack, graphs)
                 try:
-                    rates = [_rate(executor, program, shared, jobs(count, n), source) for n in range(_REPETITIONS + 1)]
+                    rates = _rates(executor, program, shared, partial(jobs, count), source)
                     kernels = None
                     if device.type == "cuda":
                         kernels = _kernel_seconds(executor, program, shared, jobs(count, 9), source) / count
                 except Exception as error:
                     yield Line(name, stack, graphs, gflop, why=str(error).splitlines()[0][:60])
                     continue
-                yield _line(name, stack, graphs, gflop, Spread.of(rates[1:]), kernels, peak)
+                yield _line(name, stack, graphs, gflop, Spread.of(rates), kernels, peak)
 
 
 def operations(program: Any, shared: Any, jobs: Sequence[Job], source: Source) -> int:
@@ -121,6 +126,17 @@ def _run(executor: Executor, program: Any, shared: Any, jobs: Sequence[Job], sou
                 raise result
 
 
+def _rates(
+    executor: Executor, program: Any, shared: Any, jobs: Callable[[int], Sequence[Job]], source: Source
+) -> list[float]:
+    """Updates per second of some repetitions, after one that is not measured. ``jobs`` gives those of a round."""
+    _rate(executor, program, shared, jobs(0), source)
+    end, rates = time.monotonic() + _SECONDS, list[float]()
+    while len(rates) < _REPETITIONS and (not rates or time.monotonic() < end):
+        rates.append(_rate(executor, program, shared, jobs(len(rates) + 1), source))
+    return rates
+
+
 def _rate(executor: Executor, program: Any, shared: Any, jobs: Sequence[Job], source: Source) -> float:
     """Updates per second. The results lie in host memory at the end, so nothing is left to wait for."""
     began = time.perf_counter()
@@ -129,8 +145,18 @@ def _rate(executor: Executor, program: Any, shared: Any, jobs: Sequence[Job], so
 
 
 def _kernel_seconds(executor: Executor, program: Any, shared: Any, jobs: Sequence[Job], source: Source) -> float:
-    """The seconds in which the GPU runs kernels or copies."""
+    """The seconds in which the GPU runs kernels or copies, one or several at a time."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         _run(executor, program, shared, jobs, source)
         torch.cuda.synchronize()
-    return float(sum(event.self_device_time_total for event in profile.key_averages())) / 1e6
+    spans = [(event.time_range.start, event.time_range.end) for event in profile.events() if event.device_type == _GPU]
+    return covered(spans) / 1e6
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """The length of what some spans cover together, each from its start to its end."""
+    total, reached = 0.0, -math.inf
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total

@@ -14,7 +14,7 @@ from rich.console import Console
 from fedemu.device.compute.executors.executor import Job, Source
 from fedemu.ops.assembly.learning import open_algorithm
 from fedemu.ops.bench.gpu import gpu
-from fedemu.ops.bench.gpu.lines import Line, _line, lines, operations
+from fedemu.ops.bench.gpu.lines import Line, _line, covered, lines, operations
 from fedemu.ops.bench.gpu.sharing import Share, shares
 from fedemu.ops.bench.measuring.measure import QUICK, Spread
 from fedemu.ops.bench.peers.peers import Comparison
@@ -46,6 +46,11 @@ def test_kernels_gaps_and_the_roof_follow_from_the_rate() -> None:
     assert (line.kernel_ms, line.gap_ms) == (8.0, pytest.approx(2.0))
     assert (line.teraflops, line.roof) == (pytest.approx(34.1), pytest.approx(34.1 / 67))
     assert line.kernel_roof == pytest.approx(0.341 / 0.008 / 67)
+
+
+def test_kernels_that_run_at_the_same_time_count_once() -> None:
+    assert covered([(4.0, 6.0), (0.0, 2.0), (1.0, 3.0), (1.5, 1.75), (6.0, 7.0)]) == 3.0 + 2.0 + 1.0
+    assert covered([]) == 0.0
 
 
 @pytest.mark.parametrize(("work", "each"), [("cifar", 101_087_232), ("fedntd", 136_421_376)])
