@@ -59,7 +59,9 @@ class _Convolution(torch.autograd.Function):
 
 def _product(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
     rows, (batch, height, width) = _unfolded(x, weight.shape[-1], stride, padding)
-    return (rows @ weight.flatten(1).t()).view(batch, height, width, len(weight)).permute(0, 3, 1, 2)
+    products = (rows @ weight.flatten(1).t()).view(batch, height, width, len(weight))
+    # Batch normalisation on CUDA keeps the order in memory of what it is given, and vmap knows only the usual one.
+    return products.permute(0, 3, 1, 2).contiguous()
 
 
 def _unfolded(x: Tensor, side: int, stride: int, padding: int) -> tuple[Tensor, tuple[int, int, int]]:

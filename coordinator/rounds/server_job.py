@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.coordinator.rounds.server_job_worker import Place, run_and_exit
-from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.futures import fail
 from fedemu.protocol.host.idleness import Idleness, Stuckness
 from fedemu.protocol.host.own_code import Told, retold
@@ -61,8 +63,9 @@ async def run_server_job(
     compute meanwhile: the child would wait for ever for a lock that the thread holds, such as that of oneDNN. This is
     safe beside the threads of ZeroMQ and OpenMP for three reasons. The thread that forks has never computed, so OpenMP
     finds no worker pool to wait for. The event loop stands still meanwhile, so it holds no lock. The child uses no
-    inherited socket and ends by ``_exit``, so no inherited object is torn down. The child can use CUDA only if the
-    coordinator has not used it.
+    inherited socket and ends by ``_exit``, so no inherited object is torn down. The child can use neither CUDA nor
+    gradients if this process has used CUDA, as trainers do that compute in it. So that is refused with a
+    ConfigurationError.
     """
     place = Place(directory, round, attempt, ordinal, seed, basis)
     loop = asyncio.get_running_loop()
@@ -79,6 +82,11 @@ async def run_server_job(
 
     if (carry := finished()) is not None:
         return carry
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise ConfigurationError(
+            f"the server job {job.name!r} needs a process of its own, which cannot be had where trainers use a GPU in "
+            "memory; use --transport zmq, or --device-type cpu"
+        )
     cause = ""
     for _ in range(_TRIES):
         ended = await _Child(job, place, threads, stepped, idle_seconds, stuck_seconds).run(loop)

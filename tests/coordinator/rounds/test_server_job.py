@@ -21,7 +21,7 @@ from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.rounds import server_job
 from fedemu.coordinator.rounds.server_job import run_server_job
-from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 
@@ -149,6 +149,17 @@ async def test_the_cause_of_every_death_is_told(tmp_path: Path):
     assert causes == ["signal SIGKILL"]
     await run_server_job(train(), tmp_path / "b", 1, 0, ignore, died=causes.append)
     assert causes == ["signal SIGKILL"]
+
+
+async def test_a_job_is_refused_where_trainers_have_used_a_gpu_in_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """No process that is forked from it can compute gradients. What was finished before is still given."""
+    await run_server_job(train(), tmp_path, 1, 0, ignore)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert "w" in await run_server_job(train(), tmp_path, 1, 0, ignore)
+    with pytest.raises(ConfigurationError, match="the server job 'train' needs a process of its own"):
+        await run_server_job(train(), tmp_path, 2, 0, ignore)
 
 
 async def test_a_finished_job_is_not_run_again(tmp_path: Path):
