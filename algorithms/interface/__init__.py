@@ -1,6 +1,6 @@
 """The contract between methods and machinery: what a method, a program and a model are. Read this room first."""
 
-from fedemu.algorithms.interface.model import Mixing, Model, Outputs, PartlyFrozen, mixes
+from fedemu.algorithms.interface.model import Mixing, Model, Outputs, PartlyFrozen, Pure, mixes, pure
 from fedemu.algorithms.interface.program import (
     Augment,
     CountingSteps,
@@ -75,6 +75,7 @@ __all__ = [
     "Picturing",
     "Plan",
     "PublicData",
+    "Pure",
     "Query",
     "Reducer",
     "Remarking",
@@ -90,6 +91,7 @@ __all__ = [
     "collect",
     "mean",
     "mixes",
+    "pure",
     "total",
     "weighted_mean",
 ]

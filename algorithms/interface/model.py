@@ -71,3 +71,20 @@ class Mixing(Protocol):
 def mixes(model: Model, train: bool) -> bool:
     """Whether a model says that it mixes the samples of a batch."""
     return isinstance(model, Mixing) and model.mixes(train)
+
+
+@runtime_checkable
+class Pure(Protocol):
+    """A model that tells whether several threads may call its ``apply`` at the same time.
+
+    They may if it changes nothing, not even for the time of the call. A ``torch.nn.Module`` does: it gets its variables
+    put in for each call.
+    """
+
+    @property
+    def pure(self) -> bool: ...
+
+
+def pure(model: Model) -> bool:
+    """Whether a model says that several threads may apply it at the same time."""
+    return isinstance(model, Pure) and model.pure

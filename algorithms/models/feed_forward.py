@@ -56,6 +56,10 @@ class FeedForward:
     statistics: bool = False
 
     @property
+    def pure(self) -> bool:
+        return True
+
+    @property
     def kind(self) -> Literal["dense", "convolutional"]:
         return "convolutional" if self.convolutions else "dense"
 

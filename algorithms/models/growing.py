@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import Facts, Kind, Model, Outputs, Tree, mixes
+from fedemu.algorithms.interface import Facts, Kind, Model, Outputs, Tree, mixes, pure
 from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.algorithms.models.layer_statistics import observed
 from fedemu.algorithms.models.layers import uniform
@@ -94,6 +94,10 @@ class Growing:
         inner = {name: leaf for name, leaf in variables.items() if name != SEEN}
         outputs, buffers = self.model.apply(inner, x, train)
         return outputs._replace(logits=among_seen(variables, outputs.logits)), {**buffers, SEEN: variables[SEEN]}
+
+    @property
+    def pure(self) -> bool:
+        return pure(self.model)
 
     def mixes(self, train: bool) -> bool:
         return mixes(self.model, train)

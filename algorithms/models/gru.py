@@ -64,6 +64,10 @@ class Recurrent:
     buffers: frozenset[str] = frozenset()
     kind: Literal["sequence"] = "sequence"
 
+    @property
+    def pure(self) -> bool:
+        return True
+
     def init(self, seed: int) -> Tree:
         generator = torch.Generator().manual_seed(seed)
         table = torch.empty(self.vocabulary, self.embedding).normal_(generator=generator)

@@ -14,7 +14,7 @@ from typing import Final, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import Kind, Model, Outputs, Tree
+from fedemu.algorithms.interface import Kind, Model, Outputs, Tree, pure
 from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.algorithms.models.layers import BATCH_NORM_MOMENTUM
 from fedemu.protocol.errors import ConfigurationError
@@ -89,6 +89,10 @@ class Watched:
                 newest = outputs.statistics[name.removeprefix(WATCHED)].detach().to(leaf.dtype)
                 kept[name] = torch.lerp(leaf, newest, BATCH_NORM_MOMENTUM)
         return outputs, {**buffers, **kept}
+
+    @property
+    def pure(self) -> bool:
+        return pure(self.model)
 
 
 def watched(model: Model, input_shape: tuple[int, ...]) -> Watched:

@@ -12,7 +12,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import Kind, Model, Outputs, Tree, mixes
+from fedemu.algorithms.interface import Kind, Model, Outputs, Tree, mixes, pure
 from fedemu.algorithms.models.growing import Growing
 from fedemu.algorithms.models.layer_statistics import observed
 from fedemu.algorithms.trees import map_leaves
@@ -46,6 +46,10 @@ class LowPrecision:
             outputs, buffers = self.inner.apply(variables, x, train)
         statistics = map_leaves(Tensor.float, outputs.statistics)
         return Outputs(outputs.logits.float(), outputs.features.float(), statistics), buffers
+
+    @property
+    def pure(self) -> bool:
+        return pure(self.inner)
 
     def mixes(self, train: bool) -> bool:
         return mixes(self.inner, train)

@@ -73,6 +73,10 @@ class ResNet:
     def buffers(self) -> frozenset[str]:
         return frozenset().union(*(unit.norm.buffers for unit in self._units()))
 
+    @property
+    def pure(self) -> bool:
+        return True
+
     def init(self, seed: int) -> Tree:
         generator = torch.Generator().manual_seed(seed)
         variables: dict[str, Tensor] = {}

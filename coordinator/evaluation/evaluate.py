@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedemu.algorithms.data.corpus import NO_TARGET, Corpus, Split
-from fedemu.algorithms.interface import Model, Outputs, Tree
+from fedemu.algorithms.interface import Model, Outputs, Tree, pure
 from fedemu.algorithms.measures.continual import perplexity
 from fedemu.algorithms.streams.flat import owners_of
 from fedemu.algorithms.streams.period_tests import PeriodTests
+from fedemu.coordinator.evaluation.threads import in_order
 from fedemu.protocol.errors import ConfigurationError
 
 CACHE_LIMIT = 256 * 2**20
@@ -93,6 +94,9 @@ class Evaluator:
     training split; the model is tested on them, too. Losses are summed in float64, so chunks change a loss by no more
     than the model's own rounding. Raises ValueError if there are no samples.
 
+    ``threads`` is the most threads that compute chunks at the same time, if the model bears it. Results are the same to
+    the bit.
+
     ``chance`` is the share of the most frequent class among the samples, None for language data. A model that always
     answers with this class has this accuracy.
     """
@@ -106,6 +110,7 @@ class Evaluator:
         samples: int = 0,
         part: int = 0,
         validation: NDArray[np.int64] | None = None,
+        threads: int = 1,
     ) -> None:
         self._split = corpus.test if tests is None else tests.split(corpus)
         indices = np.arange(len(self._split)) if tests is None else tests.indices
@@ -114,6 +119,7 @@ class Evaluator:
         self._model = model
         self._corpus = corpus
         self._validation = validation
+        self._threads = threads
         answers = corpus.input_shape[-1] if corpus.language else 1
         self._batch_size = max(1, min(batch_size, BATCH_LOGITS // (answers * corpus.outputs)))
         taken = evenly_spaced(len(indices), samples)
@@ -147,8 +153,8 @@ class Evaluator:
         ``watch`` sees the outputs for all samples.
         """
         if not on_all and self._part is not None:
-            return self._summed(answer(self._model, variables, self._part))
-        found = answer(self._model, variables, self._cache if self._cache is not None else self._read(), watch)
+            return self._summed(self._answer(variables, self._part))
+        found = self._answer(variables, self._cache if self._cache is not None else self._read(), watch)
         class_accuracy, class_loss = _means_by(self._labels, found, self._corpus.classes)
         whole = replace(
             self._summed(found),
@@ -178,7 +184,12 @@ class Evaluator:
         if self._validation is None or not len(self._validation):
             return None
         batches = read(self._model, self._corpus, self._corpus.train, self._validation, self._batch_size)
-        return _means(answer(self._model, variables, batches))[0]
+        return _means(self._answer(variables, batches))[0]
+
+    def _answer(self, variables: Tree, batches: Iterable[tuple[Tensor, Tensor]], watch: Watch | None = None) -> Answers:
+        """The model's answers. A perceptron answers faster than threads start."""
+        threads = self._threads if pure(self._model) and self._model.kind != "dense" else 1
+        return answer(self._model, variables, batches, watch, threads)
 
     def _read(self, positions: slice | NDArray[np.int64] = slice(None)) -> Iterator[tuple[Tensor, Tensor]]:
         return read(self._model, self._corpus, self._split, self._indices[positions], self._batch_size)
@@ -197,17 +208,23 @@ def _misfit(model: Model, variables: Tree) -> str:
     return ""
 
 
-@torch.inference_mode()
 def answer(
-    model: Model, variables: Tree, batches: Iterable[tuple[Tensor, Tensor]], watch: Watch | None = None
+    model: Model,
+    variables: Tree,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    watch: Watch | None = None,
+    threads: int = 1,
 ) -> Answers:
-    """The model's answers to the samples of batches from ``read``, in their order.
+    """The model's answers to the samples of batches from ``read``, in their order, from so many ``threads``.
 
-    Raises ConfigurationError if the model fails, and ``variables`` are not those that it has.
+    More than one thread needs a model that is ``pure``. Raises ConfigurationError if the model fails, and ``variables``
+    are not those that it has.
     """
     laid_out = {name: _laid_out(model, tensor) for name, tensor in variables.items()}
-    found = []
-    for x, y in batches:
+
+    @torch.inference_mode()
+    def judged(batch: tuple[Tensor, Tensor]) -> tuple[Outputs | None, Tensor, Answers]:
+        x, y = batch
         try:
             outputs = model.apply(laid_out, x, False)[0]
         except Exception as error:
@@ -215,9 +232,15 @@ def answer(
                 raise ConfigurationError(f"the model can't be evaluated: the algorithm's state {misfit}") from error
             raise
         logits = outputs.logits
-        if watch is not None:
-            watch(outputs, y)
-        found.append(_of_samples(logits, y) if logits.dim() == 2 else _of_tokens(logits, x[:, 1]))
+        judgement = _of_samples(logits, y) if logits.dim() == 2 else _of_tokens(logits, x[:, 1])
+        return outputs if watch is not None else None, y, judgement
+
+    found = []
+    for outputs, y, judgement in in_order(judged, batches, threads):
+        if watch is not None and outputs is not None:
+            with torch.inference_mode():
+                watch(outputs, y)
+        found.append(judgement)
     if not found:
         return Answers(np.zeros(0, np.int64), np.zeros(0, np.float64), np.zeros(0, np.int64))
     return Answers(*(np.concatenate(values) for values in zip(*found, strict=True)))

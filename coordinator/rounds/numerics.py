@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import torch
+from fedemu.coordinator.evaluation.threads import take_threads
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class Numerics:
     def __init__(self, threads: int, patience: float = 0.0) -> None:
         self._patience = patience
         self._under_way = 0
-        self._thread = ThreadPoolExecutor(1, "numerics", initializer=_take, initargs=(threads,))
+        self._thread = ThreadPoolExecutor(1, "numerics", initializer=take_threads, initargs=(threads,))
 
     async def compute(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call ``function`` in the thread, after all earlier calls, and return its result."""
@@ -50,9 +50,3 @@ class Numerics:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._thread.shutdown(wait=True)
-
-
-def _take(threads: int) -> None:
-    # A thread that has not asked yet takes the number that any thread has set last, such as a trainer's in memory.
-    torch.get_num_threads()
-    torch.set_num_threads(threads)

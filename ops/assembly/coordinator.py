@@ -16,6 +16,7 @@ from fedemu.coordinator.asks.holdings import Holdings
 from fedemu.coordinator.evaluation.album import open_album
 from fedemu.coordinator.evaluation.diagnosis import Diagnosis
 from fedemu.coordinator.evaluation.evaluate import Evaluator
+from fedemu.coordinator.evaluation.threads import most_threads
 from fedemu.coordinator.fleet.planned_times import PlannedTimes
 from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.plan import CoordinatorPlan
@@ -49,11 +50,13 @@ def assemble(
     corpus, model, stream = parts.corpus, parts.model, parts.stream
     frozen = frozen_of(model)
     held_back = parts.partition.validation_indices if experiment.evaluate.validation else None
-    evaluator = Evaluator(model, corpus, parts.tests, part=experiment.evaluate.samples, validation=held_back)
+    threads = most_threads(experiment.server.threads)
+    part = experiment.evaluate.samples
+    evaluator = Evaluator(model, corpus, parts.tests, part=part, validation=held_back, threads=threads)
     diagnosis = None
     if experiment.diagnose.every:
         samples = experiment.diagnose.samples
-        some = Evaluator(model, corpus, parts.tests, samples=samples) if samples else evaluator
+        some = Evaluator(model, corpus, parts.tests, samples=samples, threads=threads) if samples else evaluator
         diagnosis = Diagnosis(model, corpus, parts.partition, some, stream)
     return CoordinatorPlan(
         address=address,
