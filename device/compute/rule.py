@@ -29,15 +29,15 @@ second on an NVIDIA H200 with torch 2.11, with captured steps in stacks:
 =================================  ======  ==========  ===========  ===========  ===========  ============
 work                               serial  stack of 8  stack of 16  stack of 32  stack of 64  stack of 128
 =================================  ======  ==========  ===========  ===========  ===========  ============
-digits, 64-64-10 perceptron           248       2,497        3,709        7,040       11,978        18,846
-CIFAR-10 shapes, two convolutions     117         371            -          590            -             -
-ResNet-18, batches of 20               28          95            -            -            -             -
-BERT of two layers of 64               22         379            -        1,237            -             -
+digits, 64-64-10 perceptron             -       4,257            -       12,467       15,007        18,558
+CIFAR-10 shapes, two convolutions     184         928            -        1,138            -         1,179
+ResNet-18, batches of 20                -         163          186          202            -             -
+BERT of two layers of 64                -         670            -        1,510            -             -
 =================================  ======  ==========  ===========  ===========  ===========  ============
 
-A stack takes nearly as long half empty as full. A stack of 64 perceptrons takes 5.3 ms and one of 32 takes 4.5 ms, so
-stacks of 64 cost small cohorts little. Those of 32 convolutions take 2.5 times as long as those of 8, and as much more
-memory, so convolutions stay at 8.
+A stack takes nearly as long half empty as full. A stack of 64 perceptrons takes 4.3 ms and one of 32 takes 2.6 ms, so
+stacks of 64 cost small cohorts little. Those of 32 convolutions take 3.3 times as long as those of 8, and four times as
+much memory, so convolutions stay at 8.
 """
 
 from __future__ import annotations
