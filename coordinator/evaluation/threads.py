@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
 import torch
+
+from fedemu.protocol.host.hardware import cores
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -19,7 +20,7 @@ MOST_THREADS: Final = 8
 
 def most_threads(each: int) -> int:
     """The number of threads for which this process has cores, if each has ``each`` threads of torch's own."""
-    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // each))
+    return max(1, min(MOST_THREADS, cores() // each))
 
 
 def in_order(function: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.hardware import control_groups, kernel_number
 from fedemu.protocol.host.open_files import allow_open_files, most_open_files
 
 PROCESS_BYTES = 6 * 2**20
@@ -25,10 +25,6 @@ SPARE_FILES = 128
 """Descriptors of a process besides those that ``demand`` counts one by one."""
 FILES_PER_DEVICE = 4
 """Descriptors of one device, counted while its old connection still lingers beside the new one."""
-_GROUPS = Path("/sys/fs/cgroup")
-"""The control groups of the machine."""
-_OWN_GROUPS = Path("/proc/self/cgroup")
-"""The control groups of this process, a line for each tree of them."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +89,12 @@ def _threads() -> int | None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft != resource.RLIM_INFINITY and os.geteuid() != 0:
         left.append(soft - _threads_of_user())
-    for folder in _control_groups("pids"):
-        if (most := _number(folder / "pids.max")) is not None:
-            left.append(most - (_number(folder / "pids.current") or 0))
-    if (most := _number(Path("/proc/sys/kernel/threads-max"))) is not None:
+    for folder in control_groups("pids"):
+        if (most := kernel_number(folder / "pids.max")) is not None:
+            left.append(most - (kernel_number(folder / "pids.current") or 0))
+    if (most := kernel_number(Path("/proc/sys/kernel/threads-max"))) is not None:
         left.append(most)
-    if (most := _number(Path("/proc/sys/kernel/pid_max"))) is not None:
+    if (most := kernel_number(Path("/proc/sys/kernel/pid_max"))) is not None:
         left.append(most)
     return max(0, min(left)) if left else None
 
@@ -112,9 +108,9 @@ def _threads_of_user() -> int:
 def free_memory() -> int:
     """Free memory in bytes: what the machine has available, or what the container has left if that is less."""
     left = [int(psutil.virtual_memory().available)]
-    for folder in _control_groups("memory"):
-        if (most := _number(folder / "memory.max", folder / "memory.limit_in_bytes")) is not None:
-            used = _number(folder / "memory.current", folder / "memory.usage_in_bytes") or 0
+    for folder in control_groups("memory"):
+        if (most := kernel_number(folder / "memory.max", folder / "memory.limit_in_bytes")) is not None:
+            used = kernel_number(folder / "memory.current", folder / "memory.usage_in_bytes") or 0
             left.append(most - max(0, used - _cached(folder)))
     return max(0, min(left))
 
@@ -127,30 +123,3 @@ def _cached(group: Path) -> int:
         return 0
     # Version 1 counts the groups below in figures of their own.
     return sum(int(facts.get(f"total_{name}", facts.get(name, 0))) for name in ("inactive_file", "active_file"))
-
-
-def _control_groups(controller: str) -> list[Path]:
-    """The folders of this process's control groups that may limit what ``controller`` counts, and of those above them.
-
-    Version 2 has one tree of groups, version 1 one for each controller. A system may have both.
-    """
-    try:
-        lines = _OWN_GROUPS.read_text().splitlines()
-    except OSError:
-        return []
-    found: list[Path] = []
-    for line in lines:
-        _, controllers, place = line.split(":", 2)
-        if controllers in ("", controller):
-            root = _GROUPS / controllers
-            folder = root / place.lstrip("/")
-            found += [folder, *[parent for parent in folder.parents if parent == root or root in parent.parents]]
-    return found
-
-
-def _number(*paths: Path) -> int | None:
-    """The number in the first of these files of the kernel that has one; None if there is none, or it says ``max``."""
-    for path in paths:
-        with suppress(OSError, ValueError):
-            return int(path.read_text())
-    return None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.hardware import cores
 
 _ASK: Final = """
 import json, torch
@@ -56,8 +57,8 @@ def cuda_here() -> Cuda | None:
 
 
 def default_trainers(device_type: str) -> int:
-    """The default number of trainers: one per GPU that this process may use, or one per core if there is no GPU."""
-    return (len(gpus()) if device_type != "cpu" else 0) or len(os.sched_getaffinity(0))
+    """The default number of trainers: one per GPU that this process may use, or one per core."""
+    return (len(gpus()) if device_type != "cpu" else 0) or cores()
 
 
 def gpu_of(number: int) -> str | None:

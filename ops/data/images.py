@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +14,7 @@ from PIL import Image, ImageOps
 from fedemu.ops.data.cache import Coloured
 from fedemu.ops.data.source import DataSource
 from fedemu.protocol.errors import DataError
+from fedemu.protocol.host.hardware import cores
 
 _BLOCK = 128
 _CHUNK = 16
@@ -37,7 +37,7 @@ def image_blocks(
     image cannot be decoded or has another size.
     """
     shape: tuple[int, ...] | None = None
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         for start in range(0, count, _BLOCK):
             block = cells(start, min(start + _BLOCK, count))
             # A thread gets several images at once, because handing over takes longer than decoding a small one.

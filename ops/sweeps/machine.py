@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 from fedemu.device.host.limits import this_machine
 from fedemu.device.host.processors import gpus
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.figures import counted
+from fedemu.protocol.host.hardware import cores
 
 MEMORY_OF_A_RUN = 2**30
 """Bytes that a run is reckoned to take. Those of the presets that run in minutes take 0.3 to 0.6 GiB."""
@@ -23,8 +23,8 @@ def default_at_once(experiments: Iterable[Experiment], device_type: str) -> tupl
     if device_type != "cpu" and (found := len(gpus())):
         return found, counted(found, "GPU")
     threads = max((experiment.server.threads for experiment in experiments), default=1)
-    cores = len(os.sched_getaffinity(0))
+    count = cores()
     memory = machine.memory
-    fit = cores if memory is None else memory // MEMORY_OF_A_RUN
+    fit = count if memory is None else memory // MEMORY_OF_A_RUN
     free = "" if memory is None else f", {memory / 2**30:.1f} GiB free"
-    return int(max(1, min(cores // threads, fit))), f"{counted(cores, 'core')}{free}"
+    return int(max(1, min(count // threads, fit))), f"{counted(count, 'core')}{free}"

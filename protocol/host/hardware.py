@@ -1,13 +1,23 @@
-"""What the kernel tells of a machine's processors and of its GPUs. Nothing is loaded for it."""
+"""What the kernel tells of a machine's processors and GPUs, and of the control groups that limit a process.
+
+Nothing is loaded for it.
+"""
 
 from __future__ import annotations
 
+import math
+import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 CPUINFO: Final = Path("/proc/cpuinfo")
 NVIDIA: Final = Path("/proc/driver/nvidia")
+GROUPS = Path("/sys/fs/cgroup")
+"""The control groups of the machine."""
+OWN_GROUPS = Path("/proc/self/cgroup")
+"""The control groups of this process, a line for each tree of them."""
 
 
 def processor(path: Path = CPUINFO) -> dict[str, str]:
@@ -30,3 +40,49 @@ def graphics(folder: Path = NVIDIA) -> dict[str, Any]:
     models = re.findall(r"^Model:\s*(.+?)\s*$", "\n".join(told), re.MULTILINE)
     driver = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", version)
     return {"gpus": sorted(models), "driver": driver[1] if driver else "unknown"}
+
+
+def cores() -> int:
+    """The number of cores that this process may use: those that it may run on, or as many as a container's quota is.
+
+    A part of a core counts as one.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [quota for folder in control_groups("cpu") if (quota := _quota(folder)) is not None]
+    return max(1, min([allowed, *map(math.ceil, quotas)]))
+
+
+def _quota(group: Path) -> float | None:
+    """The processor seconds in a second that a control group has, None if it has all."""
+    with suppress(OSError, ValueError):
+        most, each = (group / "cpu.max").read_text().split()
+        return None if most == "max" else int(most) / int(each)
+    granted, period = kernel_number(group / "cpu.cfs_quota_us"), kernel_number(group / "cpu.cfs_period_us")
+    return granted / period if granted and period and granted > 0 else None
+
+
+def control_groups(controller: str) -> list[Path]:
+    """The folders of this process's control groups that may limit what ``controller`` counts, and of those above them.
+
+    Version 2 has one tree of groups, version 1 one for each controller or for several. A system may have both.
+    """
+    try:
+        lines = OWN_GROUPS.read_text().splitlines()
+    except OSError:
+        return []
+    found: list[Path] = []
+    for line in lines:
+        _, controllers, place = line.split(":", 2)
+        if controllers == "" or controller in controllers.split(","):
+            root = GROUPS / controllers
+            folder = root / place.lstrip("/")
+            found += [folder, *[parent for parent in folder.parents if parent == root or root in parent.parents]]
+    return found
+
+
+def kernel_number(*paths: Path) -> int | None:
+    """The number in the first of these files of the kernel that has one; None if there is none, or it says ``max``."""
+    for path in paths:
+        with suppress(OSError, ValueError):
+            return int(path.read_text())
+    return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from fedemu.algorithms.models.resnet import resnet18
 from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.streams.period_tests import PeriodTests
 from fedemu.algorithms.streams.tasks import ClassTasks
+from fedemu.coordinator.evaluation import threads
 from fedemu.coordinator.evaluation.evaluate import Evaluator
 from fedemu.coordinator.evaluation.threads import in_order, most_threads, take_threads
 from fedemu.protocol.errors import ConfigurationError
@@ -136,9 +136,6 @@ def test_results_come_in_order_and_few_items_are_taken_before_their_turn(threads
 
 
 def test_threads_are_as_many_as_cores_allow(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cores(count: int) -> Callable[[int], set[int]]:
-        return lambda process: set(range(count))
-
     for count, each, expected in ((1, 1, 1), (6, 1, 6), (6, 4, 1), (6, 2, 3), (2, 4, 1), (64, 1, 8)):
-        monkeypatch.setattr("os.sched_getaffinity", cores(count))
+        monkeypatch.setattr(threads, "cores", lambda count=count: count)
         assert most_threads(each) == expected

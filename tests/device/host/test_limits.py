@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.device.host import limits
 from fedemu.device.host.limits import MachineLimits, allow_files, check, demand, this_machine
+from fedemu.device.host.processors import default_trainers
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host import hardware
 
 LARGE = MachineLimits(files_hard=10**6, threads=10**6, memory=2**40)
 
@@ -71,8 +72,8 @@ def in_groups(folder: Path, lines: str, files: Mapping[str, str], patch: pytest.
     for name, text in files.items():
         (folder / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "groups" / name).write_text(text)
-    patch.setattr(limits, "_OWN_GROUPS", folder / "own")
-    patch.setattr(limits, "_GROUPS", folder / "groups")
+    patch.setattr(hardware, "OWN_GROUPS", folder / "own")
+    patch.setattr(hardware, "GROUPS", folder / "groups")
     return this_machine()
 
 
@@ -102,3 +103,29 @@ def test_limits_of_control_groups_of_version_1_count_as_well(tmp_path: Path, mon
     }
     machine = in_groups(tmp_path, "8:pids:/job\n4:memory:/job/step\n0::/\n", files, monkeypatch)
     assert (machine.memory, machine.threads) == (800_000 - 240_000, 58)
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "expected"),
+    [
+        ("0::/box\n", {}, 12),
+        ("0::/box\n", {"box/cpu.max": "max 100000\n", "cpu.max": "max 100000\n"}, 12),
+        ("0::/box/in\n", {"box/in/cpu.max": "400000 100000\n", "box/cpu.max": "250000 100000\n"}, 3),
+        ("0::/box\n", {"box/cpu.max": "5000 100000\n"}, 1),
+        ("0::/box\n", {"box/cpu.max": "2000000 100000\n"}, 12),
+        (
+            "4:cpu,cpuacct:/job\n",
+            {"cpu,cpuacct/job/cpu.cfs_quota_us": "-1", "cpu,cpuacct/job/cpu.cfs_period_us": "1"},
+            12,
+        ),
+        ("4:cpu,cpuacct:/j\n", {"cpu,cpuacct/j/cpu.cfs_quota_us": "90", "cpu,cpuacct/j/cpu.cfs_period_us": "30"}, 3),
+    ],
+)
+def test_a_process_has_the_cores_that_it_may_run_on_and_that_its_container_may_use(
+    lines: str, files: Mapping[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(12)))
+    in_groups(tmp_path, lines, files, monkeypatch)
+    assert hardware.cores() == expected
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert default_trainers("auto") == expected
