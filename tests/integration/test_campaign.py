@@ -15,7 +15,7 @@ from fedemu.ops.stress.campaign.play import play_case, undisturbed
 from fedemu.ops.stress.warm import WarmStart
 
 SEED = 1
-CASES = 20
+CASES = 12
 
 
 @pytest.fixture(scope="module")
