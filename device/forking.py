@@ -6,6 +6,7 @@ If it is killed itself, the kernel kills its children.
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import signal
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from fedemu.device.pipe import Ended, Forked, Unpacker, pack_message
+from fedemu.device.pipe import Ended, Forked, NotForked, Unpacker, pack_message
 from fedemu.protocol.codec import Decoder
 from fedemu.protocol.host.kernel import end_with_parent, name_process
 from fedemu.protocol.messages import Message
@@ -88,9 +89,13 @@ class Forker:
 
     def fork(self, number: int, name: str, live: Callable[[], int]) -> None:
         """Fork child ``number``. It is called ``name`` by ``ps``, calls ``live`` and ends with the code that this
-        returns."""
+        returns. If the system refuses, the supervisor is told, and the other children live on."""
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self.say(NotForked(number=number, detail=refusal(error)))
+            return
         if pid == 0:
             self._be_child(parent, name, live)
         self._children[pid] = number
@@ -132,6 +137,13 @@ class Forker:
             os.kill(pid, signal.SIGKILL)
         for pid in self._children:
             os.waitpid(pid, 0)
+
+
+def refusal(error: OSError) -> str:
+    """Why the system starts no further process, and what to do."""
+    if error.errno == errno.EAGAIN:
+        return "the limit of processes is reached; raise it (ulimit -u, or pids.max of the container)"
+    return error.strerror or str(error)
 
 
 def begin(name: str, arguments: list[str]) -> socket.socket:

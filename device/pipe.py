@@ -73,6 +73,13 @@ class Ended(Message):
     code: int
 
 
+class NotForked(Message):
+    """The system let no process start for device process or trainer ``number``; ``detail`` says why."""
+
+    number: Index
+    detail: Sentence
+
+
 class Broken(Message):
     """The zygote cannot fork devices; ``detail`` says why."""
 
@@ -98,9 +105,9 @@ class TrainerSetup(Message):
 
 
 TO_ZYGOTE: Final = Decoder(Setup | Fork)
-FROM_ZYGOTE: Final = Decoder(ZygoteReady | Forked | Ended | Broken)
+FROM_ZYGOTE: Final = Decoder(ZygoteReady | Forked | NotForked | Ended | Broken)
 TO_NURSERY: Final = Decoder(TrainerSetup)
-FROM_NURSERY: Final = Decoder(Forked | Ended)
+FROM_NURSERY: Final = Decoder(Forked | NotForked | Ended)
 
 
 def pack_message(message: Message) -> bytes:

@@ -1,7 +1,9 @@
-"""Words for messages: what pydantic found wrong, what a value is, and which counts of a repeated thing are told."""
+"""Words for messages: what pydantic found wrong, what a value is, how a process ended, and which counts
+of a repeated thing are told."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -43,6 +45,19 @@ KINDS = {
     "extra_forbidden": "left out",
 }
 """What a value must be, by the kind of pydantic's error."""
+
+
+KILLED = "SIGKILL (the kernel does so if memory runs out)"
+
+
+def ending(code: int) -> str:
+    """How a process ended, to stand after its name. ``code`` is as in subprocess: negative for a signal."""
+    if code >= 0:
+        return f"ended with code {code}"
+    if code == -signal.SIGKILL:
+        return f"was ended by {KILLED}"
+    known = {sign.value: sign.name for sign in signal.Signals}
+    return f"was ended by {known.get(-code, f'signal {-code}')}"
 
 
 def demand(detail: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.futures import fail
 from fedemu.protocol.host.idleness import Idleness, Stuckness
 from fedemu.protocol.host.own_code import Told, retold
+from fedemu.protocol.wording import KILLED
 
 ReportStep = Callable[[int, int], None]
 """A function that gets the number of steps that are done, and the largest number that there may be.
@@ -243,5 +244,6 @@ def _settle(result: asyncio.Future[_End], end: _End | BaseException) -> None:
 
 def _death(status: int) -> str:
     if os.WIFSIGNALED(status):
-        return f"signal {signal.Signals(os.WTERMSIG(status)).name}"
+        number = os.WTERMSIG(status)
+        return f"signal {KILLED if number == signal.SIGKILL else signal.Signals(number).name}"
     return f"exit code {os.waitstatus_to_exitcode(status)}"

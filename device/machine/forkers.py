@@ -8,6 +8,8 @@ import socket
 from collections.abc import Mapping
 from typing import Final
 
+from fedemu.device.forking import refusal
+from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.source import interpreter
 
 END_SECONDS: Final = 5.0
@@ -18,20 +20,24 @@ async def begun(*command: str, environment: Mapping[str, str]) -> tuple[asyncio.
     """A Python interpreter with the arguments ``command``, and the supervisor's end of the line to it.
 
     Two more arguments follow: the descriptor of its own end, and the id of this process. ``environment`` are variables
-    beside those of this process. Raises OSError if no process can be started.
+    beside those of this process. Raises FedemuError if no process can be started.
     """
     ours, theirs = socket.socketpair()
     with theirs:
-        process = await asyncio.create_subprocess_exec(
-            *interpreter(),
-            *command,
-            str(theirs.fileno()),
-            str(os.getpid()),
-            pass_fds=[theirs.fileno()],
-            stdin=asyncio.subprocess.DEVNULL,
-            env=os.environ | environment,
-            process_group=0,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *interpreter(),
+                *command,
+                str(theirs.fileno()),
+                str(os.getpid()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                env=os.environ | environment,
+                process_group=0,
+            )
+        except OSError as error:
+            ours.close()
+            raise FedemuError(f"no process can be started on this machine: {refusal(error)}") from error
     return process, ours
 
 

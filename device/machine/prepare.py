@@ -16,6 +16,7 @@ from fedemu.protocol.host.named import load, restrict
 from fedemu.protocol.host.own_code import Told, account, own_frames, retold, told
 from fedemu.protocol.host.phases import mark
 from fedemu.protocol.host.source import interpreter
+from fedemu.protocol.wording import ending
 
 SAID = 1
 """The exit code after an error that is on the last line of stdout: a ``Told`` as JSON."""
@@ -53,7 +54,7 @@ async def prepare_data(prepare: str, experiment: Path, expected: str, allow_code
         raise error_on(text[0])
     if process.returncode != 0:
         raise ConfigurationError(
-            f"The process that prepares the data ended with code {process.returncode}; see the output above."
+            f"The process that prepares the data {ending(process.returncode)}; see the output above."
         )
     compare_data(text[0], expected)
 

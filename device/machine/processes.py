@@ -15,11 +15,23 @@ from pathlib import Path
 
 from fedemu.device.machine.forkers import begun, ended
 from fedemu.device.machine.observer import MachineObserver
-from fedemu.device.pipe import FROM_ZYGOTE, Broken, Ended, Fork, Forked, Setup, Unpacker, ZygoteReady, pack_message
+from fedemu.device.pipe import (
+    FROM_ZYGOTE,
+    Broken,
+    Ended,
+    Fork,
+    Forked,
+    NotForked,
+    Setup,
+    Unpacker,
+    ZygoteReady,
+    pack_message,
+)
 from fedemu.device.process.process import RETIRED
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.futures import fail
 from fedemu.protocol.host.phases import mark, used, used_by_ended
+from fedemu.protocol.wording import ending
 
 log = logging.getLogger(__name__)
 
@@ -146,10 +158,7 @@ class DeviceProcesses:
         """Start the zygote, or take the first one, and hear what it says. Raises FedemuError if none can be started."""
         zygote, self._first_zygote = self._first_zygote, None
         if zygote is None:
-            try:
-                zygote = await Zygote.start(self._environment)
-            except OSError as error:
-                raise FedemuError(f"no process can be started for the devices: {error.strerror}") from error
+            zygote = await Zygote.start(self._environment)
         self._zygote = zygote.process
         reader, self._writer = await asyncio.open_connection(sock=zygote.ours)
         self._writer.write(pack_message(self._setup))
@@ -216,6 +225,8 @@ class DeviceProcesses:
                     self._ready.set_result(None)
             case Forked():
                 self._processes[message.number].pid = message.pid
+            case NotForked():
+                self._fork_later(message.number, f"could not be started: {message.detail}")
             case Ended():
                 self._ended(message.number, message.code)
             case Broken():
@@ -234,9 +245,9 @@ class DeviceProcesses:
         if not self._ready.done():
             self._zygote_failures += 1
             if code >= 0 or self._zygote_failures >= MOST_FAILURES:
-                self._fail(ConfigurationError(f"No device process can be started: the zygote ended with code {code}."))
+                self._fail(ConfigurationError(f"No device process can be started: the zygote {ending(code)}."))
                 return
-            log.warning("the zygote was killed by signal %d before it was ready; starting it again", -code)
+            log.warning("the zygote %s before it was ready; starting it again", ending(code))
             self._observer.restarted("zygote")
             if self._writer is not None:
                 self._writer.close()
@@ -252,11 +263,12 @@ class DeviceProcesses:
             times = self._zygote_failures
             self._fail(
                 FedemuError(
-                    f"The zygote, which forks the device processes, ended {times} times in a row with code {code}."
+                    f"The zygote, which forks the device processes, failed {times} times in a row; "
+                    f"at last it {ending(code)}."
                 )
             )
             return
-        log.warning("the zygote ended with code %d; starting it again", code)
+        log.warning("the zygote %s; starting it again", ending(code))
         self._observer.restarted("zygote")
         if self._writer is not None:
             self._writer.close()
@@ -313,12 +325,16 @@ class DeviceProcesses:
         if as_planned:  # somebody else may have killed it, which makes no difference
             self._fork(number)
             return
+        logs = Path(self._setup.logs) / f"device-{number}.log" if self._setup.logs else "the output above"
+        self._fork_later(number, f"{ending(code)}; see {logs}")
+
+    def _fork_later(self, number: int, why: str) -> None:
+        """Start a process again after a pause that is longer every time, or give the machine up after some times."""
+        process = self._processes[number]
         process.failures += 1
         if process.failures >= MOST_FAILURES:
-            logs = Path(self._setup.logs) / f"device-{number}.log" if self._setup.logs else "the output above"
-            self._failed(
-                FedemuError(f"Device process {number} ended {process.failures} times with code {code}; see {logs}.")
-            )
+            times = process.failures
+            self._failed(FedemuError(f"Device process {number} failed {times} times in a row; at last it {why}."))
             return
         self._pauses[number] = self._loop.call_later(0.05 * 2**process.failures, self._fork, number)
 

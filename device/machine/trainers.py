@@ -19,8 +19,9 @@ from msgspec.structs import replace
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
 from fedemu.device.host.processors import gpu_of, gpu_share
 from fedemu.device.machine.forkers import begun, ended
-from fedemu.device.pipe import FROM_NURSERY, Ended, Forked, TrainerSetup, Unpacker, pack_message
+from fedemu.device.pipe import FROM_NURSERY, Ended, Forked, NotForked, TrainerSetup, Unpacker, pack_message
 from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.wording import ending
 
 log = logging.getLogger(__name__)
 
@@ -157,16 +158,16 @@ class Trainers:
                 return
             failures = 0 if fruitful else failures + 1
             if failures >= MOST_FAILURES:
-                self._failed(FedemuError(f"No trainer can be started: the nursery ended with code {code}."))
+                self._failed(FedemuError(f"No trainer can be started: the nursery {ending(code)}."))
                 return
-            log.warning("the nursery of trainers ended with code %d; starting it again", code)
+            log.warning("the nursery of trainers %s; starting it again", ending(code))
             self._restarted()
             if failures > 1:
                 await asyncio.sleep(0.1 * 2**failures)
             try:
                 self._nursery = await self._nursery.again()
-            except OSError as error:
-                self._failed(FedemuError(f"No process can be started for the trainers: {error.strerror}."))
+            except FedemuError as error:
+                self._failed(error)
                 return
 
     def _fork_all(self) -> None:
@@ -183,11 +184,13 @@ class Trainers:
         match message:
             case Forked(number=number, pid=pid):
                 self._pids[number] = pid
+            case NotForked(number=number, detail=detail):
+                self._trainer_ended(number, f"could not be started: {detail}")
             case Ended(number=number, code=code):
-                self._trainer_ended(number, code)
+                self._trainer_ended(number, ending(code))
 
-    def _trainer_ended(self, number: int, code: int) -> None:
-        del self._pids[number]
+    def _trainer_ended(self, number: int, why: str) -> None:
+        self._pids.pop(number, None)
         self._failures[number] = 0 if number in self._ready else self._failures[number] + 1
         self._ready.discard(number)
         self._ended(number)
@@ -195,9 +198,9 @@ class Trainers:
             return
         failures = self._failures[number]
         if failures >= MOST_FAILURES:
-            self._failed(FedemuError(f"Trainer {number} ended {failures} times in a row, at last with code {code}."))
+            self._failed(FedemuError(f"Trainer {number} failed {failures} times in a row; at last it {why}."))
             return
-        log.warning("trainer %d ended with code %d; starting it again", number, code)
+        log.warning("trainer %d %s; starting it again", number, why)
         self._restarted()
         pause = 0.1 * 2**failures if failures > 1 else 0.0
         self._pauses[number] = self._loop.call_later(pause, self._fork, number)

@@ -15,6 +15,7 @@ from fedemu.ops.data.source import Place, entry_of, locate
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.host.source import interpreter
+from fedemu.protocol.wording import ending
 
 
 def find_data(experiment: Experiment) -> Place:
@@ -73,4 +74,6 @@ def decode_apart(experiment: Experiment, say: Callable[[str], None]) -> None:
     if process.returncode == SAID:
         raise error_on(output.strip().rpartition("\n")[2])
     if process.returncode != 0:
-        raise DataError(f"decoding {experiment.data.dataset} ended with code {process.returncode}; see the lines above")
+        raise DataError(
+            f"the process that decodes {experiment.data.dataset} {ending(process.returncode)}; see the lines above"
+        )

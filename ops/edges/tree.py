@@ -22,6 +22,7 @@ from fedemu.ops.experiment import Runtime
 from fedemu.ops.running.devices import called, say
 from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command, last_words
 from fedemu.protocol.host.private import private_folder
+from fedemu.protocol.wording import ending
 
 MOST_RESTARTS = 200
 LOOK_SECONDS = 0.1
@@ -48,7 +49,7 @@ class Member:
         code = self.process.poll()
         if code is not None and code < 0 and self.restarts < MOST_RESTARTS:
             self.restarts += 1
-            say(f"{self.name} was ended by {signal.Signals(-code).name}; starting it again")
+            say(f"{self.name} {ending(code)}; starting it again")
             self.process = subprocess.Popen(self.command)
             return None
         return code

@@ -16,6 +16,7 @@ from typing import Literal
 
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
 from fedemu.ops.running.processes import LEFT_EARLY
+from fedemu.protocol.wording import ending
 
 Child = Literal["coordinator", "devices"]
 
@@ -113,7 +114,8 @@ class Launch:
         self.wake = now + (self.patience.departure if code == 0 else self.patience.retreat)
         actions: list[Action] = []
         if code < 0:
-            actions.append(Say(f"the coordinator was ended by {Signals(-code).name}"))
+            sent_here = Send("coordinator", signal.SIGKILL) in self._sent
+            actions.append(Say(f"the coordinator {'was ended by SIGKILL' if sent_here else ending(code)}"))
         if code < 0 or code == LEFT_EARLY or not self._called:
             # Nobody has told the devices. They would wait for a coordinator that does not come.
             actions.append(self._send("devices", signal.SIGTERM))
@@ -123,8 +125,7 @@ class Launch:
         """The supervisor of the devices has ended. ``code`` is as in subprocess: negative for a signal."""
         if self.phase is Phase.RUNNING and code < 0 and self._restarts < MOST_RESTARTS:
             self._restarts += 1
-            name = Signals(-code).name
-            return [Say(f"the devices' supervisor was ended by {name}; starting it again"), StartDevices()]
+            return [Say(f"the devices' supervisor {ending(code)}; starting it again"), StartDevices()]
         self._ended["devices"] = code
         if self.phase is Phase.RUNNING and code != 0:
             self.devices_gave_up = True

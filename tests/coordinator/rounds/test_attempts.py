@@ -21,6 +21,7 @@ from fedemu.coordinator.record.run import Run, read_run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol import messages as wire
 from fedemu.protocol.errors import ConfigurationError, QuorumError
+from fedemu.protocol.wording import KILLED
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 
@@ -212,7 +213,7 @@ async def test_the_death_of_a_server_job_is_an_event(
     make_fleet()
     _, left = await play(make_plan(rounds=1, job=job))
     (death,) = left.named("server_job_died")
-    assert (death["job"], death["round"], death["cause"]) == ("distil", 1, "signal SIGKILL")
+    assert (death["job"], death["round"], death["cause"]) == ("distil", 1, f"signal {KILLED}")
     assert len(left.named("server_job")) == 1
 
 

@@ -22,6 +22,7 @@ from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.rounds import server_job
 from fedemu.coordinator.rounds.server_job import run_server_job
 from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.wording import KILLED
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 
@@ -146,9 +147,9 @@ async def test_a_job_that_hangs_is_killed_and_goes_on_from_its_checkpoint(
 async def test_the_cause_of_every_death_is_told(tmp_path: Path):
     causes: list[str] = []
     await run_server_job(train(kill_once(tmp_path / "killed", 7)), tmp_path / "a", 1, 0, ignore, died=causes.append)
-    assert causes == ["signal SIGKILL"]
+    assert causes == [f"signal {KILLED}"]
     await run_server_job(train(), tmp_path / "b", 1, 0, ignore, died=causes.append)
-    assert causes == ["signal SIGKILL"]
+    assert causes == [f"signal {KILLED}"]
 
 
 async def test_a_job_is_refused_where_trainers_have_used_a_gpu_in_this_process(
@@ -176,7 +177,9 @@ async def test_a_finished_job_is_not_run_again(tmp_path: Path):
 
 async def test_a_job_that_dies_twice_is_an_error_that_names_the_signal(tmp_path: Path):
     job = train(lambda index: os.kill(os.getpid(), signal.SIGKILL) if index == 8 else None)
-    with pytest.raises(FedemuError, match="'train' of round 3 died 2 times, lastly by signal SIGKILL"):
+    with pytest.raises(
+        FedemuError, match=r"'train' of round 3 died 2 times, lastly by signal SIGKILL .the kernel does so"
+    ):
         await run_server_job(job, tmp_path, 3, 0, ignore)
     assert checkpoint.load_job(tmp_path, 3, 0).step == 5
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedemu.device.machine.trainers import Trainers
-from fedemu.device.pipe import Ended, Forked, TrainerSetup
+from fedemu.device.pipe import Ended, Forked, NotForked, TrainerSetup
 from fedemu.protocol.errors import FedemuError
 
 SETUP = TrainerSetup(number=0, bus="bus", token="", trainer="", experiment="", device_type="cpu")
@@ -66,11 +64,11 @@ async def test_a_nursery_that_cannot_be_started_again_ends_the_machine(until: Ca
     told: list[FedemuError] = []
 
     def refuse() -> Any:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        raise FedemuError("no process can be started on this machine")
 
     async with launched(Failing(refuse), 1, told.append):
         await until(lambda: told, "the error")
-    assert str(told[0]) == "No process can be started for the trainers: Cannot allocate memory."
+    assert str(told[0]) == "no process can be started on this machine"
 
 
 async def test_a_nursery_that_ends_again_and_again_before_a_trainer_is_ready_ends_the_machine(
@@ -87,7 +85,10 @@ async def test_a_nursery_that_ends_again_and_again_before_a_trainer_is_ready_end
         good.end.set_result(1)  # it was of use, so the count begins anew
         await until(lambda: told, "the error")
     assert last.forked == [0, 1]
-    assert str(told[0]) == "No trainer can be started: the nursery ended with code -9."
+    assert (
+        str(told[0])
+        == "No trainer can be started: the nursery was ended by SIGKILL (the kernel does so if memory runs out)."
+    )
 
 
 async def test_a_trainer_that_ends_again_and_again_before_it_is_ready_ends_the_machine(
@@ -106,4 +107,22 @@ async def test_a_trainer_that_ends_again_and_again_before_it_is_ready_ends_the_m
         await until(lambda: 1 in trainers.pids, "trainer 1 was forked")
         nursery.heard(Ended(number=1, pid=1, code=4))
         assert (nursery.forked, dict(trainers.pids)) == ([0, 1, 1, 1, 1], {0: 2**22 + 1})
-    assert str(told[0]) == "Trainer 1 ended 2 times in a row, at last with code 4."
+    assert str(told[0]) == "Trainer 1 failed 2 times in a row; at last it ended with code 4."
+
+
+async def test_a_trainer_that_the_system_does_not_let_start_is_tried_again_and_then_ends_the_machine(
+    until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedemu.device.machine.trainers.MOST_FAILURES", 2)
+    told: list[FedemuError] = []
+    nursery = Nursery(lambda: None)
+    async with launched(nursery, 1, told.append) as trainers:
+        await until(lambda: 0 in trainers.pids, "trainer 0 was forked")
+        trainers.ready(0)
+        nursery.heard(Ended(number=0, pid=1, code=-9))
+        await until(lambda: nursery.forked == [0, 0], "trainer 0 was forked again")
+        nursery.heard(NotForked(number=0, detail="no room"))
+        await until(lambda: nursery.forked == [0, 0, 0], "trainer 0 was forked once more")
+        assert told == []
+        nursery.heard(NotForked(number=0, detail="no room"))
+    assert str(told[0]) == "Trainer 0 failed 2 times in a row; at last it could not be started: no room."

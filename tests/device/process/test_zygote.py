@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -174,17 +175,20 @@ async def test_a_machine_that_can_start_no_process_any_more_says_so(
     if ready:
         await preparing
 
-    async def refuse(environment: object) -> None:
+    async def refuse(*command: object, **settings: object) -> None:
         raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(processes.Zygote, "start", refuse)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
     os.kill(place.processes.zygote, signal.SIGKILL)
-    sentence = "no process can be started for the devices: Resource temporarily unavailable"
+    sentence = (
+        "no process can be started on this machine: "
+        "the limit of processes is reached; raise it (ulimit -u, or pids.max of the container)"
+    )
     if ready:
         await until(lambda: place.failures, "a failure")
         assert [str(failure) for failure in place.failures] == [sentence]
     else:
-        with pytest.raises(FedemuError, match=sentence):
+        with pytest.raises(FedemuError, match=re.escape(sentence)):
             await preparing
 
 
@@ -192,7 +196,7 @@ async def test_a_zygote_that_is_always_killed_is_given_up(
     nursery: Callable[..., Nursery], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "COMMAND", ("-c", "import os; os.kill(os.getpid(), 9)"))
-    with pytest.raises(ConfigurationError, match="No device process can be started: the zygote ended with code -9"):
+    with pytest.raises(ConfigurationError, match="No device process can be started: the zygote was ended by SIGKILL"):
         await nursery().processes.prepare()
 
 
@@ -210,6 +214,50 @@ async def test_a_process_that_is_about_to_be_started_again_has_one_next_life_if_
     os.kill(zygote, signal.SIGKILL)
     await until(lambda: all(place.attached[number] != peer for number, peer in first_peers.items()), "the next lives")
     assert len(psutil.Process(place.processes.zygote).children()) == DEVICES
+
+
+FULL = """
+import errno, os, sys
+from fedemu.device.process.zygote import main
+
+fork, refusals = os.fork, iter(range({}))
+
+def fork_if_there_is_room():
+    for _ in refusals:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    return fork()
+
+os.fork = fork_if_there_is_room
+main(sys.argv[1:])
+"""
+"""A zygote that the system refuses its first forks."""
+
+
+async def test_processes_that_the_system_does_not_let_start_are_tried_again_and_the_others_live_on(
+    nursery: Callable[..., Nursery], until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "COMMAND", ("-c", FULL.format(3)))
+    place = nursery()
+    await place.processes.prepare()
+    zygote = place.processes.zygote
+    place.processes.launch()
+    await until(lambda: len(place.attached) == DEVICES, "attachment of all")
+    assert (place.processes.zygote, place.deaths, place.failures) == (zygote, [], [])
+
+
+async def test_a_machine_whose_limit_of_processes_stays_reached_says_so(
+    nursery: Callable[..., Nursery], until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "COMMAND", ("-c", FULL.format(100)))
+    monkeypatch.setattr(processes, "MOST_FAILURES", 2)
+    place = nursery()
+    await place.processes.prepare()
+    place.processes.launch()
+    await until(lambda: place.failures, "giving up")
+    assert str(place.failures[0]) == (
+        "Device process 0 failed 2 times in a row; at last it could not be started: "
+        "the limit of processes is reached; raise it (ulimit -u, or pids.max of the container)."
+    )
 
 
 async def test_everything_ends_when_the_pipe_closes(
@@ -252,5 +300,5 @@ async def test_a_process_that_never_comes_right_is_given_up_with_its_log(
     await place.processes.prepare()
     place.processes.launch()
     await until(lambda: bool(place.failures), "giving up")
-    assert "Device process 3 ended 2 times with code 1; see " in str(place.failures[0])
+    assert "Device process 3 failed 2 times in a row; at last it ended with code 1; see " in str(place.failures[0])
     assert "ValueError: cursed" in (tmp_path / "device-3.log").read_text()

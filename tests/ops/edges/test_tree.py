@@ -66,7 +66,10 @@ def test_a_member_that_was_killed_is_started_again(output: Path, capsys: pytest.
     member = toy(IS_KILLED_ONCE, output)
     assert run_members([member], [], output) == 0
     assert member.restarts == 1
-    assert capsys.readouterr().err == "machine 1 was ended by SIGKILL; starting it again\n"
+    assert (
+        capsys.readouterr().err
+        == "machine 1 was ended by SIGKILL (the kernel does so if memory runs out); starting it again\n"
+    )
 
 
 def test_members_that_have_started_end_if_the_next_cannot(output: Path) -> None:

@@ -89,7 +89,7 @@ def test_a_killed_coordinator_is_an_interruption_and_takes_the_devices_along() -
     said: list[str] = []
     code, pids = run(OPEN + "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", WAITS_FOR_SIGTERM, said)
     assert code == 4
-    assert said == ["the coordinator was ended by SIGKILL"]
+    assert said == ["the coordinator was ended by SIGKILL (the kernel does so if memory runs out)"]
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
 
 

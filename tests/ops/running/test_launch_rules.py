@@ -9,6 +9,7 @@ from fedemu.ops.running import launch_rules as rules
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
 from fedemu.ops.running.launch_rules import Action, CallDevices, Launch, Patience, Say, Send, StartDevices
 from fedemu.ops.running.processes import LEFT_EARLY
+from fedemu.protocol.wording import KILLED
 
 
 def sends(actions: list[Action]) -> list[Action]:
@@ -31,7 +32,7 @@ def test_a_coordinator_that_ends_before_it_opened_ends_devices_that_were_never_c
 
 def test_a_coordinator_that_is_killed_before_it_opened_is_named() -> None:
     launch = Launch()
-    said = [Say("the coordinator was ended by SIGKILL"), Send("devices", signal.SIGTERM)]
+    said = [Say(f"the coordinator was ended by {KILLED}"), Send("devices", signal.SIGTERM)]
     assert launch.coordinator_ended(-signal.SIGKILL, now=1.0) == said
     launch.devices_ended(LEFT_EARLY, now=1.1)
     assert launch.exit_code == INTERRUPTED
@@ -76,6 +77,7 @@ def test_an_interrupted_coordinator_that_hangs_is_killed_in_the_end() -> None:
     launch = with_devices()
     launch.signalled(signal.SIGTERM, now=1.0)
     assert launch.tick(1.0 + Patience().checkpoint) == [Send("coordinator", signal.SIGKILL)]
+    assert Say("the coordinator was ended by SIGKILL") in launch.coordinator_ended(-signal.SIGKILL, now=40.0)
 
 
 def test_an_interrupted_run_ends_with_the_code_of_the_coordinator() -> None:
@@ -96,7 +98,7 @@ def test_after_an_interruption_the_devices_are_not_waited_for_long() -> None:
 def test_a_killed_coordinator_is_named_and_its_devices_are_ended_at_once() -> None:
     launch = with_devices()
     actions = launch.coordinator_ended(-signal.SIGKILL, now=3.0)
-    assert actions == [Say("the coordinator was ended by SIGKILL"), Send("devices", signal.SIGTERM)]
+    assert actions == [Say(f"the coordinator was ended by {KILLED}"), Send("devices", signal.SIGTERM)]
     launch.devices_ended(4, now=3.5)
     assert launch.exit_code == INTERRUPTED
 
