@@ -16,7 +16,7 @@ import numpy as np
 from fedemu.algorithms.measures import continual
 from fedemu.algorithms.measures.forgetting import Floats, forgetting
 from fedemu.coordinator.record.row import COLUMNS, Row
-from fedemu.protocol.host.hardware import graphics, processor
+from fedemu.protocol.host.hardware import cores, graphics, processor
 from fedemu.protocol.messages import OUTCOMES
 
 RunOutcome = Literal["completed", "diverged", "quorum", "interrupted", "failed"]
@@ -44,11 +44,10 @@ def machine() -> dict[str, Any]:
 
     With NVIDIA's driver also ``gpus``, their models, ``driver``, its version, and ``cuda``, the version that torch has.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found = {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": processor().get("model name") or platform.processor() or platform.machine(),
-        "cores": cores,
+        "cores": cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
     if gpus := graphics():
