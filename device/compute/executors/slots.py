@@ -152,7 +152,7 @@ class Written:
 
 
 class Gathered:
-    """Gathers the rows in the order in which devices leave, and sorts them in the end."""
+    """Gathers the rows in the order in which devices leave, and writes them back sorted in the end."""
 
     def __init__(self, carry: Sequence[Tensor]) -> None:
         self._carry = carry
@@ -168,7 +168,10 @@ class Gathered:
         if len(absent):
             self._gather(absent, absent, self._carry)
         places = torch.from_numpy(np.argsort(self._devices)).to(self._rows[0].device)
-        return [leaf.index_select(0, places) for leaf in self._rows]
+        # Into the memory that is there: a GPU holds the rows of all devices twice as it is.
+        return [
+            torch.index_select(leaf, 0, places, out=kept) for kept, leaf in zip(self._carry, self._rows, strict=True)
+        ]
 
     def _gather(self, devices: NDArray[np.int64], places: NDArray[np.int64], carry: Sequence[Tensor]) -> None:
         index = torch.from_numpy(places).to(self._rows[0].device)

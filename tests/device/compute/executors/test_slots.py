@@ -96,6 +96,7 @@ def test_every_device_ends_with_its_own_row_after_its_own_steps(steps: list[int]
     for collects, choose in ((Written, False), (Gathered, True)):
         given = brought(len(steps))
         after = played(plan, given, slots, collects(given.carry), choose)
+        assert [leaf.data_ptr() for leaf in after] == [leaf.data_ptr() for leaf in given.carry]
         assert after[1].tolist() == expected_of(steps)
         assert after[0].tolist() == [[[value] * 3] * 2 for value in expected_of(steps)]
 
