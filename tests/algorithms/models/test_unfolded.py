@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +12,12 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn.functional import conv2d
 
-from fedemu.algorithms.models.unfolded import convolve
+from fedemu.algorithms.models import unfolded
+from fedemu.algorithms.models.layers import Convolution
+from fedemu.algorithms.models.unfolded import convolve, suits
 from fedemu.device.compute.trainer import open_device
 
-Convolution = Callable[[Tensor, Tensor], Tensor]
+Convolving = Callable[[Tensor, Tensor], Tensor]
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -21,23 +25,23 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return open_device(request.param)
 
 
-def by_stack(convolution: Convolution, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+def by_stack(convolution: Convolving, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     """The gradients of stacked devices, each with its kernels and samples."""
     return vmap(grad(lambda w, x: convolution(x, w).square().sum(), argnums=(0, 1)))(weight, x)
 
 
-def by_sample(convolution: Convolution, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+def by_sample(convolution: Convolving, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     return (vmap(grad(lambda w, x: convolution(x[None], w).square().sum()), (None, 0))(weight[0], x[0]),)
 
 
-def twice(convolution: Convolution, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+def twice(convolution: Convolving, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     def size_of_gradient(x: Tensor) -> Tensor:
         return grad(lambda w: convolution(x, w).square().sum())(weight[0]).square().sum()
 
     return (grad(size_of_gradient)(x[0]),)
 
 
-def by_autograd(convolution: Convolution, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+def by_autograd(convolution: Convolving, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     leaves = x[0].clone().requires_grad_(), weight[0].clone().requires_grad_()
     return torch.autograd.grad(convolution(*leaves).square().sum(), leaves)
 
@@ -68,3 +72,33 @@ def test_products_give_the_gradients_of_a_convolution(
     torch.testing.assert_close(products(x[0], weight[0]), reference(x[0], weight[0]), rtol=1e-12, atol=1e-12)
     for found, expected in zip(way(products, x, weight), way(reference, x, weight), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("shape", "cuda", "trains", "expected"),
+    [
+        ((5, 64, 3, 3), True, True, True),
+        ((5, 512, 1, 1), True, True, True),
+        ((64, 63, 3, 3), True, True, False),
+        ((5, 64, 4, 4), True, True, False),
+        ((5, 64, 3, 3), False, True, False),
+        ((5, 64, 3, 3), True, False, False),
+    ],
+)
+def test_convolutions_of_many_channels_and_small_kernels_are_products_where_a_gpu_trains(
+    shape: tuple[int, ...], cuda: bool, trains: bool, expected: bool
+) -> None:
+    x: Any = SimpleNamespace(is_cuda=cuda)
+    with torch.set_grad_enabled(trains):
+        assert suits(x, torch.empty(shape)) == expected
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_of_products_gives_what_it_gives_otherwise(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = torch.Generator().manual_seed(0)
+    layer = Convolution("c", inputs=16, outputs=5, kernel=3, padding=1, stride=2, bias=bias)
+    variables = {name: torch.randn(leaf.shape, generator=random) for name, leaf in layer.init(random).items()}
+    x = torch.randn(2, 16, 8, 8, generator=random)
+    expected = layer(variables, x)
+    monkeypatch.setattr(unfolded, "suits", lambda x, weight: True)
+    torch.testing.assert_close(layer(variables, x), expected, rtol=1e-4, atol=1e-4)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,11 @@ import pytest
 import torch
 
 from fedemu.algorithms.data.corpus import NO_TARGET, Corpus, Split
-from fedemu.algorithms.interface import Model, pure
+from fedemu.algorithms.interface import Kind, Model, pure
 from fedemu.algorithms.models.feed_forward import cnn
 from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.models.gru import gru
-from fedemu.algorithms.models.layer_statistics import watched
+from fedemu.algorithms.models.layer_statistics import Watched, watched
 from fedemu.algorithms.models.low_precision import LowPrecision
 from fedemu.algorithms.models.resnet import resnet18
 from fedemu.algorithms.models.torch_module import from_module
@@ -47,22 +49,22 @@ MODELS: dict[str, tuple[Model, Corpus]] = {
 }
 
 
-class TwoAtOnce:
-    """A model whose batches wait for each other, two by two."""
+class ThreeAtOnce:
+    """A model whose batches wait for each other, three by three, unless they are to come one by one."""
 
-    kind = "convolutional"
     buffers: frozenset[str] = frozenset()
 
-    def __init__(self, pure: bool) -> None:
-        self.pure = pure
+    def __init__(self, kind: Kind, pure: bool, together: bool) -> None:
+        self.kind, self.pure = kind, pure
         self.model = cnn(SHAPE, 4)
         self.init = self.model.init
-        self._met = threading.Barrier(2)
+        self._together = together
+        self._met = threading.Barrier(3)
 
     def apply(self, variables: Any, x: torch.Tensor, train: bool) -> Any:
         assert torch.is_inference_mode_enabled()
-        assert torch.get_num_threads() == 1
-        if self.pure:
+        assert torch.get_num_threads() == 2
+        if self._together:
             self._met.wait(30)
         else:
             assert threading.current_thread() is threading.main_thread()
@@ -73,9 +75,18 @@ def module() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4))
 
 
+def in_another_thread(function: Callable[..., object], *arguments: object) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(function, *arguments).result()
+
+
 @pytest.fixture(autouse=True)
-def _one_thread_of_torch() -> None:
-    take_threads(1)
+def _threads_of_torch() -> Iterator[None]:
+    before = torch.get_num_threads()
+    take_threads(2)
+    in_another_thread(take_threads, 3)  # as a trainer in memory may
+    yield
+    take_threads(before)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -87,17 +98,34 @@ def test_threads_give_the_very_results_of_one(name: str, tests: PeriodTests | No
     assert several.evaluate(model.init(1), period) == one.evaluate(model.init(1), period)
 
 
-def test_batches_are_computed_at_the_same_time_if_the_model_bears_it() -> None:
-    model = TwoAtOnce(pure=True)
-    found = Evaluator(model, PICTURES, batch_size=6, threads=2).evaluate(model.init(1))
-    alone = TwoAtOnce(pure=False)
-    assert found == Evaluator(alone, PICTURES, batch_size=6, threads=2).evaluate(model.init(1))
+@pytest.mark.parametrize(
+    ("kind", "pure", "together"),
+    [("convolutional", True, True), ("sequence", True, True), ("dense", True, False), ("convolutional", False, False)],
+)
+def test_batches_are_computed_at_the_same_time_if_the_model_bears_it(kind: Kind, pure: bool, together: bool) -> None:
+    model, some = ThreeAtOnce(kind, pure, together), np.arange(12)
+    alone = ThreeAtOnce(kind, pure=False, together=False)
+    evaluator = Evaluator(model, PICTURES, batch_size=4, part=12, validation=some, threads=3)
+    found = evaluator.evaluate(model.init(1))
+    assert found == Evaluator(alone, PICTURES, batch_size=4, validation=some).evaluate(model.init(1))
+    assert evaluator.evaluate(model.init(1), on_all=False).test_samples == 12
+
+
+def test_a_thread_keeps_the_number_that_it_has_taken() -> None:
+    def take() -> None:
+        take_threads(2)
+        in_another_thread(take_threads, 3)
+        assert torch.get_num_threads() == 2
+
+    in_another_thread(take)
 
 
 def test_only_models_that_change_nothing_are_applied_in_threads() -> None:
     assert all(pure(model) for model, _ in MODELS.values())
     assert not pure(from_module(module))
     assert not pure(growing(from_module(module), TASKS, SHAPE))
+    assert not pure(Watched(from_module(module), ()))
+    assert not pure(LowPrecision(from_module(module), torch.bfloat16))
 
 
 def test_a_watcher_sees_the_batches_in_order_in_the_thread_that_evaluates() -> None:
@@ -106,6 +134,7 @@ def test_a_watcher_sees_the_batches_in_order_in_the_thread_that_evaluates() -> N
 
     def watch(outputs: Any, labels: torch.Tensor) -> None:
         assert threading.current_thread() is threading.main_thread()
+        assert torch.is_inference_mode_enabled()
         assert len(outputs.logits) == len(labels)
         seen.extend(labels.tolist())
 
@@ -131,7 +160,7 @@ def test_results_come_in_order_and_few_items_are_taken_before_their_turn(threads
 
     for place, result in enumerate(in_order(lambda number: number**2, items(), threads)):
         assert result == place**2
-        assert len(taken) <= place + 1 + threads
+        assert len(taken) == min(20, place + 1 + (threads if threads > 1 else 0))
     assert threading.active_count() == 1 or not any(t.name.startswith("evaluation") for t in threading.enumerate())
 
 
