@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -19,15 +19,10 @@ from packaging.requirements import Requirement
 from fedemu.device.host import limits
 from fedemu.device.host.processors import default_trainers
 from fedemu.ops.data.cache import cache_folder
+from fedemu.ops.extras import EXTRAS
 
 DEVICES = 300
 """The number of devices for which the limits of the machine are checked: that of the default experiment."""
-EXTRAS = (
-    ("language", ("transformers", "tokenizers"), "texts"),
-    ("flwr", ("flwr-datasets",), "partitions of the kind flwr"),
-    ("search", ("optuna",), "fedemu sweep --search"),
-)
-"""The optional parts of fedemu, each with its packages and its use."""
 _TORCH_SECONDS = 120
 
 Verdict = Literal["ok", "note", "bad"]
@@ -70,17 +65,22 @@ def _python() -> Finding:
 
 def _packages() -> Finding:
     """Whether every requirement of the installed package is met."""
-    wrong = list(_unmet("fedemu"))
+    wrong = list(_unmet(_required()))
     if wrong:
         return Finding("bad", "packages", f"{', '.join(wrong)}; install fedemu again: pip install --upgrade fedemu")
     return Finding("ok", "packages", f"fedemu {metadata.version('fedemu')}, all requirements met")
 
 
-def _unmet(package: str) -> Iterator[str]:
-    for text in metadata.requires(package) or []:
-        requirement = Requirement(text)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
+def _required(extra: str = "") -> Iterator[Requirement]:
+    """What fedemu requires here, or what one of its extras requires besides."""
+    for requirement in map(Requirement, metadata.requires("fedemu") or []):
+        always = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if always != bool(extra) and (always or requirement.marker.evaluate({"extra": extra})):
+            yield requirement
+
+
+def _unmet(required: Iterable[Requirement]) -> Iterator[str]:
+    for requirement in required:
         try:
             found = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
@@ -212,21 +212,13 @@ def _data(environment: Mapping[str, str]) -> Finding:
 
 def _extras() -> Iterator[Finding]:
     """Whether the packages of each extra are there. Nothing is imported."""
-    for extra, packages, use in EXTRAS:
-        found = {name: _version(name) for name in packages}
-        missing = [name for name, version in found.items() if version is None]
-        if missing:
-            detail = f"without {' and '.join(missing)}; only needed for {use}: pip install 'fedemu[{extra}]'"
+    for extra, use in EXTRAS.items():
+        required = list(_required(extra))
+        if wrong := list(_unmet(required)):
+            detail = f"{', '.join(wrong)}; only needed for {use}: pip install 'fedemu[{extra}]'"
             yield Finding("note", extra, detail)
         else:
-            yield Finding("ok", extra, ", ".join(f"{name} {version}" for name, version in found.items()))
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+            yield Finding("ok", extra, ", ".join(f"{one.name} {metadata.version(one.name)}" for one in required))
 
 
 def _prometheus() -> Finding:

@@ -21,6 +21,7 @@ from datasets import Dataset  # type: ignore[import-untyped]
 
 from fedemu.algorithms.data.partition import Indices
 from fedemu.ops.data.source import LABEL
+from fedemu.ops.extras import require_flwr
 from fedemu.protocol.errors import ConfigurationError, DataError
 
 _INDEX = "index"
@@ -79,13 +80,7 @@ def flwr_shares(
 
 def _partitioners() -> Any:
     """The module that holds the partitioners of flwr-datasets."""
-    try:
-        from flwr_datasets import partitioner
-    except ModuleNotFoundError as error:
-        if error.name != "flwr_datasets":
-            raise
-        raise ConfigurationError(
-            "data.partition.kind = 'flwr' needs the package flwr-datasets; install it with "
-            "pip install 'fedemu[flwr]', or choose another kind of partition"
-        ) from None
+    require_flwr()
+    from flwr_datasets import partitioner
+
     return partitioner

@@ -184,6 +184,7 @@ def validate(
     """Check an experiment without running it: its settings, data, model, method, partition and first training step."""
     checked, runtime = load_experiment(experiment, overrides_of(settings, runtime__log_level=log_level), os.environ)
     logging.getLogger().setLevel(runtime.log_level.upper())
+    check_trackers(runtime.track.to)
     place = find_data(checked)
     facts = _facts(checked, runtime) | {"data": f"{checked.data.dataset} ({place.kind.replace('_', ' ')})"}
     # Importing torch takes seconds, and the error of a wrong setting should not wait for it.

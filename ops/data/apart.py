@@ -13,13 +13,23 @@ from fedemu.ops.data.cache import cache_folder, read
 from fedemu.ops.data.corpora import source_of
 from fedemu.ops.data.source import Place, entry_of, locate
 from fedemu.ops.experiment import Experiment
+from fedemu.ops.extras import require_flwr
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.host.source import interpreter
 from fedemu.protocol.wording import ending
 
 
 def find_data(experiment: Experiment) -> Place:
-    """Find the experiment's data set. Nothing is read. Raises DataError if its name leads nowhere."""
+    """Find the experiment's data set, and what divides it. Nothing is read.
+
+    Raises DataError if its name leads nowhere, and ConfigurationError if an optional package is missing.
+    """
+    if experiment.data.partition.kind == "flwr":
+        require_flwr()
+    return _place(experiment)
+
+
+def _place(experiment: Experiment) -> Place:
     folder = os.environ.get("FEDEMU_DATA")
     return locate(experiment.data.dataset, Path(folder).expanduser() if folder else None)
 
@@ -27,13 +37,13 @@ def find_data(experiment: Experiment) -> Place:
 def entry_here(experiment: Experiment) -> Path:
     """The folder of this machine's cache for the experiment's data. Raises DataError if their name leads nowhere."""
     source = source_of(experiment.data, experiment.stream.columns)
-    return entry_of(source, find_data(experiment), cache_folder(os.environ))
+    return entry_of(source, _place(experiment), cache_folder(os.environ))
 
 
 def at_hand(experiment: Experiment) -> bool:
     """Whether this machine has the data: decoded, or as files. What would have to come from the hub does not count."""
     try:
-        return find_data(experiment).kind != "hub" or read(entry_here(experiment)) is not None
+        return _place(experiment).kind != "hub" or read(entry_here(experiment)) is not None
     except DataError:
         return False
 

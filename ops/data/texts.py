@@ -17,7 +17,7 @@ from fedemu.ops.data.cache import Decoded, Samples
 from fedemu.ops.data.own.text_files import read_file, values
 from fedemu.ops.data.source import SPLIT, TABLE_FILES, DataSource, Place, TextSource
 from fedemu.ops.data.split import Part, chosen_splits, divided
-from fedemu.ops.data.tokens import Tokenizer, train_tokenizer
+from fedemu.ops.data.tokens import Tokenizer, require_tokenizer, train_tokenizer
 from fedemu.protocol.errors import DataError
 
 UNLABELLED = "text"
@@ -35,8 +35,9 @@ def decode_texts(source: DataSource, wanted: TextSource, place: Place, scratch: 
 
     The tokenizer is trained on the training texts. A long text is cut into several samples, which all have its label
     and its columns. Rows without text are left out. ``scratch`` is a folder for temporary files. Raises DataError if a
-    column is missing or nothing is left.
+    column is missing or nothing is left, and ConfigurationError if the tokenizer's library is not installed.
     """
+    require_tokenizer(wanted)
     return decode_columns(source, wanted, *_read(source, place, scratch))
 
 

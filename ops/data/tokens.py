@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from fedemu.algorithms.data.language import SPECIAL_TOKENS, UNKNOWN
 from fedemu.ops.data.source import TextSource
+from fedemu.ops.extras import require
 from fedemu.protocol.errors import DataError
 
 
@@ -21,11 +22,19 @@ class Tokenizer(NamedTuple):
     encode: Callable[[str], Sequence[int]]
 
 
+def require_tokenizer(wanted: TextSource) -> None:
+    """Raise ConfigurationError if the library of the tokenizer is not installed."""
+    if wanted.tokenizer == "wordpiece":
+        need, instead = "data.text.tokenizer = 'wordpiece'", "set data.text.tokenizer = 'characters'"
+        require("tokenizers", "language", need, instead)
+
+
 def train_tokenizer(wanted: TextSource, texts: Sequence[str]) -> Tokenizer:
     """Train the tokenizer on some texts.
 
-    Raises DataError if its library is missing, or if the texts have too few tokens.
+    Raises ConfigurationError if its library is not installed, and DataError if the texts have too few tokens.
     """
+    require_tokenizer(wanted)
     tokenizer = _characters(texts, wanted.vocabulary) if wanted.tokenizer == "characters" else _wordpiece(texts, wanted)
     if len(tokenizer.vocabulary) < len(SPECIAL_TOKENS) + 2:
         raise DataError("the texts are made of fewer than two different tokens, so there is nothing to predict")
@@ -46,14 +55,8 @@ def _wordpiece(texts: Sequence[str], wanted: TextSource) -> Tokenizer:
 
     Rare words are cut into pieces; all characters are tokens.
     """
-    try:
-        from tokenizers import Tokenizer as Pieces
-        from tokenizers import models, normalizers, pre_tokenizers, trainers
-    except ImportError:
-        raise DataError(
-            "data.text.tokenizer = 'wordpiece' needs the package tokenizers; install it with "
-            "pip install 'fedemu[language]', or set data.text.tokenizer = 'characters'"
-        ) from None
+    from tokenizers import Tokenizer as Pieces
+    from tokenizers import models, normalizers, pre_tokenizers, trainers
 
     def prepared(model: Any) -> Any:
         pieces = Pieces(model)

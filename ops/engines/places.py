@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import NOT_SETTINGS, toml_of
 from fedemu.ops.experiment.toml_text import toml_value
+from fedemu.ops.extras import require
 from fedemu.protocol.errors import ConfigurationError
 
 PATIENCE_SECONDS: Final = 600.0
@@ -26,8 +26,7 @@ def require_engine(on: str) -> None:
     """Raise ConfigurationError if ``--on`` names no engine, or one whose package is missing."""
     if on != "ray" and not re.fullmatch(r"ray://[^/\s]+:\d+", on):
         raise ConfigurationError(f"--on {on!r} is no engine; write ray, or ray://HOST:10001 for a cluster elsewhere")
-    if find_spec("ray") is None:
-        raise ConfigurationError("--on ray needs the package ray; pip install 'fedemu[ray]'")
+    require("ray", "ray", "--on ray")
 
 
 def waits(experiment: Experiment, runtime: Runtime) -> list[str]:

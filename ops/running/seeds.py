@@ -27,6 +27,7 @@ from fedemu.ops.running.codes import INTERRUPTED, USAGE
 from fedemu.ops.running.folder import RUNS, claim, give_back, keep_grown, reopen
 from fedemu.ops.running.together import run_together
 from fedemu.ops.running.words import is_complete, say
+from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError
 
 _MOST_SEEDS = 1000
@@ -92,6 +93,7 @@ def new_group(
     loaded = [load_experiment(source, [*overrides, f"seed={seed}"], environment) for seed in seeds]
     experiment, runtime = loaded[0]
     require_processor(runtime.device_type)
+    check_trackers(runtime.track.to)
     find_data(experiment)
     folder = out if out is not None else _next_free(experiment.name)
     if out is not None and (out.is_file() or (out.is_dir() and any(out.iterdir()))):
@@ -110,6 +112,7 @@ def reopen_group(
     """
     wanted, runtime = resumed_group(folder, overrides, environment)
     require_processor(runtime.device_type)
+    check_trackers(runtime.track.to)
     claimed, members = _claimed(folder), []
     for seed in claimed if seeds is None else seeds:
         if seed in claimed:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.ops.experiment.near import did_you_mean
+from fedemu.ops.extras import require
 from fedemu.ops.sweeps.grid import KEY, Choice, require_varied, values_of
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import usable
@@ -211,10 +212,9 @@ def _suggest(trial: Any, space: Space) -> None:
 
 
 def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise ConfigurationError("--search needs Optuna; install it with pip install 'fedemu[search]'") from None
+    require("optuna", "search", "--search")
+    import optuna
+
     return optuna
 
 

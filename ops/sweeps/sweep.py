@@ -19,6 +19,7 @@ from fedemu.ops.sweeps.hold import await_left, held
 from fedemu.ops.sweeps.machine import default_at_once
 from fedemu.ops.sweeps.plan import Planned
 from fedemu.ops.sweeps.runs import Command, Failed, Progress, command_of, is_over, play, require_same, told
+from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 Loaded = Mapping[Path, tuple[Experiment, Runtime]]
@@ -43,14 +44,12 @@ def loaded(runs: Sequence[Planned]) -> dict[Path, tuple[Experiment, Runtime]]:
 
 
 def prepare(folder: Path, experiments: Loaded) -> None:
-    """Check that the data are there, and that no folder holds the run of another experiment."""
+    """Check that data and trackers are there, and that no folder holds the run of another experiment."""
     if folder.is_file():
         raise ConfigurationError(f"{folder} is a file; name a folder with --out")
-    seen = set()
-    for place, (experiment, _) in experiments.items():
-        if experiment.data.dataset not in seen:
-            find_data(experiment)
-            seen.add(experiment.data.dataset)
+    for place, (experiment, runtime) in experiments.items():
+        check_trackers(runtime.track.to)
+        find_data(experiment)
         require_same(folder / place, experiment)
 
 

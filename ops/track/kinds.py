@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from importlib.util import find_spec
 from typing import NamedTuple
 
+from fedemu.ops.extras import require
 from fedemu.ops.track.tracker import Tracker
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.named import load
@@ -29,11 +29,7 @@ def check(names: Iterable[str]) -> None:
     """Raise ConfigurationError if one of ``names`` is no tracker, or if its extra is not installed."""
     for name in names:
         if name in KINDS:
-            if find_spec(KINDS[name].needs) is None:
-                raise ConfigurationError(
-                    f"tracking to {name} needs the package {KINDS[name].needs}; install it with "
-                    f"pip install 'fedemu[{name}]', or leave {name} out of track.to"
-                )
+            require(KINDS[name].needs, name, f"tracking to {name}", f"leave {name} out of track.to")
         elif ":" not in name:
             raise ConfigurationError(
                 f'there is no tracker "{name}"; choose from {", ".join(KINDS)}, or name your own as module:Name'

@@ -1,6 +1,7 @@
 """What the doctor says of machines that lack something."""
 
 import subprocess
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from fedemu.device.host import limits
 from fedemu.ops import doctor
 from fedemu.ops.doctor import Finding
+from fedemu.ops.extras import EXTRAS
 
 
 @pytest.fixture(autouse=True)
@@ -74,9 +76,19 @@ def test_a_missing_prometheus_is_only_a_note(monkeypatch: pytest.MonkeyPatch) ->
     assert find("prometheus", {}).verdict == "note"
 
 
+def test_every_extra_that_is_not_for_developers_is_looked_at() -> None:
+    declared = metadata.metadata("fedemu").get_all("Provides-Extra") or []
+    assert {*EXTRAS} == {*declared} - {"test", "lint", "docs"}
+
+
 @pytest.mark.parametrize(
     ("extra", "package", "use"),
-    [("language", "transformers", "texts"), ("flwr", "flwr-datasets", "partitions of the kind flwr")],
+    [
+        ("language", "transformers", "texts"),
+        ("flwr", "flwr-datasets", "partitions of the kind flwr"),
+        ("ray", "ray", "--on ray"),
+        ("mlflow", "mlflow-skinny", "tracking to mlflow"),
+    ],
 )
 def test_an_optional_package_is_only_noted_where_it_is_missing(
     extra: str, package: str, use: str, monkeypatch: pytest.MonkeyPatch
@@ -92,7 +104,17 @@ def test_an_optional_package_is_only_noted_where_it_is_missing(
     monkeypatch.setattr(doctor.metadata, "version", absent)
     finding = find(extra, {})
     assert finding.verdict == "note"
-    assert f"without {package}; only needed for {use}: pip install 'fedemu[{extra}]'" in finding.detail
+    assert finding.detail == f"{package} is missing; only needed for {use}: pip install 'fedemu[{extra}]'"
+
+
+def test_an_optional_package_that_is_too_old_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = doctor.metadata.version
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "3.6.1" if name == "optuna" else version(name))
+    assert find("search", {}) == Finding(
+        "note",
+        "search",
+        "optuna is 3.6.1 but must be >=4.0; only needed for fedemu sweep --search: pip install 'fedemu[search]'",
+    )
 
 
 def test_a_package_that_is_missing_or_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,13 +164,14 @@ def test_modules_that_are_compiled_anew_by_each_process_are_noted(
 def test_every_finding_that_is_not_well_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poor = limits.MachineLimits(files_hard=256, threads=None, memory=2**28)
     monkeypatch.setattr(limits, "this_machine", lambda: poor)
-    monkeypatch.setattr(doctor, "_version", lambda package: None)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     monkeypatch.setattr(doctor.zmq, "has", lambda name: False)
-    monkeypatch.setattr(doctor, "_unmet", lambda package: iter(["torch is missing"]))
+    monkeypatch.setattr(doctor, "_unmet", lambda required: iter(["torch is missing"]))
     todo = ("install", "raise", "see that", "start fewer", "set ", "make ", "correct")
     found = [
         finding for finding in doctor.examine({"FEDEMU_DATA": str(tmp_path / "absent")}) if finding.verdict != "ok"
     ]
-    assert {"packages", "zeromq", "open files", "memory", "data folder", "prometheus"} <= {one.subject for one in found}
+    assert {"packages", "wandb", "zeromq", "open files", "memory", "data folder", "prometheus"} <= {
+        one.subject for one in found
+    }
     assert [finding for finding in found if not any(word in finding.detail for word in todo)] == []

@@ -1,6 +1,7 @@
 """What flwr-datasets draws, and where its partitioners and ours mean the same."""
 
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import numpy as np
@@ -124,7 +125,9 @@ def test_without_the_package_a_sentence_says_how_to_get_it(monkeypatch):
 
 
 def test_a_package_that_is_there_but_broken_is_no_missing_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "flwr_datasets", ModuleType("flwr_datasets"))
+    broken = ModuleType("flwr_datasets")
+    broken.__spec__ = ModuleSpec("flwr_datasets", None, origin="broken")
+    monkeypatch.setitem(sys.modules, "flwr_datasets", broken)
     monkeypatch.delitem(sys.modules, "flwr_datasets.partitioner", raising=False)
     with pytest.raises(ImportError, match="partitioner"):
         flwr_shares(LABELS, {}, 10, "IidPartitioner", {}, seed=1)

@@ -140,6 +140,44 @@ def test_wrong_configuration_is_one_sentence_and_code_2(
     assert said in captured.err
 
 
+@pytest.mark.parametrize(
+    ("settings", "module", "extra"),
+    [
+        ('data.partition={kind="flwr",partitioner="IidPartitioner"}', "flwr_datasets", "flwr"),
+        ("track.to=mlflow", "mlflow", "mlflow"),
+    ],
+)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run",),
+        ("run", "--seeds", "0,1"),
+        ("coordinator",),
+        ("validate",),
+        ("sweep", "digits", "--seeds", "0,1", "--out", "here"),
+        ("slurm",),
+    ],
+    ids=" ".join,
+)
+def test_a_missing_extra_is_told_before_data_are_read_and_folders_are_made(
+    words: tuple[str, ...],
+    settings: str,
+    module: str,
+    extra: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("fedemu.ops.data.apart.locate", lambda *place: pytest.fail("data were looked for"))
+    assert call(*words, "--set", settings) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("fedemu: ")
+    assert said.count("\n") == 1
+    assert f"install it with pip install 'fedemu[{extra}]'" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_that_cannot_begin_makes_no_folder(tmp_path: Path) -> None:
     assert call("run", "--rounds", "0", "--out", "here") == 2
     assert list(tmp_path.iterdir()) == []

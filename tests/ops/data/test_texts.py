@@ -18,10 +18,11 @@ from fedemu.algorithms.data.corpus import NO_TARGET, Corpus
 from fedemu.algorithms.data.language import BEGIN, END, MASK, PAD, SPECIAL_TOKENS, UNKNOWN
 from fedemu.ops.data import corpora
 from fedemu.ops.data.own.text_files import values
-from fedemu.ops.data.source import TextSource
+from fedemu.ops.data.source import DataSource, Place, TextSource
+from fedemu.ops.data.texts import decode_texts
 from fedemu.ops.data.tokens import train_tokenizer
 from fedemu.ops.experiment import Experiment
-from fedemu.protocol.errors import DataError
+from fedemu.protocol.errors import ConfigurationError, DataError
 
 PLAY = """First Citizen:
 Speak, speak.
@@ -259,8 +260,12 @@ def test_texts_and_other_data_are_not_mixed_up(folder: Path) -> None:
 
 def test_without_the_library_wordpiece_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(DataError, match=r"install it with pip install 'fedemu\[language\]'"):
-        train_tokenizer(TextSource("masked", 8, 60, "wordpiece"), ["hello"])
+    wanted = TextSource("masked", 8, 60, "wordpiece")
+    with pytest.raises(ConfigurationError, match=r"install it with pip install 'fedemu\[language\]'"):
+        train_tokenizer(wanted, ["hello"])
+    nowhere = Place("file", "nowhere.txt")
+    with pytest.raises(ConfigurationError, match="needs the package tokenizers"):  # before any text is read
+        decode_texts(DataSource("nowhere.txt", text=wanted), wanted, nowhere, Path("nowhere"))
 
 
 REAL = [

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -190,11 +191,13 @@ def test_names_that_are_no_trackers_are_refused(tmp_path: Path, monkeypatch: pyt
         check(["tensorbord"])
     with pytest.raises(ConfigurationError, match="nowhere"):
         check(["nowhere_at_all:Mine"])
-    monkeypatch.setattr("fedemu.ops.track.kinds.find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigurationError, match=r"needs the package mlflow; install it with pip install 'fedemu\[mlflow"
-    ):
-        check(["mlflow"])
+    folder = ModuleSpec("mlflow", None, is_package=True)  # of this name, with no package in it
+    for absent in (None, folder):
+        monkeypatch.setattr("fedemu.ops.extras.find_spec", lambda name, found=absent: found)
+        with pytest.raises(
+            ConfigurationError, match=r"needs the package mlflow; install it with pip install 'fedemu\[mlflow"
+        ):
+            check(["mlflow"])
     with pytest.raises(ConfigurationError, match="holds no run"):
         export(tmp_path, "x.py:Mine")
 
@@ -324,7 +327,7 @@ def test_weights_and_biases_is_told_how_a_run_ended(
 ) -> None:
     fake = MagicMock()
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    monkeypatch.setattr("fedemu.ops.track.kinds.find_spec", lambda name: object())
+    monkeypatch.setattr("fedemu.ops.extras.find_spec", lambda name: ModuleSpec(name, None, origin="here"))
     if outcome is not None:
         finish(run, 2, outcome)
     export(run, "wandb")
@@ -344,7 +347,7 @@ def test_weights_and_biases_names_no_two_folders_alike_though_names_have_whole_s
         return MagicMock()
 
     monkeypatch.setitem(sys.modules, "wandb", MagicMock(init=init))
-    monkeypatch.setattr("fedemu.ops.track.kinds.find_spec", lambda name: object())
+    monkeypatch.setattr("fedemu.ops.extras.find_spec", lambda name: ModuleSpec(name, None, origin="here"))
     stand_in = MagicMock(
         strftime=lambda form: time.strftime("%S", time.gmtime(clock[0])),
         sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds),
