@@ -74,8 +74,9 @@ def _packages() -> Finding:
 def _required(extra: str = "") -> Iterator[Requirement]:
     """What fedemu requires here, or what one of its extras requires besides."""
     for requirement in map(Requirement, metadata.requires("fedemu") or []):
-        always = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if always != bool(extra) and (always or requirement.marker.evaluate({"extra": extra})):
+        marker = requirement.marker
+        always = marker is None or marker.evaluate({"extra": ""})
+        if (marker is not None and not always and marker.evaluate({"extra": extra})) if extra else always:
             yield requirement
 
 

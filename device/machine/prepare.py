@@ -50,12 +50,11 @@ async def prepare_data(prepare: str, experiment: Path, expected: str, allow_code
         await process.wait()
         raise
     text = output.decode(errors="replace").strip().splitlines()[-1:] or [""]
-    if process.returncode == SAID:
+    code = await process.wait()
+    if code == SAID:
         raise error_on(text[0])
-    if process.returncode != 0:
-        raise ConfigurationError(
-            f"The process that prepares the data {ending(process.returncode)}; see the output above."
-        )
+    if code != 0:
+        raise ConfigurationError(f"The process that prepares the data {ending(code)}; see the output above.")
     compare_data(text[0], expected)
 
 
