@@ -19,8 +19,8 @@ DEVICE_BYTES = 2**18
 """The memory in bytes that each device of a process adds."""
 TRAINER_BYTES = 400 * 2**20
 """The memory of a trainer in bytes."""
-THREADS = 3
-"""Threads of a device process: its main thread and two threads of ZeroMQ."""
+THREADS_WITH_KEYS = 3
+"""Threads of a device process with keys: its main thread and two threads of ZeroMQ. Without keys it has one thread."""
 SPARE_FILES = 128
 """Descriptors of a process besides those that ``demand`` counts one by one."""
 FILES_PER_DEVICE = 4
@@ -37,31 +37,37 @@ class MachineLimits:
     memory: int | None
 
 
-def demand(count: int, per_process: int, trainers: int) -> tuple[int, int, int]:
-    """The needs of ``count`` devices: descriptors of the largest process, threads of all processes, bytes of memory."""
+def demand(count: int, per_process: int, trainers: int, keys: bool = False) -> tuple[int, int, int]:
+    """The needs of ``count`` devices: descriptors of the largest process, threads of all processes, bytes of memory.
+
+    ``keys`` says whether devices have connections with keys.
+    """
     processes = -(-count // per_process)
     files = SPARE_FILES + max(2 * (processes + trainers), FILES_PER_DEVICE * min(per_process, count))
-    threads = THREADS * processes + 8 * trainers + 16
+    threads = (THREADS_WITH_KEYS if keys else 1) * processes + 8 * trainers + 16
     return files, threads, PROCESS_BYTES * processes + DEVICE_BYTES * count + TRAINER_BYTES * trainers
 
 
-def check(count: int, per_process: int, trainers: int, machine: MachineLimits) -> None:
+def check(count: int, per_process: int, trainers: int, machine: MachineLimits, keys: bool = False) -> None:
     """Raise ConfigurationError if ``machine`` has too little of anything. The error says what to do."""
-    files, threads, memory = demand(count, per_process, trainers)
+    files, threads, memory = demand(count, per_process, trainers, keys)
     if files > machine.files_hard:
         raise ConfigurationError(
             f"{count} devices need {files} open files in one process, but at most {machine.files_hard} are allowed; "
             f"raise the limit (ulimit -Hn {files}), or change --per-process."
         )
     if machine.threads is not None and threads > machine.threads:
+        fits = (size for size in range(2, count + 1) if demand(count, size, trainers, keys)[1] <= machine.threads)
+        packing = next(fits, None)
+        packed = f", or pack devices with --per-process {packing}" if packing else ""
         raise ConfigurationError(
             f"{count} devices need {threads} processes and threads, but only {machine.threads} more can be started; "
-            f"raise the limit (ulimit -u, or pids.max of the container), or pack devices with --per-process "
-            f"{max(2, -(-count * THREADS // max(1, machine.threads)) + 1)}."
+            f"raise the limit (ulimit -u, or pids.max of the container){packed}."
         )
     if machine.memory is not None and memory > machine.memory:
+        named = f"{trainers} trainer{'s' * (trainers != 1)}"
         raise ConfigurationError(
-            f"{count} devices and {trainers} trainers need about {memory / 2**30:.1f} GiB of memory, but "
+            f"{count} devices and {named} need about {memory / 2**30:.1f} GiB of memory, but "
             f"{machine.memory / 2**30:.1f} GiB are available; start fewer devices or fewer --trainers, or pack devices "
             "with --per-process."
         )
@@ -73,9 +79,9 @@ def allow_files(count: int, per_process: int, trainers: int) -> None:
     allow_open_files(files)
 
 
-def require_room(count: int, per_process: int, trainers: int) -> None:
-    """Raise ConfigurationError if this machine cannot hold the devices."""
-    check(count, per_process, trainers, this_machine())
+def require_room(count: int, per_process: int, trainers: int, keys: bool) -> None:
+    """Raise ConfigurationError if this machine cannot hold the devices. ``keys`` is as for ``demand``."""
+    check(count, per_process, trainers, this_machine(), keys)
 
 
 def this_machine() -> MachineLimits:

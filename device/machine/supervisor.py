@@ -131,7 +131,7 @@ class Supervision:
         # Devices that sleep need little. How many will be awake at once only shows.
         pack = pack_size(plan.per_process)
         count, packed = (pack, pack) if here.sleeping else (plan.count, plan.per_process)
-        require_room(count, packed, self._trainer_count)
+        require_room(count, packed, self._trainer_count, plan.keys is not None)
         allow_files(count, packed, self._trainer_count)
         mark("devices", "arrival")
         environment = self._environment(here)

@@ -39,11 +39,23 @@ def test_too_few_descriptors_say_how_many_and_how() -> None:
 
 
 def test_too_few_processes_say_how_to_pack() -> None:
-    machine = MachineLimits(files_hard=10**6, threads=500, memory=None)
-    with pytest.raises(ConfigurationError, match=r"only 500 more can be started.*--per-process (\d+)") as error:
-        check(1000, 1, 2, machine)
-    packing = int(str(error.value).rsplit(" ", 1)[1].rstrip("."))
-    check(1000, packing, 2, machine)
+    machine = MachineLimits(files_hard=10**6, threads=132, memory=None)
+    for keys, packing in ((False, 10), (True, 31)):
+        with pytest.raises(ConfigurationError, match=rf"only 132 more can be started.*--per-process {packing}\.$"):
+            check(1000, 1, 2, machine, keys)
+        check(1000, packing, 2, machine, keys)
+
+
+def test_devices_are_not_to_be_packed_where_that_would_not_help() -> None:
+    with pytest.raises(ConfigurationError, match=r"only 32 more can be started; raise the limit \([^)]*\)\.$"):
+        check(20, 1, 2, MachineLimits(files_hard=10**6, threads=32, memory=None))
+
+
+def test_a_device_process_has_one_thread_and_three_with_keys() -> None:
+    limit = MachineLimits(files_hard=10**6, threads=300 + 24, memory=None)
+    check(300, 1, 1, limit)
+    with pytest.raises(ConfigurationError, match="300 devices need 924 processes and threads"):
+        check(300, 1, 1, limit, keys=True)
 
 
 def test_too_little_memory_says_how_much() -> None:
