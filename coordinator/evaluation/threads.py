@@ -34,12 +34,16 @@ def in_order(function: Callable[[T], R], items: Iterable[T], threads: int) -> It
         return
     with ThreadPoolExecutor(threads, "evaluation", take_threads, (torch.get_num_threads(),)) as pool:
         waiting: deque[Future[R]] = deque()
-        for item in items:
-            waiting.append(pool.submit(function, item))
-            if len(waiting) > threads:
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
                 yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        finally:  # after an error nothing more is begun
+            for result in waiting:
+                result.cancel()
 
 
 def take_threads(count: int) -> None:

@@ -85,8 +85,8 @@ async def run_server_job(
         return carry
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise ConfigurationError(
-            f"the server job {job.name!r} needs a process of its own, which cannot be had where trainers use a GPU in "
-            "memory; use --transport zmq, or --device-type cpu"
+            f"the server job {job.name!r} needs a process of its own, which cannot be had once this process has used a "
+            "GPU; use --transport zmq, or use no GPU in this process (--device-type cpu)"
         )
     cause = ""
     for _ in range(_TRIES):
