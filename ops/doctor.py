@@ -75,8 +75,11 @@ def _required(extra: str = "") -> Iterator[Requirement]:
     """What fedemu requires here, or what one of its extras requires besides."""
     for requirement in map(Requirement, metadata.requires("fedemu") or []):
         marker = requirement.marker
-        always = marker is None or marker.evaluate({"extra": ""})
-        if (marker is not None and not always and marker.evaluate({"extra": extra})) if extra else always:
+        if marker is None or marker.evaluate({"extra": ""}):
+            wanted = not extra
+        else:
+            wanted = bool(extra) and marker.evaluate({"extra": extra})
+        if wanted:
             yield requirement
 
 
