@@ -25,7 +25,7 @@ from fedemu.algorithms.trees import add, map_leaves, squared_norm, unflatten, wi
 from fedemu.coordinator.asks.payload import Payload
 from fedemu.coordinator.asks.tensors import as_tensor
 from fedemu.coordinator.evaluation.alignment import Preferences, alignment
-from fedemu.coordinator.evaluation.evaluate import Evaluation, Evaluator, answer, mean_by, read
+from fedemu.coordinator.evaluation.evaluate import Evaluation, Evaluator, mean_by
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import DeviceId
 
@@ -56,7 +56,6 @@ class Diagnosis:
         self.buffers = model.buffers
         self.validates = len(partition.validation_indices) > 0
         """Whether devices keep validation parts."""
-        self._model = model
         self._corpus = corpus
         self._partition = partition
         self._stream = stream
@@ -82,9 +81,8 @@ class Diagnosis:
     def validate(self, variables: Tree, devices: Sequence[DeviceId]) -> Floats:
         """The model's accuracy on each device's validation part, ``[devices]``. NaN for an empty part."""
         parts = [self._partition.device(device)[1] for device in devices]
-        batches = read(self._model, self._corpus, self._corpus.train, np.concatenate(parts))
         groups = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-        return mean_by(groups, answer(self._model, variables, batches).hits, len(parts))
+        return mean_by(groups, self.evaluator.answers(variables, np.concatenate(parts)).hits, len(parts))
 
 
 @dataclass

@@ -183,8 +183,11 @@ class Evaluator:
         """The accuracy on the validation samples. None if there are none."""
         if self._validation is None or not len(self._validation):
             return None
-        batches = read(self._model, self._corpus, self._corpus.train, self._validation, self._batch_size)
-        return _means(self._answer(variables, batches))[0]
+        return _means(self.answers(variables, self._validation))[0]
+
+    def answers(self, variables: Tree, indices: NDArray[np.int64]) -> Answers:
+        """The model's answers to these samples of the training split, ``indices [n]``."""
+        return self._answer(variables, read(self._model, self._corpus, self._corpus.train, indices, self._batch_size))
 
     def _answer(self, variables: Tree, batches: Iterable[tuple[Tensor, Tensor]], watch: Watch | None = None) -> Answers:
         """The model's answers. A perceptron answers faster than threads start."""

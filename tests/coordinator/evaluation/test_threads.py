@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fedemu.algorithms.data.corpus import NO_TARGET, Corpus, Split
+from fedemu.algorithms.data.partition import Partition
 from fedemu.algorithms.interface import Kind, Model, pure
 from fedemu.algorithms.models.feed_forward import cnn
 from fedemu.algorithms.models.growing import growing
@@ -23,10 +24,11 @@ from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.streams.period_tests import PeriodTests
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.coordinator.evaluation import threads
+from fedemu.coordinator.evaluation.diagnosis import Diagnosis
 from fedemu.coordinator.evaluation.evaluate import Evaluator
 from fedemu.coordinator.evaluation.threads import in_order, most_threads, take_threads
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.ids import digest_of
+from fedemu.protocol.ids import DeviceId, digest_of
 
 SHAPE = (1, 8, 8)
 TASKS = ClassTasks.of(4, 2, [2, 0, 3, 1])
@@ -109,6 +111,16 @@ def test_batches_are_computed_at_the_same_time_if_the_model_bears_it(kind: Kind,
     found = evaluator.evaluate(model.init(1))
     assert found == Evaluator(alone, PICTURES, batch_size=4, validation=some).evaluate(model.init(1))
     assert evaluator.evaluate(model.init(1), on_all=False).test_samples == 12
+
+
+def test_the_validation_parts_of_devices_are_computed_at_the_same_time_too() -> None:
+    model, none, parts = ThreeAtOnce("convolutional", True, together=True), np.zeros(0, np.int64), np.array([0, 5, 12])
+    partition = Partition(np.zeros(3, np.int64), none, parts, np.arange(12))
+    basis = Diagnosis(model, PICTURES, partition, Evaluator(model, PICTURES, batch_size=4, threads=3))
+    variables = model.init(1)
+    one = Evaluator(cnn(SHAPE, 4), PICTURES, batch_size=4).answers(variables, np.arange(12)).hits
+    expected = [one[5:].mean(), one[:5].mean()]
+    assert basis.validate(variables, [DeviceId(1), DeviceId(0)]).tolist() == expected
 
 
 def test_a_thread_keeps_the_number_that_it_has_taken() -> None:

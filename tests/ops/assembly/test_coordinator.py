@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedemu.algorithms.streams.plan import StreamPlan
+from fedemu.coordinator.evaluation import threads
 from fedemu.coordinator.evaluation.evaluate import Evaluator
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.ops.assembly.coordinator import assemble
@@ -34,6 +35,14 @@ def test_a_diagnosis_takes_as_many_test_samples_as_it_is_told(tmp_path: Path, sa
     one, other = vars(plan.diagnosis.evaluator), vars(plan.evaluator)
     assert (one["_cache"] is other["_cache"]) == (samples == 0), "all samples are kept once"
     assert one["_model"] is not other["_model"], "they may work at the same time"
+
+
+@pytest.mark.parametrize("samples", [0, 50])
+def test_models_are_tested_on_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samples: int) -> None:
+    monkeypatch.setattr(threads, "cores", lambda: 3)
+    plan = plan_of(tmp_path, "diagnose.every=5", f"diagnose.samples={samples}")
+    assert plan.diagnosis is not None
+    assert [vars(evaluator)["_threads"] for evaluator in (plan.evaluator, plan.diagnosis.evaluator)] == [3, 3]
 
 
 def test_a_diagnosis_goes_by_the_samples_that_devices_get(tmp_path: Path) -> None:
