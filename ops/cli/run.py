@@ -30,7 +30,7 @@ from fedemu.ops.running.seeds import (
     resumed_group,
     run_group,
 )
-from fedemu.ops.running.together import refuse_metrics_at, require_metrics_ports, run_together
+from fedemu.ops.running.together import refuse_metrics_at, require_metrics_ports, require_room_here, run_together
 from fedemu.ops.running.words import conclude, is_complete
 from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError
@@ -346,6 +346,7 @@ def _open(
         refuse_metrics_at(runtime.bind, runtime)
     else:
         require_metrics_ports(runtime)
+        require_room_here(experiment, runtime)
     require_processor(runtime.device_type)
     check_trackers(runtime.track.to)
     if resume is None:
@@ -388,6 +389,7 @@ def _prepare_group(source: str | None, resume: Path | None, overrides: list[str]
         experiment, runtime = resumed_group(resume, overrides, os.environ)
     _require_effect(runtime, given)
     require_metrics_ports(runtime)
+    require_room_here(experiment, runtime)
     if runtime.transport == "memory":
         start_again_portably(experiment)
 

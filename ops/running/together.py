@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from fedemu.device.host.limits import require_room
+from fedemu.device.host.processors import default_trainers
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.keys.choice import in_words, server_keys
 from fedemu.ops.keys.store import KeyFolder
@@ -71,6 +73,19 @@ def require_metrics_ports(runtime: Runtime) -> None:
             f"runtime.metrics_port = {LAST_PORT} leaves no port after it, which the devices' metrics need, too; "
             f"choose one below {LAST_PORT}"
         )
+
+
+def require_room_here(experiment: Experiment, runtime: Runtime) -> None:
+    """Raise ConfigurationError if this machine cannot hold the devices of ``fedemu run``, before anything is written.
+
+    A supervisor looks again when it has been told how many devices it gets, and is the first to look if devices sleep,
+    if there are edges, and if an engine places the devices.
+    """
+    fleet = experiment.fleet
+    if runtime.transport == "memory" or runtime.on or experiment.tree.edges or fleet.wake == "on-demand":
+        return
+    trainers = runtime.trainers or default_trainers(runtime.device_type)
+    require_room(fleet.devices, runtime.per_process, trainers, bool(runtime.keys))
 
 
 def refuse_metrics_at(bind: str, runtime: Runtime) -> None:

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from fedemu.device.host import limits
 from fedemu.ops.assembly.learning import open_algorithm
 from fedemu.ops.cli import commands
 from fedemu.ops.data.corpora import open_corpus, prepare
-from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.running import coordinator, embedded, launch
+from fedemu.ops.running.together import require_room_here
 from fedemu.protocol.errors import ConfigurationError
 
 IMPOSSIBLE = [
@@ -167,6 +169,33 @@ def test_run_starts_no_device(started: list[str], capfd: pytest.CaptureFixture[s
     setting, said = IMPOSSIBLE[0]
     assert said in refused(capfd, "run", "--set", setting)
     assert started == ["fedemu-coordinator", "fedemu-devices"], "the devices were never called"
+
+
+@pytest.mark.parametrize("seeds", [[], ["--seeds", "0,1"]])
+def test_a_machine_without_room_for_the_devices_is_found_before_anything_starts(
+    seeds: list[str], monkeypatch: pytest.MonkeyPatch, started: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(limits, "free_memory", lambda: 420 * 2**20)
+    said = refused(capfd, "run", "--trainers", "1", *seeds)
+    assert "20 devices and 1 trainer need about 0.5 GiB of memory, but 0.4 GiB are available" in said
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "machine"),
+    [
+        ({}, {"per_process": 20}),
+        ({}, {"transport": "memory"}),
+        ({}, {"on": "ray"}),
+        ({"fleet": {"wake": "on-demand"}}, {}),
+        ({"tree": {"edges": [2]}}, {}),
+    ],
+)
+def test_devices_are_not_counted_here_if_they_share_processes_or_begin_elsewhere(
+    settings: dict[str, Any], machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "free_memory", lambda: 600 * 2**20)
+    require_room_here(Experiment.parse(settings), Runtime(trainers=1, **machine))
 
 
 @pytest.mark.parametrize("command", ALONE)
