@@ -108,7 +108,7 @@ def watched(model: Model, input_shape: tuple[int, ...]) -> Watched:
     if not channels:
         raise ConfigurationError(
             "a generator is trained by statistics of the model's layers, and this model has no layers that report any; "
-            "give it hidden layers (a module of your own batch normalisation), or set "
+            "give it hidden layers, or batch normalisation if it is a module of your own, or set "
             "algorithm.options.batch_statistics = 0"
         )
     return Watched(seen, tuple(layer for layer in channels.items() if f"{layer[0]}.running_mean" not in variables))
