@@ -27,6 +27,8 @@ class Evaluates(Protocol):
 
     chance: float | None
     """The share of the most frequent class among the test samples. None for language data."""
+    periods: int
+    """The number of periods with test sets. 1 if all test samples are one set."""
 
     def evaluate(self, variables: Tree, period: int | None = None, on_all: bool = True) -> Evaluation:
         """The results of the model with these variables. The test sets up to ``period`` count as seen.

@@ -98,7 +98,7 @@ class Evaluator:
     the bit.
 
     ``chance`` is the share of the most frequent class among the samples, None for language data. A model that always
-    answers with this class has this accuracy.
+    answers with this class has this accuracy. ``periods`` is the number of periods with test sets, 1 without ``tests``.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Evaluator:
         self._labels = self._split.y[self._indices]
         self.chance = None if corpus.language else float(np.bincount(self._labels).max() / len(self._labels))
         self._periods = owners_of(tests.offsets)[taken] if tests is not None and len(tests) > 1 else None
-        self._period_count = 1 if tests is None else len(tests)
+        self.periods = 1 if tests is None else len(tests)
         self._since = None if tests is None else tests.since
         sample_bytes = (8 if corpus.language else 4) * int(np.prod(corpus.input_shape))
         self._cache = list(self._read()) if sample_bytes * len(self) <= CACHE_LIMIT else None
@@ -164,7 +164,7 @@ class Evaluator:
         )
         if self._periods is None:
             return whole
-        period_accuracy, period_loss = _means_by(self._periods, found, self._period_count)
+        period_accuracy, period_loss = _means_by(self._periods, found, self.periods)
         whole = replace(whole, period_accuracy=period_accuracy, period_loss=period_loss)
         if period is None:
             return whole

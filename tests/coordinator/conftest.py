@@ -102,6 +102,7 @@ class Judge:
     """An evaluator whose accuracy and loss follow simply from the model's first value."""
 
     chance: float | None = 0.5
+    periods = 1
 
     def evaluate(self, variables: Tree, period: int | None = None, on_all: bool = True) -> Evaluation:
         value = float(variables["w"][0])

@@ -34,6 +34,7 @@ class Slow:
     """An evaluator that takes until ``ready`` says that it may end. It then gives an accuracy of a half."""
 
     chance: float | None = None
+    periods = 1
 
     def __init__(self, ready: Callable[[int], bool]) -> None:
         self.evaluations = 0

@@ -30,6 +30,7 @@ class PeriodJudge:
     """An evaluator with an accuracy of 1 on the seen periods, and no loss on them."""
 
     chance: float | None = None
+    periods = 2
 
     def __init__(self) -> None:
         self.asked: list[int | None] = []
@@ -81,6 +82,14 @@ async def test_the_last_round_of_a_period_and_of_the_run_are_always_evaluated(
     assert left.summary["periods"]["rounds"] == [2, 5]
     assert left.summary["periods"]["accuracy"] == [[1.0, 0.0], [1.0, 1.0]]
     assert left.summary["periods"]["all_period_perplexity"] == [7.5, 7.5]
+
+
+async def test_the_initial_model_is_tested_also_by_a_run_that_ends_in_its_first_period_and_may_go_on(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet()
+    _, left = await play(make_plan(rounds=2, task_of_round=two_periods, evaluator=PeriodJudge()))
+    assert [row.untrained_period_accuracy for row in left.rows] == [(1.0, 0.0), None]
 
 
 async def test_between_full_evaluations_a_part_of_the_test_samples_does(
