@@ -142,29 +142,35 @@ def listed(names: Iterable[str]) -> str:
 
 
 def input_blocks(
-    source: DataSource, split: datasets.Dataset, inputs: Sequence[str], grey: bool
+    source: DataSource, split: datasets.Dataset, inputs: Sequence[str], grey: bool, rows: NDArray[np.int64]
 ) -> Iterator[NDArray[Any]]:
     """Read the inputs of a split in order, a few at a time, so that the whole split need not fit into memory.
+
+    ``rows`` are the places of its samples in the data, for errors.
 
     A block is ``[k, channels, height, width]`` of uint8 for images, and ``[k, ...]`` of uint8 or float32 for numbers.
     Raises DataError if the columns hold neither, or if a row does not fit.
     """
     if isinstance(split.features[inputs[0]], datasets.Image):
-        return _images(source, split, inputs[0], grey)
+        return _images(source, split, inputs[0], grey, rows)
     wrong = [name for name in inputs if not number_type(split.features[name]) and not is_vector(split.features[name])]
     if wrong:
         raise DataError(f"the column {listed(wrong)} of {source.dataset!r} holds neither images nor numbers")
     if source.image_size:
         raise DataError(f"the data set {source.dataset!r} holds numbers and no images; leave out data.image_size")
-    return _numbers(source, split, inputs)
+    return _numbers(source, split, inputs, rows)
 
 
-def _images(source: DataSource, split: datasets.Dataset, column: str, grey: bool) -> Iterator[NDArray[np.uint8]]:
+def _images(
+    source: DataSource, split: datasets.Dataset, column: str, grey: bool, rows: NDArray[np.int64]
+) -> Iterator[NDArray[np.uint8]]:
     files = split.select_columns([column]).cast_column(column, datasets.Image(decode=False))
-    return image_blocks(source, len(files), lambda start, stop: files[start:stop][column], grey)
+    return image_blocks(source, rows, lambda start, stop: files[start:stop][column], grey)
 
 
-def _numbers(source: DataSource, split: datasets.Dataset, inputs: Sequence[str]) -> Iterator[NDArray[Any]]:
+def _numbers(
+    source: DataSource, split: datasets.Dataset, inputs: Sequence[str], rows: NDArray[np.int64]
+) -> Iterator[NDArray[Any]]:
     table = split.select_columns(list(inputs)).with_format("arrow")
     kinds = {_innermost(split.features[name]) for name in inputs}
     single = len(inputs) == 1 and is_vector(split.features[inputs[0]])
@@ -183,7 +189,7 @@ def _numbers(source: DataSource, split: datasets.Dataset, inputs: Sequence[str])
         except (TypeError, ValueError):
             x = np.full(1, np.nan)
         if not _fit(x) or (shape is not None and x.shape[1:] != shape):
-            raise DataError(_wrong(source, inputs, columns, start, shape))
+            raise DataError(_wrong(source, inputs, columns, rows[start : start + _ROWS], shape))
         shape = x.shape[1:]
         yield x.astype(dtype)
 
@@ -192,12 +198,12 @@ def _wrong(
     source: DataSource,
     inputs: Sequence[str],
     columns: Sequence[Sequence[Any]],
-    start: int,
+    rows: NDArray[np.int64],
     shape: tuple[int, ...] | None,
 ) -> str:
-    """Name the first row that is not like the others. ``columns`` are the cells from the row ``start`` on."""
+    """Name the first row that is not like the others. ``columns`` are the cells of ``rows``."""
     known = shape
-    for row, cells in enumerate(zip(*columns, strict=True), start):
+    for row, cells in zip(rows.tolist(), zip(*columns, strict=True), strict=True):
         for name, cell in zip(inputs, cells, strict=True):
             try:
                 value = np.asarray(cell, dtype=np.float64)
@@ -213,7 +219,7 @@ def _wrong(
                         f"row {row + 1} of {source.dataset!r} has a vector {list(value.shape)} in the column {name!r}, "
                         f"where the rows before have {list(known)}; make them equally long"
                     )
-    return f"rows {start + 1} to {start + len(columns[0])} of {source.dataset!r} do not fit in {listed(inputs)}"
+    return f"rows {rows[0] + 1} to {rows[-1] + 1} of {source.dataset!r} do not fit in {listed(inputs)}"
 
 
 def _fit(values: NDArray[Any]) -> bool:

@@ -53,7 +53,8 @@ def decode_table(source: DataSource, opened: datasets.DatasetDict, grey: bool) -
     def part(name: str, split: datasets.Dataset) -> Part:
         def read(rows: Rows) -> Iterator[NDArray[Any]]:
             # Reading is faster without a selection.
-            return input_blocks(source, split if len(rows) == len(split) else split.select(rows), inputs, grey)
+            some = split if len(rows) == len(split) else split.select(rows)
+            return input_blocks(source, some, inputs, grey, rows)
 
         columns = {column: values_of(source, split, column) for column in source.columns if column in split.features}
         return Part(y[name], columns, read)

@@ -163,7 +163,7 @@ def _blocks(source: DataSource, parts: Sequence[Images], rows: Rows, grey: bool)
         places = zip(rows[start:stop], np.searchsorted(ends, rows[start:stop], "right"), strict=True)
         return [_cell(parts[at], row - ends[at]) for row, at in places]
 
-    return image_blocks(source, len(rows), cells, grey)
+    return image_blocks(source, rows, cells, grey)
 
 
 def _cell(images: Images, place: int) -> Cell:

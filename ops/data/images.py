@@ -28,26 +28,27 @@ Cell = Mapping[str, Any] | None
 
 
 def image_blocks(
-    source: DataSource, count: int, cells: Callable[[int, int], Sequence[Cell]], grey: bool
+    source: DataSource, rows: NDArray[np.int64], cells: Callable[[int, int], Sequence[Cell]], grey: bool
 ) -> Iterator[NDArray[np.uint8]]:
-    """Decode ``count`` images into blocks ``[k, channels, height, width]``. ``cells(start, stop)`` reads some of them.
+    """Decode the images of ``rows`` into blocks ``[k, channels, height, width]``. ``cells(start, stop)`` reads some.
 
-    With ``source.image_size`` all become squares of that size. Without it they have to be of one size already. With
-    ``grey`` they get one channel, and ``Coloured`` is raised at the first one that needs three. Raises DataError if an
-    image cannot be decoded or has another size.
+    ``rows`` are their places in the data, for errors. With ``source.image_size`` all become squares of that size.
+    Without it they have to be of one size already. With ``grey`` they get one channel, and ``Coloured`` is raised at
+    the first one that needs three. Raises DataError if an image cannot be decoded or has another size.
     """
     shape: tuple[int, ...] | None = None
     with ThreadPoolExecutor(cores()) as pool:
-        for start in range(0, count, _BLOCK):
-            block = cells(start, min(start + _BLOCK, count))
+        for start in range(0, len(rows), _BLOCK):
+            block = cells(start, min(start + _BLOCK, len(rows)))
             # A thread gets several images at once, because handing over takes longer than decoding a small one.
             chunks = [(start + at, block[at : at + _CHUNK]) for at in range(0, len(block), _CHUNK)]
             decoded = pool.map(
-                lambda chunk: [_named(source, chunk[0] + i, cell, grey) for i, cell in enumerate(chunk[1])], chunks
+                lambda chunk: [_named(source, rows[chunk[0] + i], cell, grey) for i, cell in enumerate(chunk[1])],
+                chunks,
             )
             pixels = [image for chunk in decoded for image in chunk]
             shape = shape or pixels[0].shape
-            for row, (image, cell) in enumerate(zip(pixels, block, strict=True), start):
+            for row, image, cell in zip(rows[start : start + _BLOCK], pixels, block, strict=True):
                 if image.shape != shape:
                     raise DataError(
                         f"the images of {source.dataset!r} differ in size: {_size(shape)} first, "

@@ -266,6 +266,12 @@ def test_tables_that_cannot_be_used_are_told_why(tmp_path, open_folder, files, s
         open_folder(**settings)
 
 
+def test_a_row_that_does_not_fit_is_named_by_its_place_in_the_file_also_if_tests_are_set_apart(tmp_path, open_folder):
+    write_csv(tmp_path, train="x,label\n" + "".join(f"{row},{row % 2}\n" for row in range(9)) + ",1\n")
+    with pytest.raises(DataError, match="row 10 of 'pets' has no finite number"):
+        open_folder()
+
+
 # What is broken
 
 

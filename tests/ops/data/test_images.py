@@ -14,7 +14,8 @@ from fedemu.protocol.errors import DataError
 def decoded(image, side, tmp_path):
     image.save(tmp_path / "image.png")
     cells = [{"bytes": None, "path": str(tmp_path / "image.png")}]
-    (block,) = image_blocks(DataSource("any", image_size=side), 1, lambda start, stop: cells[start:stop], grey=False)
+    source = DataSource("any", image_size=side)
+    (block,) = image_blocks(source, np.arange(1), lambda start, stop: cells[start:stop], grey=False)
     return block[0]
 
 
