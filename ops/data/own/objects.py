@@ -169,6 +169,10 @@ def _array(said: str, what: str, value: Any) -> NDArray[Any]:
         array = array_of(value)
     except ValueError as error:
         raise DataError(f"{said} has parts of different shapes in {what}: {error}") from error
+    except Exception as error:  # such as a sparse tensor, or one without values
+        raise DataError(f"{said} has no array in {what}: {account(error)}") from error
+    if np.ma.is_masked(value):
+        raise DataError(f"{said} has masked values in {what}; fill them, or leave these samples out")
     if array.dtype != object:
         return array
     kind = next((kind for kind in (str, Number) if array.size and isinstance(array.flat[0], kind)), ())
@@ -196,7 +200,7 @@ def _items(said: str, data: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         if not isinstance(item, tuple | list) or len(item) != 2:
             many = f" of {len(item)}" if isinstance(item, tuple | list | Mapping) else ""
             raise DataError(f"item {number} of {said} is {an_object(item)}{many}; it must be a pair (x, y)")
-        pair = array_of(item[0]), array_of(item[1])
+        pair = _array(said, f"x of item {number}", item[0]), _array(said, f"y of item {number}", item[1])
         if found and pair[0].shape != found[0][0].shape:
             raise DataError(
                 f"item {number} of {said} has a sample {list(pair[0].shape)}, and item 0 has "
