@@ -15,7 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedemu.device.compute.executors.private_torch import inside_transform, tree_flatten, tree_map_only, tree_unflatten
+from fedemu.device.compute.executors.private_torch import (
+    inside_transform,
+    keeping_activations,
+    tree_flatten,
+    tree_map_only,
+    tree_unflatten,
+)
 
 
 @contextmanager
@@ -27,7 +33,7 @@ def plain(key: Tensor) -> Iterator[None]:
     words = [int(word) % 2**32 for word in key.cpu()]
     python, legacy, original = random.getstate(), np.random.get_state(), torch.func.grad
     devices = [key.device] if key.is_cuda else []
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), keeping_activations():
         random.seed(words[0] << 32 | words[1])
         np.random.seed(words)
         torch.manual_seed(words[0] << 31 | words[1] >> 1)

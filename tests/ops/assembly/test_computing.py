@@ -29,6 +29,7 @@ OWN = """
     import torch
     from torch import nn
     from torch.nn.utils.parametrizations import spectral_norm
+    from torch.utils.checkpoint import checkpoint
 
     class Net(nn.Module):
         def __init__(self, input_shape, classes):
@@ -95,6 +96,14 @@ OWN = """
         def between(self, h):
             return Square.apply(h)
 
+    class ComputesAgain(Net):
+        def __init__(self, input_shape, classes):
+            super().__init__(input_shape, classes)
+            self.again = nn.Linear(8, 8)
+
+        def between(self, h):
+            return checkpoint(self.again, h, use_reentrant=False)
+
     class ByNumpy(Net):
         def between(self, h):
             return h * float(1 + h.detach().numpy().std())
@@ -152,6 +161,7 @@ def experiment(*settings: str) -> Experiment:
         ("Writes", "serial", "writes in place"),
         ("Spectral", "serial", "writes in place"),
         ("OldFunction", "plain", "has a torch.autograd.Function without setup_context"),
+        ("ComputesAgain", "plain", "computes activations again in its backward pass"),
         ("ByNumpy", "plain", "hands values to other libraries"),
         ("DrawsByPython", "plain", "draws random numbers by Python or numpy"),
         ("Poisson", "plain", "draws random numbers that no key can make"),

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from packaging.version import Version
 from torch.utils import _python_dispatch
+from torch.utils.checkpoint import checkpoint
 
 import fedemu.device.compute.executors.private_torch as private_torch
 from fedemu.device.compute.executors.private_torch import (
@@ -18,6 +20,7 @@ from fedemu.device.compute.executors.private_torch import (
     changes_memory,
     has_product,
     inside_transform,
+    keeping_activations,
     operator_name,
     product,
     tree_flatten,
@@ -162,6 +165,28 @@ def test_other_uses_of_the_compiler_get_the_real_one() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
     assert ended.stdout.splitlines() == ["_CompilerStandIn False", "module"], ended.stderr
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpoints_give_gradients_of_variables_from_outside(reentrant: bool) -> None:
+    layer, weight = torch.nn.Linear(2, 2, bias=False).requires_grad_(False), torch.ones(2, 2, requires_grad=True)
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = checkpoint(lambda y: self.layer(y).relu(), x, use_reentrant=reentrant)
+            return found
+
+    with keeping_activations():
+        found = torch.func.functional_call(Net(), {"layer.weight": weight}, (torch.tensor([[2.0, 3.0]]),))
+        (slope,) = torch.autograd.grad(found.sum(), weight)
+    assert slope.tolist() == [[2.0, 3.0], [2.0, 3.0]], (
+        f"torch {torch.__version__} computes activations again in another way. Look in torch/utils/checkpoint.py for "
+        f"what keeping_activations in {FILE} has to replace."
+    )
 
 
 def test_it_can_be_told_whether_a_transformation_is_around() -> None:
