@@ -163,6 +163,8 @@ def _checked(said: str, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any],
     """Samples and labels in the types in which they are stored. Signed whole numbers stay whole, as tokens are."""
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     y = y.astype(np.int64) if y.dtype == bool else y
+    if not x.size and x.ndim > 1 and not len(y):
+        raise DataError(f"{said} has no samples")
     if x.dtype.kind not in "fiub" or x.ndim < 2 or y.dtype.kind not in "iu" or y.shape != x.shape[:1] or not len(y):
         raise DataError(
             f"{said} has x of {x.dtype} {list(x.shape)} and y of {y.dtype} {list(y.shape)}; "

@@ -109,7 +109,7 @@ def _tables(said: str, train: Any, test: Any) -> Any:
             whole = isinstance(part, datasets.Dataset)
             made[name] = part if whole else datasets.Dataset.from_pandas(part, preserve_index=False)
         except Exception as error:
-            raise DataError(f"the table {said} can't be read: {account(error)}") from error
+            raise DataError(f"{said} can't be read as a table: {account(error)}") from error
     return datasets.DatasetDict({name: _unformatted(said, part) for name, part in made.items()})
 
 

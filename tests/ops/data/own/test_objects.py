@@ -124,6 +124,7 @@ def test_frames_and_tables_stay_tables() -> None:
 @pytest.mark.parametrize(
     ("made", "said"),
     [
+        (pandas.DataFrame([X[0]], columns=["a", "a"]), "data can't be read as a table: ValueError: Duplicate column"),
         (3, "data holds no data set but int; give a pair (x, y)"),
         ((X, Y, X, Y), "data holds no data set but tuple of 4; give"),
         ({"x": X}, "data is a mapping without x and y, but with x"),
