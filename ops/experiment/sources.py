@@ -17,7 +17,7 @@ from fedemu.ops.experiment.experiment import Experiment
 from fedemu.ops.experiment.layers import merge
 from fedemu.ops.experiment.mistakes import setting_paths, shown
 from fedemu.ops.experiment.near import near
-from fedemu.ops.experiment.presets import DEFAULT, is_preset, preset, preset_names
+from fedemu.ops.experiment.presets import DEFAULT, JOINT, is_preset, preset, preset_names
 from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.runtime import Runtime, Track
 from fedemu.ops.experiment.tables.section import FILLED
@@ -146,6 +146,12 @@ def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, d
         return path.parent, read_toml(path)
     if path.suffix == ".toml":
         raise ConfigurationError(f"there is no file {path}{_instead_of(path)}")
+    file, _, part = str(source).partition(JOINT)
+    if part and file.endswith(".toml") and _exists(Path(file)):
+        raise ConfigurationError(
+            f'{file} is a file, and only a preset can be followed by "{JOINT}"; write the settings of {part} into the '
+            "file: `fedemu presets NAME` prints those of a part"
+        )
     return None, preset(str(source))
 
 

@@ -219,6 +219,7 @@ def test_a_source_that_is_not_there_names_near_presets(tmp_path: Path, monkeypat
     assert refused("mine.toml") == "there is no file mine.toml; `fedemu init mine.toml` writes one to start from"
     assert refused("digitz.toml") == "there is no file digitz.toml; did you mean digits?"
     (tmp_path / "mine.toml").write_text("")
+    assert refused("mine.toml+ewc").startswith('mine.toml is a file, and only a preset can be followed by "+"; write')
     assert refused("mine2.toml") == "there is no file mine2.toml; did you mean mine.toml?"
     (tmp_path / "folder").mkdir()
     assert refused("folder") == "folder is a folder, not an experiment's file"
