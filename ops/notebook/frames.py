@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,12 @@ class Rows(tuple[Row, ...]):
 
         Shares are between 0 and 1. What was not measured is NaN. A column that holds several numbers by round, such as
         ``class_accuracy``, has a tuple in each line. What devices reported has a column each, such as
-        ``device_metrics.loss``. Raises FedemuError if pandas is not installed.
+        ``device_metrics.loss``. ``remarks`` are NaN if no round has any. Raises FedemuError if pandas is not installed.
         """
-        return frame_of(map(_flat, self), numbers=set(_NUMBERS))
+        lines = [_flat(row) for row in self]
+        if not any(line["remarks"] for line in lines):  # Parquet has no column of mappings that are all empty
+            lines = [line | {"remarks": math.nan} for line in lines]
+        return frame_of(lines, numbers=set(_NUMBERS))
 
     def __repr__(self) -> str:
         known = [row.accuracy for row in self if row.accuracy is not None]

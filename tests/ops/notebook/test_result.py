@@ -83,6 +83,16 @@ def test_rows_are_a_tuple_and_called_a_frame(directory: Path) -> None:
     assert frame["loss"].dtype == float, "a column of which nothing is known is one of numbers too"
 
 
+def test_a_frame_can_be_written_as_parquet(directory: Path, tmp_path: Path) -> None:
+    frame = fedemu.open_run(directory).rows()
+    frame.to_parquet(tmp_path / "rows.parquet")
+    assert frame.remarks.isna().all()
+    told = {"replay": {"samples": 3.0, "labels": [1, 2]}}
+    some = Rows([Row(round=1), Row(round=2, remarks=told)])()
+    some.to_parquet(tmp_path / "rows.parquet")
+    assert some.remarks.tolist() == [{}, told]
+
+
 def test_a_frame_without_pandas_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(
