@@ -17,6 +17,8 @@ from fedemu.algorithms.data.corpus import NO_TARGET
 from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outputs, Tree
 from fedemu.algorithms.training.losses import proximal
 from fedemu.algorithms.trees import without
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.wording import an_object
 
 
 class Loss(NamedTuple):
@@ -79,9 +81,15 @@ def token_cross_entropy(logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
     return -(likelihoods * weight).sum() / torch.where(total > 0, total, 1)
 
 
+_MUST = "it must give a tensor without dimensions, such as the mean over the batch"
+
+
 @dataclass(frozen=True)
 class Objective:
-    """The criterion plus the terms, from one forward pass of the model. The metric ``loss`` is the criterion alone."""
+    """The criterion plus the terms, from one forward pass of the model. The metric ``loss`` is the criterion alone.
+
+    Raises ConfigurationError if the criterion or a term gives something else than it must.
+    """
 
     model: Model
     criterion: Criterion = cross_entropy
@@ -90,9 +98,14 @@ class Objective:
     def __call__(self, variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> Loss:
         outputs, buffers = self.model.apply(variables, batch.x, True)
         criterion = self.criterion(outputs.logits, batch, facts)
+        if not isinstance(criterion, Tensor):
+            raise ConfigurationError(f"the loss gave {an_object(criterion)}; {_MUST}")
         value = criterion
         for term in self.terms:
             value = value + term(self.model, Pass(variables, outputs, batch, shared, own, facts))
+        if value.ndim:
+            which = "the loss" if criterion.ndim else "a term of the loss"
+            raise ConfigurationError(f"{which} gave a tensor of {value.ndim} dimensions; {_MUST}")
         return Loss(value, buffers, {"loss": criterion.detach()})
 
 

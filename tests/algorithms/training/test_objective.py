@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
@@ -9,6 +11,7 @@ from torch.nn import functional
 from fedemu.algorithms.interface import Batch, Facts
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.training.objective import Objective, cross_entropy, proximity
+from fedemu.protocol.errors import ConfigurationError
 
 ZERO = torch.tensor(0)
 FACTS = Facts(ZERO, ZERO, torch.tensor(0.1), ZERO, ZERO, torch.tensor(True), torch.tensor([1, 1, 1]))
@@ -45,3 +48,17 @@ def test_terms_add_to_the_criterion_and_leave_the_metric_alone() -> None:
     count = sum(leaf.numel() for leaf in variables.values())
     assert float(held.value - plain.value) == pytest.approx(0.25 * count, rel=1e-5)
     assert float(held.metrics["loss"]) == float(plain.value)
+
+
+def test_a_loss_or_a_term_that_is_no_single_number_is_named() -> None:
+    model = mlp((6,), 3, (2,))
+    variables = model.init(0)
+
+    def refused(**parts: Any) -> str:
+        with pytest.raises(ConfigurationError) as caught:
+            Objective(model, **parts)(variables, batch([1.0] * 4), {}, {}, FACTS)
+        return str(caught.value).partition(";")[0]
+
+    assert refused(criterion=lambda logits, batch, facts: None) == "the loss gave a NoneType"
+    assert refused(criterion=lambda logits, batch, facts: logits[:, 0]) == "the loss gave a tensor of 1 dimensions"
+    assert refused(terms=(lambda model, at: at.outputs.logits,)) == "a term of the loss gave a tensor of 2 dimensions"
