@@ -105,7 +105,7 @@ class Objective:
             value = value + term(self.model, Pass(variables, outputs, batch, shared, own, facts))
         if value.ndim:
             which = "the loss" if criterion.ndim else "a term of the loss"
-            raise ConfigurationError(f"{which} gave a tensor of {value.ndim} dimensions; {_MUST}")
+            raise ConfigurationError(f"{which} gave a tensor of the shape {list(value.shape)}; {_MUST}")
         return Loss(value, buffers, {"loss": criterion.detach()})
 
 

@@ -60,5 +60,7 @@ def test_a_loss_or_a_term_that_is_no_single_number_is_named() -> None:
         return str(caught.value).partition(";")[0]
 
     assert refused(criterion=lambda logits, batch, facts: None) == "the loss gave a NoneType"
-    assert refused(criterion=lambda logits, batch, facts: logits[:, 0]) == "the loss gave a tensor of 1 dimensions"
-    assert refused(terms=(lambda model, at: at.outputs.logits,)) == "a term of the loss gave a tensor of 2 dimensions"
+    assert refused(criterion=lambda logits, batch, facts: logits[:, 0]) == "the loss gave a tensor of the shape [4]"
+    assert (
+        refused(terms=(lambda model, at: at.outputs.logits,)) == "a term of the loss gave a tensor of the shape [4, 3]"
+    )
