@@ -119,6 +119,7 @@ class Launch:
         if code < 0 or code == LEFT_EARLY or not self._called:
             # Nobody has told the devices. They would wait for a coordinator that does not come.
             actions.append(self._send("devices", signal.SIGTERM))
+            self.wake = now + self.patience.termination
         return self._unless_over(actions)
 
     def devices_ended(self, code: int, now: float) -> list[Action]:
