@@ -130,8 +130,13 @@ class TrainingError(FedemuError):
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error means that host memory is exhausted. Torch has no type of its own for that."""
+    """Whether an error means that host memory is exhausted. Neither torch nor the loader has a type for that."""
     return isinstance(error, MemoryError) or any(words in str(error) for words in _WITHOUT_MEMORY)
 
 
-_WITHOUT_MEMORY = ("can't allocate memory", "Storage size calculation overflowed")
+_WITHOUT_MEMORY = (
+    "can't allocate memory",
+    "Cannot allocate memory",  # the system, in an OSError
+    "failed to map segment from shared object",  # its loader, in an ImportError
+    "Storage size calculation overflowed",
+)

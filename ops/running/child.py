@@ -6,7 +6,9 @@ import gc
 import importlib
 import sys
 
+from fedemu.ops.running.codes import COMPLAINT, INTERNAL_ERROR
 from fedemu.ops.running.processes import begin_child
+from fedemu.protocol.errors import lacks_memory
 from fedemu.protocol.host.phases import mark
 
 
@@ -31,7 +33,12 @@ def main(words: list[str]) -> int:
 
 def _failed(error: Exception) -> int:
     """Tell that the work cannot be imported, such as torch where there is too little memory. Returns the exit code."""
-    from fedemu.ops.running.exits import exit_code_of  # it imports much itself
+    try:
+        from fedemu.ops.running.exits import exit_code_of  # it imports much itself
+    except Exception:  # what hindered the work hinders this, too
+        said = "this machine has too little memory" if lacks_memory(error) else "internal error"
+        print(f"{COMPLAINT}{said}: {error!r}", file=sys.stderr, flush=True)
+        return INTERNAL_ERROR
 
     def again() -> int:
         raise error

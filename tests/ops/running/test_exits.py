@@ -89,6 +89,8 @@ def test_a_full_disk_is_named_and_is_no_internal_error(number: int, capsys: pyte
     [
         MemoryError("Unable to allocate 149. GiB for an array"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes"),
+        OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
     ],
 )
 def test_a_lack_of_memory_is_named_and_is_no_internal_error(

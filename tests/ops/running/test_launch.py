@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fedemu.ops.running.child import _failed
 from fedemu.ops.running.launch import child_command, free_address, last_words, launch, with_port
 from fedemu.ops.running.launch_rules import Child, Patience
 
@@ -83,6 +84,14 @@ def test_a_child_that_cannot_import_its_work_ends_with_a_sentence_and_the_docume
     said = "fedemu: internal error: ModuleNotFoundError: No module named 'fedemu.no_such_work' (the traceback is in "
     assert (ended.returncode, ended.stderr.count("\n")) == (5, 1)
     assert ended.stderr.startswith(said)
+
+
+def test_a_child_without_memory_for_any_import_ends_in_the_same_way(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "fedemu.ops.running.exits", None)
+    assert _failed(MemoryError()) == 5
+    assert capfd.readouterr().err == "fedemu: this machine has too little memory: MemoryError()\n"
 
 
 def test_a_killed_coordinator_is_an_interruption_and_takes_the_devices_along() -> None:
