@@ -71,6 +71,7 @@ def coordinate_alone(
     directory: Path, experiment: Experiment, runtime: Runtime, *, new: bool, print_summary: bool
 ) -> int:
     """Run a coordinator until the experiment is over, as ``fedemu coordinator`` does. Returns the exit code."""
+    again = runtime
 
     def action() -> int:
         keys = server_keys(runtime, os.environ)
@@ -82,6 +83,9 @@ def coordinate_alone(
             return f"{connect}{server_key}{allowed}"
 
         def opened(address: str) -> None:
+            nonlocal again
+            if runtime.bind.endswith((":0", ":*")):  # the devices of this run look for it at the port that it got
+                again = runtime.model_copy(update={"bind": address})
             say(
                 f"{title(experiment)}\n"
                 f"  process  {os.getpid()}\n"
@@ -94,7 +98,7 @@ def coordinate_alone(
         return coordinate(directory, experiment, runtime, opened, bring)
 
     code = exit_code_of(action)
-    return conclude(directory, code, at_address("coordinator", runtime), new=new, print_summary=print_summary)
+    return conclude(directory, code, at_address("coordinator", again), new=new, print_summary=print_summary)
 
 
 def coordinate(

@@ -1,8 +1,14 @@
-"""What a coordinator asks of its machine before it begins."""
+"""What a coordinator asks of its machine before it begins, and how it is resumed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedemu.ops.running.coordinator import allow_files, files_for
+from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.running import coordinator
+from fedemu.ops.running.coordinator import allow_files, coordinate_alone, files_for
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -12,3 +18,23 @@ def test_too_few_open_files_are_refused_with_all_that_needs_fewer(monkeypatch: p
     remedies = r"fewer fleet\.devices, fleet\.link=shared, or an ipc:// address, need fewer"
     with pytest.raises(ConfigurationError, match=rf"needs {wanted} open files, but at most 20000 .*; {remedies}$"):
         allow_files(wanted)
+
+
+@pytest.mark.parametrize(
+    ("bind", "again"),
+    [("tcp://localhost:0", "tcp://127.0.0.1:41873"), ("tcp://localhost:5577", "tcp://localhost:5577")],
+)
+def test_a_run_at_any_free_port_is_resumed_at_the_port_that_it_got(
+    monkeypatch: pytest.MonkeyPatch, bind: str, again: str
+) -> None:
+    def coordinate(
+        directory: Path, experiment: Experiment, runtime: Runtime, opened: Callable[[str], None], _: Any
+    ) -> int:
+        opened("tcp://127.0.0.1:41873")
+        return 4
+
+    told: list[str] = []
+    monkeypatch.setattr(coordinator, "coordinate", coordinate)
+    monkeypatch.setattr(coordinator, "conclude", lambda directory, code, command, **_: told.append(command))
+    coordinate_alone(Path("run"), Experiment(), Runtime(bind=bind), new=True, print_summary=False)
+    assert told == [f"coordinator --bind {again}"]
