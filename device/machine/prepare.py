@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -18,8 +19,12 @@ from fedemu.protocol.host.phases import mark
 from fedemu.protocol.host.source import interpreter
 from fedemu.protocol.wording import ending
 
+log = logging.getLogger(__name__)
+
 SAID = 1
 """The exit code after an error that is on the last line of stdout: a ``Told`` as JSON."""
+_MOST_DEATHS = 3
+"""So many processes may be killed over the data, as trainers may over a job."""
 _NOTHING_TO_SAY = 70
 """The exit code after a bug, whose traceback is on stderr."""
 
@@ -28,9 +33,24 @@ async def prepare_data(prepare: str, experiment: Path, expected: str, allow_code
     """Call the function named ``prepare`` with the bytes of the file ``experiment``, in another process.
 
     ``expected`` is the digest of the coordinator's data. The other process may load the code of ``allow_code`` and no
-    other that the experiment names; with None it may load all. Raises DataError if the function raises a DataError or
-    returns another digest, FedemuError if a disk is full, and ConfigurationError if the process ends in another way.
+    other that the experiment names; with None it may load all. If it is killed, another one begins anew. Raises
+    DataError if the function raises a DataError or returns another digest, FedemuError if a disk is full, and
+    ConfigurationError if the process ends in another way, or is killed again and again.
     """
+    for _ in range(_MOST_DEATHS):
+        code, said = await _tried(prepare, experiment, allow_code)
+        if code >= 0:
+            break
+        log.warning("the process that prepares the data %s", ending(code))
+    if code == SAID:
+        raise error_on(said)
+    if code != 0:
+        raise ConfigurationError(f"The process that prepares the data {ending(code)}; see the output above.")
+    compare_data(said, expected)
+
+
+async def _tried(prepare: str, experiment: Path, allow_code: Sequence[str] | None) -> tuple[int, str]:
+    """The exit code of one such process, negative for a signal, and the last line that it has printed."""
     process = await asyncio.create_subprocess_exec(
         *interpreter(),
         "-m",
@@ -50,12 +70,7 @@ async def prepare_data(prepare: str, experiment: Path, expected: str, allow_code
         await process.wait()
         raise
     text = output.decode(errors="replace").strip().splitlines()[-1:] or [""]
-    code = await process.wait()
-    if code == SAID:
-        raise error_on(text[0])
-    if code != 0:
-        raise ConfigurationError(f"The process that prepares the data {ending(code)}; see the output above.")
-    compare_data(text[0], expected)
+    return await process.wait(), text[0]
 
 
 def error_on(line: str) -> FedemuError:

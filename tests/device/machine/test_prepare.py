@@ -20,7 +20,10 @@ def code(tmp_path: Path) -> str:
     path.write_text(
         textwrap.dedent(f"""
         import os, signal
+        from pathlib import Path
         from fedemu.protocol.errors import ConfigurationError, FedemuError
+
+        mark = Path(__file__).with_name("killed")
 
         def prepare(experiment):
             print("12 of 12 files", end="")  # as a line of progress that is never ended
@@ -34,7 +37,8 @@ def code(tmp_path: Path) -> str:
                 exit(3)
             if experiment == b"ended":
                 os._exit(70)
-            if experiment == b"killed":
+            if experiment == b"killed" or experiment == b"killed once" and not mark.exists():
+                mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             return {HERE!r}
         """)
@@ -87,6 +91,10 @@ async def test_every_other_end_is_told(
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"prepares the data {end}.*; see the output"):
         await prepare_data(code, experiment(content), HERE)
+
+
+async def test_a_process_that_was_killed_is_started_again(code: str, experiment: Callable[[bytes], Path]) -> None:
+    await prepare_data(code, experiment(b"killed once"), HERE)
 
 
 def test_data_are_compared_by_their_digests() -> None:
