@@ -75,7 +75,7 @@ class Coordinator:
             )
         record: dict[str, Any] = {} if loaded is None else loaded.record
         journal = LeaseJournal(run.checkpoint / "leases.jsonl")
-        granted_before = list(journal.entries())
+        granted_before = list(journal.entries(record.get("leases", 0)))
         if loaded is not None:
             _require_shapes(plan.algorithm.variables(loaded.state), plan.algorithm.variables(initial))
         computed = record.get("compute", {})
@@ -248,7 +248,7 @@ def _granted_since(record: Mapping[str, Any], entries: Sequence[Mapping[str, Any
     """The ranges of devices that were leased anew after a checkpoint, by the journal of leases.
 
     Their machines do not have the own states that the checkpoint knows of. Earlier versions did not note how long the
-    journal was. One that is shorter now was removed, and begun anew.
+    journal was. One that is shorter now was removed.
     """
     known = record.get("leases", len(entries))
     for entry in entries[known if known <= len(entries) else 0 :]:

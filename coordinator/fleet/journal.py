@@ -39,15 +39,18 @@ class LeaseJournal:
             if is_new:
                 wait_for_disk(self._path.parent)
 
-    def entries(self) -> Iterator[dict[str, Any]]:
+    def entries(self, least: int = 0) -> Iterator[dict[str, Any]]:
         """The changes that were written before. A last line that is not whole is removed from the file.
 
-        Raises ConfigurationError if another line is damaged.
+        Raises ConfigurationError if another line is damaged, or if the file is there and has fewer lines than
+        ``least``, the number of changes of which a checkpoint knows.
         """
         if not self._path.is_file():
             return
         text = self._path.read_bytes()
         whole = text[: text.rfind(b"\n") + 1]
+        if (count := whole.count(b"\n")) < least:
+            raise self._damaged(count + 1)
         if len(whole) < len(text):
             with self._path.open("r+b") as file:  # in place: a crash meanwhile must not take the lines that are whole
                 file.truncate(len(whole))
@@ -60,8 +63,11 @@ class LeaseJournal:
             except ValueError:
                 entry = None
             if not isinstance(entry, dict) or (text is not line and b"%08x" % zlib.crc32(text) != checksum):
-                raise ConfigurationError(
-                    f"Line {number} of {self._path} is damaged; put the file back, or remove it: then machines take "
-                    "devices anew, and devices begin with new own states."
-                )
+                raise self._damaged(number)
             yield entry
+
+    def _damaged(self, number: int) -> ConfigurationError:
+        return ConfigurationError(
+            f"Line {number} of {self._path} is damaged; put the file back, or remove it: then machines take "
+            "devices anew, and devices begin with new own states."
+        )

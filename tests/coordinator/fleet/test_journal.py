@@ -34,6 +34,22 @@ def test_a_flipped_bit_in_a_line_is_found(tmp_path: Path, place: int) -> None:
         list(LeaseJournal(path).entries())
 
 
+@pytest.mark.parametrize(("length", "line"), [(0, 1), (-1, 2), (-5, 2)])
+def test_a_cut_in_what_a_checkpoint_knows_of_is_found_and_changes_nothing(
+    tmp_path: Path, length: int, line: int
+) -> None:
+    path = tmp_path / "leases.jsonl"
+    for token in "ab":
+        LeaseJournal(path).write({"grant": token, "ranges": ((0, 2),), "host": "h"})
+    cut = path.read_bytes()[:length]
+    path.write_bytes(cut)
+    with pytest.raises(ConfigurationError, match=rf"Line {line} of .*leases\.jsonl is damaged"):
+        list(LeaseJournal(path).entries(least=2))
+    assert path.read_bytes() == cut
+    path.unlink()
+    assert list(LeaseJournal(path).entries(least=2)) == []
+
+
 def test_a_line_of_an_earlier_version_has_no_checksum(tmp_path: Path) -> None:
     path = tmp_path / "leases.jsonl"
     path.write_bytes(b'{"release": "a"}\n')
