@@ -114,7 +114,8 @@ UNFIT = [
         "algorithm.loss",
         "vector",
         "'fedavg' can't train the model 'mlp' by the loss '{}': the program failed: "
-        "RuntimeError: grad_and_value(f)(*args): Expected f(*args) to return a scalar Tensor, got tensor with 1 dims",
+        "the loss gave a tensor of the shape [10]; it must give a tensor without dimensions, such as the mean over the "
+        "batch",
     ),
 ]
 ALONE = {"coordinator": ("coordinator",), "memory": ("run", "--transport", "memory")}
