@@ -61,7 +61,10 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-_READ_NO_SETTINGS = ("ls", "watch", "report", "export", "compare", "presets", "init", "schema", "doctor", "completion")
+_READ_NO_SETTINGS = (
+    *("ls", "watch", "report", "export", "compare", "presets", "init", "schema", "doctor", "completion"),
+    *("keys", "stress", "bench"),
+)
 """Commands for which a mistyped variable is no mistake. They only tell it; the others refuse it."""
 
 

@@ -211,9 +211,12 @@ def test_a_mistyped_variable_is_told_where_it_is_no_mistake_and_refused_where_it
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FEDEMU_DATTA", "/data")
+    monkeypatch.setenv("FEDEMU_KEYS", "keys")
     sentence = "the environment variable FEDEMU_DATTA names no setting and no folder; did you mean FEDEMU_DATA?\n"
     for arguments, code, told in (
         (["presets", "digits"], 0, f"fedemu: warning: {sentence}"),
+        (["keys", "list"], 0, f"fedemu: warning: {sentence}"),
+        (["stress", "--list"], 0, f"fedemu: warning: {sentence}"),
         (["run", "digits-small"], 2, f"fedemu: {sentence}"),
         (["device"], 2, f"fedemu: {sentence}"),
     ):
