@@ -73,7 +73,7 @@ def compare(
         typer.Option(
             metavar="TITLES",
             help='The columns of the table for LaTeX, as in "final accuracy,forgetting". Default: all that say how '
-            "good the models are.",
+            "good the models are, without best.",
             show_default=False,
         ),
     ] = None,

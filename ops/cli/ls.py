@@ -39,8 +39,8 @@ def ls(
 ) -> int:
     """List the runs in a folder: state, rounds, accuracy, real time, end, size on the disk, and model digest.
 
-    A run is running, completed, diverged, interrupted, failed, without quorum, unfinished (killed), not begun, or
-    damaged.
+    A run is running, completed, diverged, interrupted, failed, quorum (it had too few replies), unfinished (killed),
+    not begun, or damaged.
     """
     if not folder.is_dir():
         what = "is no folder" if folder.exists() else "does not exist"

@@ -74,7 +74,7 @@ Out = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="The run directory to make. It must not exist yet. Default: runs/NAME-N.",
+        help="The run directory to make. It must be new or empty. Default: runs/NAME-N.",
         show_default=False,
     ),
 ]
@@ -87,7 +87,8 @@ Resume = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Continue the run in DIR with its config.toml. Only --rounds may be changed, to a larger number.",
+        help="Continue the run in DIR with its config.toml. Of the experiment only --rounds may be changed, to a "
+        "larger number.",
         show_default=False,
         autocompletion=complete.run_directories,
     ),
@@ -172,7 +173,10 @@ Trainers = Annotated[
 PerProcess = Annotated[
     int | None,
     typer.Option(
-        metavar="K", help="The number of devices in each device process. Default: 1.", min=1, show_default=False
+        metavar="K",
+        help="The number of devices in each device process. Default: 1, or 50 awake ones where devices sleep.",
+        min=1,
+        show_default=False,
     ),
 ]
 DeviceTypeOption = Annotated[

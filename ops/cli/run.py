@@ -284,7 +284,7 @@ def device(
         typer.Option(
             metavar="DIR",
             help="The folder for the state of the devices. The same folder brings the same devices back. "
-            "Default: a folder in the user's state folder.",
+            "Default: FEDEMU_STATE, or fedemu in the user's state folder.",
             show_default=False,
         ),
     ] = None,

@@ -73,7 +73,7 @@ def stress(
         Path | None, typer.Option(metavar="DIR", help="A folder in which run directories and logs are kept.")
     ] = None,
     seed: Annotated[
-        int, typer.Option(metavar="N", help="The seed of the disturber, which decides what it disturbs, and when.")
+        int, typer.Option(metavar="N", help="scenarios, campaign, soak: the seed of what is disturbed, and when.")
     ] = 1,
     minutes: Annotated[
         float,
@@ -89,7 +89,7 @@ def stress(
     ] = None,
     attack: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="strangers: play this attack alone. It may be given several times."),
+        typer.Option(metavar="NAME", help="strangers: play this attack alone. Can be repeated."),
     ] = None,
     seconds: Annotated[
         float, typer.Option(min=1, max=3600, metavar="N", help="strangers: how long each attack goes on, about.")

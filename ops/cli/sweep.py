@@ -106,7 +106,7 @@ def sweep(
     ] = 20,
     metric: Annotated[
         str,
-        typer.Option(metavar="FIGURE", help="What a search makes best: accuracy, or another column of sweep.csv."),
+        typer.Option(metavar="FIGURE", help="What a search makes best: accuracy, or another figure of sweep.csv."),
     ] = "accuracy",
     at_once: AtOnce = None,
     on: Annotated[
@@ -123,7 +123,7 @@ def sweep(
     """Run an experiment with every combination of a grid and every seed, or a list of experiments; and compare them.
 
     The same command goes on after Ctrl-C or a kill: runs that are done are kept, and the others are resumed. More
-    values and seeds add runs. A run that fails does not end the others, and the exit code is that of the first of them.
+    values and seeds add runs. A run that fails does not end the others; the exit code is that of the first that failed.
     """
     _require_place(on)
     for name in ("trials", "metric"):

@@ -19,7 +19,8 @@ STARTER = "digits-small"
 """The preset that a new experiment begins with: it runs in seconds."""
 TABLES = {
     "data": 'What is learnt. Built in are "digits" and "synthetic"; others are named by a folder, a file, an id of\n'
-    "the Hugging Face hub, or module:Name. Partitions: dirichlet, dirichlet_equal, shards, natural, iid, flwr.",
+    "the Hugging Face hub, or module:Name. Partitions: dirichlet, dirichlet_equal, shards, natural, iid, resampled\n"
+    "and flwr.",
     "stream": "How data arrive over time. static: all from the beginning. Streams of periods: periods, drift, window.\n"
     'Tasks with classes of their own: kind = "classes", tasks = 5, rounds_per_task = 5.',
     "model": "mlp, cnn, lenet, resnet18, random_features, gru, tinybert, or your own as module:Name. Other keys are\n"
