@@ -11,6 +11,8 @@ import secrets
 from collections import deque
 from typing import Any
 
+from fedemu.coordinator.record.json_lines import plain
+
 KEPT = 256
 """The number of last messages that a viewer can catch up on."""
 
@@ -62,6 +64,9 @@ class Stream:
 
 def frame(event: str, message: dict[str, Any], id: str = "") -> bytes:
     """A message as a server-sent event. One without an ``id`` is not where a viewer goes on."""
-    text = json.dumps(message, separators=(",", ":"), allow_nan=False)
+    try:
+        text = json.dumps(message, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # a file of the run that was edited by hand has a number that JSON does not know
+        text = json.dumps(plain(message), separators=(",", ":"), allow_nan=False)
     place = f"id: {id}\n" if id else ""
     return f"event: {event}\n{place}data: {text}\n\n".encode()

@@ -1,6 +1,7 @@
 """Viewers read a ring of messages, each at its own pace."""
 
 import asyncio
+import math
 
 from fedemu.ops.live.stream import KEPT, Stream
 
@@ -14,6 +15,12 @@ def test_a_viewer_catches_up_on_what_it_has_missed() -> None:
     assert [frame.split(b"\n")[2] for frame in frames] == [b'data: {"n":1}', b'data: {"n":2}']
     assert stream.after(3) == []
     assert stream.number_of(stream.id_of(3)) == 3
+
+
+def test_a_number_that_json_does_not_know_does_not_end_the_page() -> None:
+    stream = Stream()
+    stream.add("tick", {"model_digest": math.nan, "updates": [math.inf, 1]})
+    assert (stream.after(0) or [b""])[0].endswith(b'data: {"model_digest":null,"updates":[null,1]}\n\n')
 
 
 def test_a_viewer_that_was_overtaken_needs_a_snapshot() -> None:
