@@ -160,4 +160,7 @@ async function begin() {
   window.fedemu = { runs, frames: () => runs.reduce((sum, run) => sum + run.frames, 0) };
 }
 
+// An address with the token of a server that was started again, or of another run, was opened in this tab.
+addEventListener("hashchange", () => /^#(token|run)=/.test(location.hash) && location.reload());
+
 begin();

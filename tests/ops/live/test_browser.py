@@ -415,6 +415,9 @@ def test_a_page_whose_server_is_gone_for_a_while_goes_on(live: Live, visit: Call
         until(page, "document.getElementById('connection').textContent === 'live'")
         grown(page, before)
         assert page.evaluate("window.kept"), "the page was not loaded again"
+        with page.expect_event("load"):
+            page.goto(f"{second.address}#token={second.token}")
+        until(page, "token => sessionStorage.getItem('fedemu-token') === token", second.token)
     finally:
         second.end()
 
