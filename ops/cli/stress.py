@@ -112,7 +112,7 @@ def stress(
     if names == [CAMPAIGN]:
         played: list[CaseResult] = []
         with _folder(out, keep=lambda: not all(result.passed for result in played)) as folder:
-            played += play_campaign(folder, seed, minutes=minutes, cases=cases, number=case)
+            play_campaign(folder, seed, played, minutes=minutes, cases=cases, number=case)
         if format is Format.JSON:
             print(json.dumps([asdict(result) | {"passed": result.passed} for result in played], indent=1))
         return 0 if all(result.passed for result in played) else FAILED

@@ -20,17 +20,17 @@ from fedemu.ops.stress.warm import WarmStart
 
 
 def play_campaign(
-    folder: Path, seed: int, *, minutes: float, cases: int | None, number: int | None
-) -> list[CaseResult]:
+    folder: Path, seed: int, results: list[CaseResult], *, minutes: float, cases: int | None, number: int | None
+) -> None:
     """Play cases until ``minutes`` are over, or ``cases`` have been played. With ``number`` play that case alone.
 
+    Each result is appended to ``results`` as its case ends, so those before an interruption are known.
     Each case has a folder of its own below ``folder``. That of a case that passed is removed, unless the case was
     chosen by its ``number``. People read on stderr how it goes.
     """
     console = Console(stderr=True, highlight=False)
     end = time.monotonic() + 60 * minutes
     digests: dict[str, str] = {}
-    results: list[CaseResult] = []
     with WarmStart() as warm:
         for chosen in itertools.count() if number is None else [number]:
             enough = len(results) >= cases if cases is not None else time.monotonic() >= end
@@ -46,7 +46,6 @@ def play_campaign(
             if result.passed and number is None:
                 shutil.rmtree(folder / f"case-{chosen}", ignore_errors=True)
     _show(console, results)
-    return results
 
 
 def _tell(console: Console, result: CaseResult, folder: Path) -> None:

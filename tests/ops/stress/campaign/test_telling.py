@@ -1,0 +1,33 @@
+"""What a campaign leaves when it is interrupted."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedemu.ops.cli.commands import app
+from fedemu.ops.stress.campaign import telling
+from fedemu.ops.stress.campaign.cases import Case, CaseResult
+
+
+@pytest.mark.parametrize("complaints", [(), ("another digest",)])
+def test_what_a_failed_case_left_survives_an_interruption(
+    complaints: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def play_case(case: Case, folder: Path, *_: Any) -> CaseResult:
+        if case.number == 1:
+            raise KeyboardInterrupt
+        folder.mkdir()
+        return CaseResult(case, 1.0, (), complaints)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(telling, "WarmStart", nullcontext)
+    monkeypatch.setattr(telling, "undisturbed", lambda *_: "digest")
+    monkeypatch.setattr(telling, "play_case", play_case)
+    assert CliRunner().invoke(app, ["stress", "campaign"]).exit_code == 4
+    assert len([*tmp_path.glob("fedemu-stress-*/case-0")]) == len(complaints)
