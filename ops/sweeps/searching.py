@@ -58,8 +58,8 @@ def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int
                         failed += lost
                         unsettled += found
             every = [run for number, choices, _ in study.over() for run in _runs(part, number, choices)]
-            _tell_best(part, study, [folder / run.folder for run in every])
             code = finish(folder, [*every, *unsettled], failed)
+            _tell_best(part, study, [folder / run.folder for run in every])
             return code or (given_up[0].code if given_up else 0)
     except KeyboardInterrupt:
         say(f"search interrupted; go on with what is left by\n{resume}")

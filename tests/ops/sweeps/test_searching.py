@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,6 +37,7 @@ class Fleet:
 
     def _finish(self, folder: Path, runs: Sequence[Planned], failed: Sequence[Failed]) -> int:
         self.finished = [_place(run) for run in runs]
+        print("the comparison", file=sys.stderr)
         return failed[0].code if failed else 0
 
 
@@ -50,7 +52,7 @@ def search(folder: Path, trials: int) -> tuple[int, Study]:
 
 
 def test_a_trial_with_a_run_that_failed_is_tried_again_before_others_are_proposed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet = Fleet(monkeypatch)
     fleet.fails = {"002/seed-2"}
@@ -65,6 +67,9 @@ def test_a_trial_with_a_run_that_failed_is_tried_again_before_others_are_propose
     code, study = search(tmp_path, BATCH + 1)
     assert (code, fleet.played) == (0, [["002/seed-1", "002/seed-2"], ["005/seed-1", "005/seed-2"]])
     assert [value for _, _, value in study.over()] == [0.5] * (BATCH + 1)
+    *_, best, _, command = capsys.readouterr().err.splitlines()
+    assert best.startswith(f"best of {BATCH + 1} trials: ")
+    assert command.startswith("fedemu run digits-small --set local.lr="), "it can be copied from the end"
 
 
 def test_a_trial_that_fails_twice_has_no_result_and_the_search_goes_on(
