@@ -80,7 +80,7 @@ def take_back_growth() -> None:
     while _before_growth:
         directory, before = _before_growth.popitem()
         with suppress(FedemuError), alone_in(directory):
-            if len(read_rows(directory)) <= before.rounds:
+            if _played(directory) <= before.rounds:
                 write_frozen(before, directory)
 
 
@@ -94,6 +94,14 @@ def give_back(directory: Path) -> bool:
         with suppress(OSError):  # other runs are in it
             RUNS.rmdir()
     return True
+
+
+def _played(directory: Path) -> int:
+    """The number of rounds that were played. 0 if the rows are damaged: such a run is not resumed."""
+    try:
+        return len(read_rows(directory))
+    except ConfigurationError:
+        return 0
 
 
 def _next_free(name: str) -> Path:

@@ -14,7 +14,7 @@ from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.record.run_directory import RunDirectory, frozen_files
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import read_frozen
-from fedemu.ops.running.folder import claim, give_back, keep_grown, reopen
+from fedemu.ops.running.folder import claim, give_back, keep_grown, reopen, take_back_growth
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 EXPERIMENT = Experiment(name="tiny", rounds=3)
@@ -84,6 +84,16 @@ def test_a_run_may_grow_when_it_is_reopened_and_the_frozen_file_grows_with_it() 
     assert (experiment.rounds, read_frozen(directory).rounds) == (5, 3)
     keep_grown(directory, experiment)
     assert read_frozen(directory).rounds == 5
+
+
+def test_a_run_whose_rows_are_damaged_gives_its_further_rounds_back() -> None:
+    directory = claim(EXPERIMENT, None)
+    write_row(directory, 1)
+    with Path(directory, "metrics.jsonl").open("a") as rows:
+        rows.write("damaged\n")
+    keep_grown(directory, reopen(directory, ["rounds=5"], {})[0])
+    take_back_growth()
+    assert read_frozen(directory) == EXPERIMENT
 
 
 def test_a_run_does_not_grow_while_a_coordinator_is_at_work_in_it() -> None:
