@@ -155,7 +155,7 @@ def stress(
                 f"or {CAMPAIGN}, {SOAK}, {NETWORK} or {STRANGERS} alone"
             )
     with _folder(out) as folder:
-        results = _play_all([known[name] for name in names or known], scale, folder, seed)
+        results = _play_all([known[name] for name in dict.fromkeys(names or known)], scale, folder, seed)
     if format is Format.JSON:
         print(json.dumps([asdict(result) | {"passed": result.passed} for result in results], indent=1))
     return 0 if all(result.passed for result in results) else FAILED

@@ -346,5 +346,5 @@ def _counted(fleet: LiveFleet) -> dict[str, int]:
 
 def names(wanted: Sequence[str], keys: bool) -> list[str]:
     """The attacks of these names, all if there are none, that are to be played against a run with or without keys."""
-    chosen = [ATTACKS[name] for name in wanted or ATTACKS]
+    chosen = [ATTACKS[name] for name in dict.fromkeys(wanted or ATTACKS)]
     return [attack.name for attack in chosen if keys or not attack.stopped_by_keys]

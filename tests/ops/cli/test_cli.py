@@ -14,7 +14,7 @@ import pytest
 from typer.main import get_command
 
 from fedemu.ops import doctor
-from fedemu.ops.cli import commands
+from fedemu.ops.cli import commands, stress
 
 PAGE = Path(__file__).parents[3] / "docs" / "cli.md"
 COMMANDS = tuple(command.name or "" for command in commands.app.registered_commands)
@@ -343,6 +343,13 @@ def test_the_list_of_scenarios_is_the_same_for_people_and_for_programs(capsys: p
     assert call("stress", "--list", "--format", "json") == 0
     listed = json.loads(capsys.readouterr().out)
     assert [f"{each['name']:22}{each['what']}" for each in listed] == shown.splitlines()
+
+
+def test_a_scenario_that_is_named_twice_is_played_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[str] = []
+    monkeypatch.setattr(stress, "_play_all", lambda chosen, *_: played.extend(one.name for one in chosen) or [])
+    assert call("stress", "garbage", "flapping", "garbage") == 0
+    assert played == ["garbage", "flapping"]
 
 
 def test_the_page_of_the_command_line_lists_every_option_with_the_commands_that_have_it() -> None:

@@ -22,6 +22,7 @@ def test_the_page_on_security_tells_of_every_attack_and_of_no_other() -> None:
 
 def test_a_stolen_lease_is_played_against_keys_alone() -> None:
     assert set(names((), keys=True)) - set(names((), keys=False)) == {"stolen-lease"}
+    assert names(("garbage", "arrays", "garbage"), keys=True) == ["garbage", "arrays"], "each is played once"
 
 
 def test_an_attack_that_there_is_not_is_told_before_anything_is_played(tmp_path: Path) -> None:
