@@ -52,9 +52,9 @@ class Leases:
     """Leases the indices below ``devices`` to supervisors.
 
     If indices run out, a lease goes to others when its supervisor and all its devices have been away longer than
-    ``hold`` real seconds. ``present`` says whether a device is connected. ``places`` says how many more devices a key
-    may have that holds some already. Every change goes to ``journal``, in the form of JSON, before its holder hears of
-    it. ``replay`` reads the journal back.
+    ``hold`` real seconds, and to another supervisor of its key if that key may have no more. ``present`` says whether
+    a device is connected. ``places`` says how many more devices a key may have that holds some already. Every change
+    goes to ``journal``, in the form of JSON, before its holder hears of it. ``replay`` reads the journal back.
     """
 
     devices: int
@@ -98,6 +98,8 @@ class Leases:
         if held is not None:
             return held
         if self.places is not None:
+            if key and self.held_by(key) + count > self.places(key, 0):
+                self._reclaim(now, key)
             count = min(count, self.places(key, self.held_by(key)))
         if count > self.devices - self.granted and (wait := self._reclaim(now)) is not None:
             raise RefusedError(
@@ -201,14 +203,14 @@ class Leases:
         lease.peer, lease.left, lease.hung_up = peer, None, False
         self._by_peer[peer] = lease
 
-    def _reclaim(self, now: float) -> float | None:
-        """Free the abandoned leases.
+    def _reclaim(self, now: float, key: str | None = None) -> float | None:
+        """Free the abandoned leases, or only those of this ``key``.
 
         The result is the seconds after which all other holders that are away lose theirs; None if there are none.
         """
         waiting = None
         for lease in list(self._by_token.values()):
-            if lease.left is None or any(map(self.present, lease)):
+            if lease.left is None or key not in (None, lease.key) or any(map(self.present, lease)):
                 continue
             if now - lease.left > self.hold:
                 self._forget(lease)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -114,6 +115,17 @@ def test_a_key_gets_as_many_devices_as_its_quota_and_then_a_sentence() -> None:
         roster.enroll(b"c", 1, None, "", 0.0, KEY)
     assert not roster.knows(b"c")
     assert len(roster.enroll(b"d", 3, None, "", 0.0, OTHER)) == 2
+
+
+def test_devices_whose_machine_is_away_for_long_or_was_revoked_do_not_count_in_the_quota_of_its_key() -> None:
+    roster = a_roster(Quotas(devices=4))
+    roster.enroll(b"a", 4, None, "", 0.0, KEY)
+    roster.leave_all(b"a", 1.0)
+    with refused("quota", "holds 4 devices"):
+        roster.enroll(b"b", 4, None, "", 2.0, KEY)
+    assert len(roster.enroll(b"c", 4, None, "", 2.0 + roster.leases.hold, KEY)) == 4
+    roster.leave_all(b"c", -math.inf)
+    assert len(roster.enroll(b"d", 4, None, "", 3.0 + roster.leases.hold, KEY)) == 4
 
 
 def test_a_key_has_as_many_sessions_as_its_quota_and_places_get_free_when_they_end() -> None:
