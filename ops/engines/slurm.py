@@ -129,7 +129,7 @@ def submit(script: Path) -> str:
         done = subprocess.run(["sbatch", str(script)], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise ConfigurationError(
-            f"there is no sbatch on this machine; submit {script} where Slurm is, with the same files"
+            "there is no sbatch on this machine; leave out --submit, and submit the script where Slurm is"
         ) from None
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split())

@@ -84,7 +84,7 @@ def test_the_script_asks_for_what_was_said_and_freezes_the_experiment(
         (["--sbatch", "mem=3"], "--sbatch 'mem=3' is no option"),
         (["--out", 'a"b'], "choose another folder with --out"),
         (["--set", "local.lr=0"], "local.lr = 0 must be above 0"),
-        (["--submit"], "there is no sbatch on this machine"),
+        (["--submit"], "there is no sbatch on this machine; leave out --submit, and"),
     ],
 )
 def test_what_slurm_could_not_read_is_refused_and_leaves_nothing(
