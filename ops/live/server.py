@@ -162,7 +162,8 @@ class Page:
                 await stream.news(BEAT_SECONDS)
 
     def _snapshots(self, id: str) -> Iterator[bytes]:
-        """The snapshots of all runs, each made when it is sent. Only who has all of them goes on from there."""
+        """What all runs are, then their snapshots, each made when it is sent. Only who has all goes on from there."""
+        yield frame("runs", {"directories": [str(run.directory) for run in self._runs]})
         for run in self._runs:
             yield frame("snapshot", run.snapshot(), id if run is self._runs[-1] else "")
 

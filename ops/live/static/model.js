@@ -95,7 +95,8 @@ export class Run extends EventTarget {
 }
 
 // Opens the stream, and tells each run what is about it. One connection serves all: browsers allow few to one server.
-// A run of which it has not heard before is told to ``arrive``.
+// A run of which it has not heard before is told to ``arrive``. A server that shows other runs, since it was started again
+// or another one has its port, loads the page again.
 export function connect(runs, arrive) {
   const source = new EventSource("/api/stream"), all = (there) => runs.forEach((run) => run.connection(there));
   source.addEventListener("open", () => all(true));
@@ -105,6 +106,12 @@ export function connect(runs, arrive) {
     if (source.readyState === EventSource.CLOSED) setTimeout(() => connect(runs, arrive), 1500);
   });
   const told = (name, tell) => source.addEventListener(name, (event) => tell(JSON.parse(event.data)));
+  told("runs", ({ directories }) => {
+    if (runs.every((run, number) => run.about.directory === directories[number])) return;
+    source.close();
+    history.replaceState(null, "", location.pathname); // the number of a run in the address means another one now
+    location.reload();
+  });
   told("snapshot", (one) => {
     if (!runs[one.run.number]) arrive(one.run);
     runs[one.run.number].begin(one);

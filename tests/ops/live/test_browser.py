@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -42,7 +43,16 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:
 
 def until(page: Any, script: str, argument: Any = None) -> None:
     """Wait until a script is true. The page forbids to make programs of texts, as Playwright's own wait does it."""
-    wait_until(lambda: page.evaluate(script, argument), script)
+
+    def is_true() -> Any:
+        try:
+            return page.evaluate(script, argument)
+        except sync_api.Error as error:
+            if "Execution context was destroyed" not in str(error):
+                raise
+            return False  # the page was just loaded again
+
+    wait_until(is_true, script)
 
 
 class Shown:
@@ -274,6 +284,28 @@ def test_a_run_that_begins_later_comes_to_the_page(
         until(page, "() => window.fedemu.runs[1].rows.length === 1 && window.fedemu.runs[2].ready")
     finally:
         shown.end()
+
+
+def test_a_page_whose_server_shows_other_runs_now_is_loaded_again(
+    make: Callable[[str], Any], visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    first, second, third = (str(make(f"run-{place}").directory) for place in (1, 2, 3))
+    with socket.socket() as probe:  # not one of the first ports, which other pages take when it is free for a moment
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    loaded = (
+        "count => !window.kept && window.fedemu?.runs.length === count && window.fedemu.runs.every((run) => run.ready)"
+    )
+    page = None
+    for place, directories in enumerate([[first, second], [second], [third, second]]):
+        shown = Shown("watch", *directories, "--port", port, log=tmp_path / f"terminal-{place}")
+        try:
+            page = page or visit(f"{shown.address}#run=1")
+            until(page, loaded, len(directories))
+            assert page.evaluate("window.fedemu.runs.map((run) => run.about.directory)") == directories
+            page.evaluate("window.kept = true")
+        finally:
+            shown.end()
 
 
 def test_an_open_story_counts_on(made: Any, watched: Callable[..., Any]) -> None:

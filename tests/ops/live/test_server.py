@@ -63,6 +63,7 @@ async def test_a_viewer_gets_a_snapshot_then_news_and_goes_on_after_a_lost_conne
     async with served(made.directory) as (session, page):
         async with session.get("/api/stream") as answer:
             assert answer.content_type == "text/event-stream"
+            assert await event(answer) == ("runs", "", {"directories": [str(made.directory)]})
             name, _, whole = await event(answer)
             assert (name, len(whole["rows"]), page.viewers) == ("snapshot", 1, 1)
             made.row(2)
@@ -73,7 +74,7 @@ async def test_a_viewer_gets_a_snapshot_then_news_and_goes_on_after_a_lost_conne
             name, _, message = await event(answer)
             assert (name, [row["round"] for row in message["rows"]]) == ("tick", [3])
         async with session.get("/api/stream", headers={"Last-Event-ID": "of-another-7"}) as answer:
-            assert (await event(answer))[0] == "snapshot"
+            assert [(await event(answer))[0] for _ in range(2)] == ["runs", "snapshot"]
 
 
 async def test_viewers_that_read_nothing_hold_nobody_up(made: Any) -> None:
@@ -83,7 +84,7 @@ async def test_viewers_that_read_nothing_hold_nobody_up(made: Any) -> None:
         viewers = [await stack.enter_async_context(session.get("/api/stream")) for _ in range(6)]
         good = viewers[::2]
         for answer in good:
-            await event(answer)
+            assert [(await event(answer))[0] for _ in range(2)] == ["runs", "snapshot"]
         for number in range(40):
             page.stream.add("tick", {"filling": "x" * 100_000, "n": number})
         for answer in good:
@@ -95,6 +96,7 @@ async def test_one_stream_tells_of_all_runs(make: Any) -> None:
     """A browser opens few connections to one server."""
     runs = [make(f"run-{number}") for number in range(8)]
     async with served(*(run.directory for run in runs)) as (session, page), session.get("/api/stream") as answer:
+        assert (await event(answer))[2] == {"directories": [str(run.directory) for run in runs]}
         told = [await event(answer) for _ in runs]
         assert [(name, whole["run"]["number"]) for name, _, whole in told] == [
             ("snapshot", place) for place in range(8)
@@ -117,6 +119,7 @@ async def test_a_run_that_begins_later_gets_its_place_as_soon_as_it_can_be_read(
         served(first.directory, find=lambda: there) as (session, _),
         session.get("/api/stream") as answer,
     ):
+        assert (await event(answer))[2] == {"directories": [str(first.directory)]}
         assert (await event(answer))[2]["run"]["number"] == 0
         second = make("later")
         while (told := await event(answer))[0] != "snapshot":
@@ -225,6 +228,7 @@ async def test_a_story_is_that_of_the_experiment_which_is_in_the_folder_now(made
         overrides = ["fleet.devices=6", "data.partition.kind=iid"]
         write_frozen(load_experiment("digits-small", overrides, {})[0], made.directory)
         async with session.get("/api/stream") as answer:
+            assert (await event(answer))[0] == "runs"
             assert (await event(answer))[2]["run"]["devices"] == 6
         assert (alone, await samples(session)) == (103, 239)
 
