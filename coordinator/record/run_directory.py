@@ -269,5 +269,5 @@ def _require_empty(path: Path) -> None:
     if not path.is_dir():
         raise ConfigurationError(f"{path} exists and is not a folder; choose another --out.")
     if any(path.iterdir()):
-        hint = f", or continue that run with --resume {path}" if (path / CONFIG).is_file() else ""
-        raise ConfigurationError(f"{path} exists and is not empty; choose another --out{hint}.")
+        hint = f", or continue its run (fedemu run --resume {path})" if (path / CONFIG).is_file() else ""
+        raise ConfigurationError(f"{path} exists and is not empty; choose another folder (--out){hint}.")

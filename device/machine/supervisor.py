@@ -169,7 +169,8 @@ class Supervision:
         plan.shown(lambda: _facts(processes, trainers, broker))
         devices = here.count
         if devices < plan.count:
-            log.warning("the run wants %d of this machine's %d devices; the others stay idle", devices, plan.count)
+            sentence = "the run has places for %d of this machine's %d devices; the others stay idle"
+            log.warning(sentence, devices, plan.count)
         log.info("%d devices in %d processes, %d trainers", devices, len(processes), self._trainer_count)
 
         def cpu() -> dict[str, float]:

@@ -124,8 +124,8 @@ class KeyFolder:
         """Take the approval of the machine ``name`` back, also in a run that is on. Returns its key."""
         approved = self.approved()
         if name not in approved:
-            known = f"only {', '.join(sorted(approved))}" if approved else "no machine at all"
-            raise ConfigurationError(f"no machine {name!r} is approved in {self.path}; there is {known}")
+            known = f"approved are: {', '.join(sorted(approved))}" if approved else "none is"
+            raise ConfigurationError(f"no machine {name!r} is approved in {self.path}; {known}")
         (self.approved_folder / (name + _PUBLIC)).unlink(missing_ok=True)
         return approved[name]
 

@@ -195,7 +195,7 @@ class Told(MachineObserver):
         if not places:
             say("all places of the run are taken; these devices wait until some are free, or the run is over")
         elif places < self._count:
-            say(f"the run wants {places:,} of these {counted(self._count, 'device')}; the others stay idle")
+            say(f"the run has places for {places:,} of these {counted(self._count, 'device')}; the others stay idle")
 
     def barred(self, reason: str) -> None:
         self._metrics.barred(reason)

@@ -66,7 +66,7 @@ def conclude(directory: Path, code: int, command: str, *, new: bool, print_summa
 
 
 def at_address(command: str, runtime: Runtime) -> str:
-    """The command that resumes a run at the same address and places, with the same keys, as far as they were named."""
+    """The command that resumes a run at the addresses and places, and with the keys, that were named for it."""
     words = [command]
     if "bind" in runtime.model_fields_set:
         words += ["--bind", shlex.quote(runtime.bind)]
@@ -74,6 +74,10 @@ def at_address(command: str, runtime: Runtime) -> str:
         words += ["--keys", shlex.quote(runtime.keys)]
     if runtime.on:
         words += ["--on", shlex.quote(runtime.on), *(["--nodes", str(runtime.nodes)] if runtime.nodes else [])]
+    if runtime.metrics_port:
+        named = "metrics_address" in runtime.model_fields_set
+        words += ["--metrics-port", str(runtime.metrics_port)]
+        words += ["--metrics-address", shlex.quote(runtime.metrics_address)] if named else []
     return " ".join([*words, "--insecure"] if runtime.insecure else words)
 
 

@@ -243,13 +243,13 @@ def lines_of_one(path: Path) -> list[dict]:
 
 
 def test_an_existing_run_is_never_overwritten(run: RunDirectory):
-    with pytest.raises(ConfigurationError, match=r"is not empty; choose another --out, or continue .* --resume"):
+    with pytest.raises(ConfigurationError, match=r"is not empty; choose another .*, or continue its run .* --resume"):
         claim_folder(run.path)
 
 
 def test_a_folder_with_something_else_is_never_overwritten(tmp_path: Path):
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(ConfigurationError, match=r"not empty; choose another --out\.$"):
+    with pytest.raises(ConfigurationError, match=r"not empty; choose another folder \(--out\)\.$"):
         claim_folder(tmp_path)
 
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

@@ -65,7 +65,7 @@ def test_machines_are_approved_and_revoked_by_name(folder: KeyFolder) -> None:
     assert read_public(str(folder.approved_folder / "lab2.key")) == KEY
     with pytest.raises(ConfigurationError, match="this key is approved already, as lab2"):
         folder.approve("lab3", KEY)
-    with pytest.raises(ConfigurationError, match=r"no machine 'lab3' is approved in .*; there is only lab2"):
+    with pytest.raises(ConfigurationError, match=r"no machine 'lab3' is approved in .*; approved are: lab2"):
         folder.revoke("lab3")
     assert folder.revoke("lab2") == KEY
     assert folder.approved() == {}

@@ -54,7 +54,7 @@ def test_runs_without_a_name_are_numbered() -> None:
 
 def test_a_run_directory_is_claimed_only_once() -> None:
     claim(EXPERIMENT, Path("mine"))
-    with pytest.raises(ConfigurationError, match="mine exists and is not empty; choose another --out, or continue"):
+    with pytest.raises(ConfigurationError, match=r"mine exists and is not empty; choose another .*, or continue"):
         claim(EXPERIMENT, Path("mine"))
 
 

@@ -53,10 +53,13 @@ def test_metrics_need_the_port_after_the_coordinators_unless_there_is_one_proces
         require_metrics_ports(runtime)
 
 
-def test_the_command_that_resumes_names_the_address_and_the_keys_that_were_named() -> None:
+def test_the_command_that_resumes_names_the_addresses_and_the_keys_that_were_named() -> None:
     assert at_address("run", Runtime()) == "run"
     asked = Runtime(bind="tcp://*:5577", keys="my keys")
     assert at_address("coordinator", asked) == "coordinator --bind 'tcp://*:5577' --keys 'my keys'"
     assert at_address("run", Runtime(insecure=True)) == "run --insecure"
     assert at_address("run", Runtime(on="ray", nodes=2)) == "run --on ray --nodes 2"
     assert at_address("run", Runtime(on="ray")) == "run --on ray"
+    assert at_address("coordinator", Runtime(metrics_port=9100)) == "coordinator --metrics-port 9100"
+    shown = Runtime(metrics_port=9100, metrics_address="0.0.0.0")
+    assert at_address("run", shown) == "run --metrics-port 9100 --metrics-address 0.0.0.0"
