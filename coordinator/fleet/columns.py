@@ -62,7 +62,10 @@ class Columns:
 
     def forget_states(self, first: int, stop: int) -> int:
         """The own states of devices [first, stop) are gone, so that they begin anew. Returns how many had one."""
-        having = [device for device in self.states if first <= device < stop]
+        if stop - first < len(self.states):
+            having = [device for device in map(DeviceId, range(first, stop)) if device in self.states]
+        else:
+            having = [device for device in self.states if first <= device < stop]
         for device in having:
             self.forget_state(device)
         return len(having)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,6 +69,8 @@ class Leases:
     _by_token: dict[str, Lease] = field(default_factory=dict)
     _by_peer: dict[bytes, Lease] = field(default_factory=dict)
     _granted: int = 0
+    _held: Counter[str] = field(default_factory=Counter)
+    """The number of indices that are leased to each key."""
     _numbered: list[Lease | None] = field(default_factory=list)
     _holder: NDArray[np.int32] = field(init=False)
     """The number of the lease that has each device, -1 without one."""
@@ -92,7 +95,10 @@ class Leases:
             if lease.peer is not None and not lease.hung_up:
                 host = f" on {lease.host}" if lease.host else ""
                 raise RefusedError("lease_taken", f"The lease is held by a live supervisor{host}.")
-            lease.key = lease.key or key
+            if not lease.key:
+                self._held.subtract({"": len(lease)})
+                self._held[key] += len(lease)
+                lease.key = key
             self._seat(lease, peer, now)
             return lease
         if held is not None:
@@ -127,7 +133,7 @@ class Leases:
 
     def held_by(self, key: str) -> int:
         """The number of indices that are leased to this key."""
-        return sum(len(lease) for lease in self._by_token.values() if lease.key == key)
+        return self._held[key]
 
     def holder(self, device: DeviceId) -> bytes | None:
         """The connected supervisor of this device, None if there is none."""
@@ -137,6 +143,10 @@ class Leases:
     def holder_present(self, device: DeviceId) -> bool:
         """Whether the supervisor of this device is connected."""
         return self.holder(device) is not None
+
+    def of_token(self, token: str | None) -> Lease | None:
+        """The lease with this token, None if there is none."""
+        return None if token is None else self._by_token.get(token)
 
     def of_peer(self, peer: bytes) -> Lease | None:
         """The lease of a connected supervisor, None for any other peer."""
@@ -192,6 +202,7 @@ class Leases:
     def _grant(self, lease: Lease) -> None:
         self._by_token[lease.token] = lease
         self._granted += len(lease)
+        self._held[lease.key] += len(lease)
         for start, stop in lease.ranges:
             self._holder[start:stop] = len(self._numbered)
         self._numbered.append(lease)
@@ -229,6 +240,7 @@ class Leases:
     def _drop(self, lease: Lease) -> None:
         del self._by_token[lease.token]
         self._granted -= len(lease)
+        self._held[lease.key] -= len(lease)
         self._numbered[self._holder[lease.ranges[0][0]]] = None
         for start, stop in lease.ranges:
             self._holder[start:stop] = -1

@@ -95,16 +95,16 @@ class Roster:
     def enroll(self, peer: bytes, count: int, token: str | None, host: str, now: float, key: str = "") -> Lease:
         """Give a supervisor a lease and a session. ``Leases.enroll`` explains arguments, result and errors."""
         self.admission.seat(peer, key)
-        before = {*self.leases.peers}
+        known = self.leases.of_token(token)
+        before = None if known is None else known.peer
         try:
             lease = self.leases.enroll(peer, count, token, host, now, key)
         except RefusedError:
             if not self.knows(peer):
                 self.admission.unseat(peer)
             raise
-        for replaced in before.difference(self.leases.peers):  # its connection is gone, and it has come back
-            if not self._has_role(replaced):
-                self._forget(replaced)
+        if before is not None and not self._has_role(before):  # its connection is gone, and it has come back
+            self._forget(before)
         self._begin(peer, now)
         self.admission.recognise(peer, lease.token, now)
         if self.planned is not None:

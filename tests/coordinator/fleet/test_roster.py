@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,61 @@ def test_a_device_that_says_hello_again_still_counts_among_the_connections_of_it
     full.hello(B, hello(0, lease.token, 2), 0.0, "key")
     with refused("quota"):
         full.hello(C, hello(1, lease.token), 0.0, "key")
+
+
+def test_a_machine_enrols_in_as_many_steps_however_many_others_there_are() -> None:
+    steps = []
+    for machines in (20, 200):
+        settings = Settings(run="test", seed=1, rounds=1, devices=machines + 1, per_round=1)
+        fleet = Roster(settings)
+        for machine in range(machines):
+            fleet.enroll(str(machine).encode(), 1, None, "", 0.0, "key")
+        steps.append(calls_in(lambda fleet=fleet: fleet.enroll(A, 1, None, "", 0.0, "key")))  # type: ignore[misc]
+    assert steps[0] == steps[1]
+
+
+def test_the_own_states_of_one_device_are_forgotten_in_as_many_steps_however_many_devices_have_one() -> None:
+    steps = []
+    for devices in (20, 200):
+        columns = Columns(devices)
+        columns.states = {DeviceId(device): AskId(1, 0, 0) for device in range(devices)}
+        asked = Counted(columns.states)
+        columns.states = asked
+        assert columns.forget_states(3, 4) == 1
+        steps.append(asked.looked_at)
+        assert DeviceId(3) not in columns.states
+    assert steps == [1, 1]
+
+
+class Counted(dict[DeviceId, AskId]):
+    """Own states that count how many of them somebody has looked at."""
+
+    looked_at = 0
+
+    def __contains__(self, device: object) -> bool:
+        self.looked_at += 1
+        return super().__contains__(device)
+
+    def __iter__(self) -> Iterator[DeviceId]:
+        for device in super().__iter__():
+            self.looked_at += 1
+            yield device
+
+
+def calls_in(action: Callable[[], object]) -> int:
+    """The number of functions that an action calls."""
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return calls
 
 
 def test_the_lowest_free_indices_are_granted() -> None:
@@ -169,6 +225,7 @@ def test_a_lease_that_was_granted_without_keys_belongs_to_the_first_key_that_com
     for peer, key in ((A, "key"), (B, "")):
         grants.enroll(peer, 3, "old", "", 0.0, key)
         assert not grants.holds("old", 0, "another")
+        assert (grants.held_by("key"), grants.held_by("")) == (3, 0)
         grants.leave(peer, 1.0)
 
 
