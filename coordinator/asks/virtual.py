@@ -53,6 +53,13 @@ class VirtualAsk(AskMachine):
         self._drop: dict[DeviceId, Scheduled] = {}
         self._doomed: set[DeviceId] = set()
         self._order: deque[DeviceId] | None = None
+        """The devices that may still proceed, by (finish, index). None before all have schedules."""
+        self._dropping: deque[DeviceId] = deque()
+        """The devices that may still drop out, in the order of that."""
+        self._latest = -math.inf
+        """The finish of the last device that may proceed. None of those before it finishes later."""
+        self._short_until: float | None = None
+        """The end of the ask, once no candidate is left for a reply that is still wanted."""
         self._progress = 0.0
         self._longest_gap: float | None = None
 
@@ -243,24 +250,27 @@ class VirtualAsk(AskMachine):
             self._progress = now
             in_time = (device for device, finish in self._finish.items() if finish <= self._limit)
             self._order = deque(sorted(in_time, key=lambda device: (self._finish[device], device)))
+            self._dropping = deque(sorted(self._drop, key=lambda device: (self._drop[device].at, device)))
         while self._order and len(self._running) + len(self._accepted) < self.terms.wanted:
             device = self._order.popleft()
             if device in self._doomed:
                 self._settle(device, "failed")
             else:
                 self._running[device] = self._wait(now, since=self._absent.get(device, now))
+                self._latest = self._finish[device]
                 actions.append(Tell(device, self._proceed))
-        full = len(self._running) + len(self._accepted) == self.terms.wanted
-        bound = max((self._finish[device] for device in (*self._running, *self._accepted)), default=math.inf)
-        if not full:
-            bound = self._last_word() if self.terms.optional else self._limit
-        actions += self._let_drop(bound)
-        if not full:
+        if len(self._running) + len(self._accepted) == self.terms.wanted:
+            actions += self._let_drop(self._latest)
+            if not self._running:
+                actions += self._settle_rest("cancelled")
+                self.end = self._latest
+            return actions
+        if self._short_until is None:
+            self._short_until = self._last_word() if self.terms.optional else self._limit
+            actions += self._let_drop(self._short_until)
             actions += self._settle_rest("late")
         if not self._running:
-            if full:
-                actions += self._settle_rest("cancelled")
-            self.end = bound
+            self.end = self._short_until
         return actions
 
     def _last_word(self) -> float:
@@ -274,12 +284,13 @@ class VirtualAsk(AskMachine):
     def _let_drop(self, bound: float) -> list[Action]:
         """Settle the devices that drop out by ``bound``. The ask lasts at least until then, so they have dropped."""
         actions: list[Action] = []
-        for device, drop in self._drop.items():
-            if drop.at <= bound and device not in self.verdicts:
-                self._settle(device, "dropped")
-                self.away[device] = drop.at if drop.back is None else drop.back
-                self.causes[device] = drop.cause or "offline"
-                actions.append(Tell(device, self._proceed))
+        while self._dropping and self._drop[self._dropping[0]].at <= bound:
+            device = self._dropping.popleft()
+            drop = self._drop[device]
+            self._settle(device, "dropped")
+            self.away[device] = drop.at if drop.back is None else drop.back
+            self.causes[device] = drop.cause or "offline"
+            actions.append(Tell(device, self._proceed))
         return actions
 
     def _settle_rest(self, verdict: Literal["late", "cancelled"]) -> list[Action]:

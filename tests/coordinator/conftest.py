@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,6 +44,22 @@ def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
                 await asyncio.sleep(0.002)
 
     return wait
+
+
+@pytest.fixture
+def calls_in() -> Callable[[Callable[[], object]], int]:
+    """Counts the functions that an action calls: a measure of its costs that no other process disturbs."""
+
+    def count(action: Callable[[], object]) -> int:
+        calls = Counter[str]()
+        sys.setprofile(lambda frame, event, argument: calls.update([event]))
+        try:
+            action()
+        finally:
+            sys.setprofile(None)
+        return calls["call"] + calls["c_call"]
+
+    return count
 
 
 @dataclass(frozen=True)

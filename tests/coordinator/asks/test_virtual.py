@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -214,6 +215,18 @@ def test_the_time_for_which_the_coordinator_stood_still_does_not_count() -> None
     assert machine.tick(195.0) == []
     assert machine.awaited(195.0) == (1, 60.0, 0.0)
     assert machine.tick(195.1) == [Tell(DeviceId(1), Proceed(ask=str(ASK)))]
+
+
+def test_a_large_cohort_that_is_given_up_at_once_costs_a_few_steps_for_each_device(calls_in: Any) -> None:
+    steps = []
+    for count in (50, 500):
+        schedules: list[Scheduled | None] = [finish(10), drop(60)] * (count // 2)
+        machine = opened(schedules, count)
+        for device in machine.terms.cohort:
+            machine.left(device, 0.0)
+        steps.append(calls_in(partial(machine.tick, 100.0)))
+        assert table(machine) == "fd" * (count // 2)
+    assert steps[1] < 15 * steps[0]
 
 
 def test_a_device_that_does_not_answer_its_work_within_give_up_fails() -> None:
