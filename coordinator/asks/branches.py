@@ -47,6 +47,8 @@ class Branches(Generic[Kept]):
     resend: float
     is_sending: Callable[[bytes], bool] = lambda station: False
     _kept: dict[DeviceId, tuple[bytes, Kept]] = field(default_factory=dict)
+    _keepers: set[bytes] = field(default_factory=set)
+    """The edges that have kept something. Every other peer that leaves is none of them."""
     _asked: dict[bytes, _Asked] = field(default_factory=dict)
 
     def welcome(self, stations: Iterable[bytes]) -> None:
@@ -57,13 +59,17 @@ class Branches(Generic[Kept]):
     def keep(self, device: DeviceId, station: bytes, kept: Kept) -> None:
         """An edge keeps the reply of a device."""
         self._kept[device] = (station, kept)
+        self._keepers.add(station)
 
     def has(self, device: DeviceId) -> bool:
         """Whether an edge keeps the reply of this device."""
         return device in self._kept
 
     def lose(self, station: bytes) -> list[DeviceId]:
-        """An edge is gone, with what it kept. Returns the devices whose replies these were."""
+        """A peer is gone, and with it what it kept, if it was an edge. Returns the devices whose replies these were."""
+        if station not in self._keepers:
+            return []
+        self._keepers.remove(station)
         self._asked.pop(station, None)
         lost = [device for device, (at, _) in self._kept.items() if at == station]
         for device in lost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,25 @@ def test_the_replies_of_an_edge_that_is_gone_are_lost() -> None:
     kept.keep(DeviceId(1), b"b", "one")
     assert kept.lose(b"a") == [0]
     assert kept.has(DeviceId(1))
+
+
+def test_a_peer_that_leaves_and_keeps_nothing_costs_the_same_however_much_edges_keep(calls_in: Any) -> None:
+    steps = []
+    for devices in (10, 1000):
+        kept, _ = branches()
+        for device in range(devices):
+            kept.keep(DeviceId(device), Name(b"a"), "reply")
+        steps.append(calls_in(functools.partial(kept.lose, Name(b"a device"))))
+    assert steps[0] == steps[1]
+
+
+class Name(bytes):
+    """The name of a peer. Whoever compares it calls a function."""
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other)
+
+    __hash__ = bytes.__hash__
 
 
 class Sums:
