@@ -170,8 +170,12 @@ class Edge:
                     return frames
                 case "result" if self._summing.gathers:
                     return None if self._keep(peer, Decoder(wire.Result, LARGEST).decode(frames)) else frames
-                case "held" if peer in self._behind.devices:
-                    self._summing.kept_by(self._relay.hub.connection_of(peer), self._behind.devices[peer])
+                case "held":
+                    # Of a device right behind this edge it is not true, and no sum with it would fit what it says.
+                    if (station := self._relay.hub.connection_of(peer)) not in self._summing.stations:
+                        return None
+                    if peer in self._behind.devices:
+                        self._summing.kept_by(station, self._behind.devices[peer])
                 case "station":
                     self._take_in(peer)
                     return None

@@ -88,6 +88,16 @@ async def test_a_second_result_of_a_device_changes_nothing_of_what_is_told_of_th
     assert ([held.examples for held in told], partial.examples) == ([1, 1], 1), "or else no sum is ever accepted"
 
 
+async def test_a_device_cannot_say_itself_that_its_edge_keeps_its_result(root: Any, join: Any, settle: Any) -> None:
+    device = await join(0)
+    root.hub.send(root.station, GATHER)
+    await settle()
+    device.dealer.send(edge.Held(ask="1.0.0", examples=9, steps=1, metrics={}, epoch=7))
+    device.reply([1.0, 2.0], 1)
+    await settle()
+    assert [held.examples for held in root.heard_of(edge.Held)] == [1], "or else the sum of all its neighbours is lost"
+
+
 async def test_a_device_that_was_refused_cannot_reply_for_the_device_that_it_named(
     root: Any, join: Any, settle: Any
 ) -> None:
