@@ -126,8 +126,8 @@ class Payload:
 def spill(directory: Path, device: int, specs: Sequence[TensorSpec], frames: Sequence[Buffer]) -> Payload:
     """Copy a checked payload that is kept for long: a small one into memory, a large one into a mapped file.
 
-    The file is in ``directory``. It has no name any more when this returns. So its disk space is free again as soon as
-    nobody maps it, however the process ends. Raises FedemuError if the disk is full.
+    The file is in ``directory`` and has no name there. So its disk space is free again as soon as nobody maps it,
+    however and whenever the process ends. Raises FedemuError if the disk is full.
     """
     came = Payload.of(device, specs, frames)
     places = list(_layout(came.leaves))
@@ -188,16 +188,12 @@ def _layout(leaves: Mapping[str, Leaf]) -> Iterator[tuple[str, Leaf, int]]:
 def _mapped(directory: Path, size: int, parts: Sequence[tuple[memoryview, int]]) -> memoryview:
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        descriptor, path = tempfile.mkstemp(dir=directory, prefix="payload-")
-        try:
-            with open(descriptor, "w+b", buffering=0) as file:
-                for frame, offset in parts:
-                    file.seek(offset)
-                    _write_all(file.fileno(), frame.cast("B"))
-                os.ftruncate(file.fileno(), size)
-                return mapped(file.fileno(), size)
-        finally:
-            os.unlink(path)
+        with tempfile.TemporaryFile(dir=directory, prefix="payload-", buffering=0) as file:
+            for frame, offset in parts:
+                file.seek(offset)
+                _write_all(file.fileno(), frame.cast("B"))
+            os.ftruncate(file.fileno(), size)
+            return mapped(file.fileno(), size)
     except OSError as error:
         raise FedemuError(f"cannot keep a payload of {size} bytes in {directory}: {refusal_of(error)}") from error
 

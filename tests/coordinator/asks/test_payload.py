@@ -1,6 +1,7 @@
 """Payloads of devices: which are refused, and how accepted ones are kept and loaded."""
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -158,6 +159,20 @@ def test_a_large_payload_lies_in_a_file_without_a_name(tmp_path: Path):
     assert list((tmp_path / "spill").iterdir()) == []
     assert np.array_equal(payload.load()["model/weight"], values.numpy())
     assert payload.load()["model/odd"].tolist() == [1, 2, 3]
+
+
+def test_a_process_that_is_killed_while_it_writes_a_payload_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, write = [], os.write
+
+    def watched(descriptor: int, data: memoryview) -> int:
+        seen.append([path.name for path in tmp_path.iterdir()])
+        return write(descriptor, data)
+
+    monkeypatch.setattr("os.write", watched)
+    spill(tmp_path, 0, *on_the_wire({"model": {"weight": torch.ones(2**19)}}))
+    assert seen == [[]]
 
 
 def test_arrays_of_a_payload_cannot_be_written(tmp_path: Path):
