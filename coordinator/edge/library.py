@@ -11,10 +11,10 @@ from fedemu.protocol.blobs.fetch import Fetches, Step
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.errors import BlobError
-from fedemu.protocol.ids import Digest
+from fedemu.protocol.ids import AskId, Digest
 
 KEPT_ROUNDS = 2
-"""Blobs that were offered this many rounds ago are removed."""
+"""Blobs that were needed this many rounds ago, and not since, are removed."""
 
 
 class Library:
@@ -42,7 +42,8 @@ class Library:
         self._asked = asked
         self._latest = ""
         self._known: dict[Digest, wire.BlobRef] = {}
-        self._offered: dict[Digest, int] = {}
+        self._wanted: dict[Digest, int] = {}
+        """The last round in which each blob was needed, so far as it is known."""
         self._waiting: dict[Digest, dict[tuple[bytes, int], wire.Need]] = {}
         """The requests for each blob that is not here yet, by peer and offset. A peer repeats what is not answered."""
 
@@ -55,13 +56,17 @@ class Library:
                 if message.ask != self._latest:
                     self._latest = message.ask
                     self._asked(sum(ref.size for ref in message.shared), message.upload_bytes)
-                self._know(*message.shared)
+                self._want(message.shared, AskId.parse(message.ask).round)
             case wire.Offer():
-                self._know(*message.blobs)
+                self._want(message.blobs, message.round)
                 for ref in message.blobs:
-                    self._offered[Digest(ref.digest)] = message.round
                     self._step(self._fetches.want(ref, self._clock()))
                 self._evict(message.round)
+
+    def _want(self, refs: Sequence[wire.BlobRef], round: int) -> None:
+        """Blobs are needed in a round. A machine that came after their offer knows them only from its devices' Work."""
+        self._know(*refs)
+        self._wanted.update((Digest(ref.digest), round) for ref in refs)
 
     def _know(self, *refs: wire.BlobRef) -> None:
         for ref in refs:
@@ -129,9 +134,9 @@ class Library:
         self._send(peer, wire.Refused(reason="unknown_blob", detail=str(error)[:2048]), ())
 
     def _evict(self, round: int) -> None:
-        old = [digest for digest, offered in self._offered.items() if offered <= round - KEPT_ROUNDS]
+        old = [digest for digest, wanted in self._wanted.items() if wanted <= round - KEPT_ROUNDS]
         for digest in old:
-            del self._offered[digest]
+            del self._wanted[digest]
             self._known.pop(digest, None)
         if old:
             self._store.evict(lambda digest: digest not in old)

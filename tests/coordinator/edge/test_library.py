@@ -29,3 +29,22 @@ def test_who_repeats_a_request_while_the_edge_fetches_the_blob_is_served_once(tm
     library.receive(wire.Blob(digest=REF.digest, offset=0, size=len(BLOB)), BLOB)
     assert len(asked) == 1
     assert sent == [(b"machine", 0), (b"machine", 5)]
+
+
+def test_a_blob_that_only_a_work_has_named_is_removed_when_its_rounds_are_over(tmp_path: Path) -> None:
+    library = Library(
+        tmp_path, lambda need: None, lambda peer, blob, frames: None, lambda: 0.0, lambda size: None,
+        lambda size, reply: None,
+    )  # fmt: skip
+    work = wire.Work(
+        ask="1.0.0", program="train", task=0, start=0.0, shared=(REF,), state=None, download_bytes=0, upload_bytes=0,
+        passes=1.0, deadline=1.0, durable_round=0,
+    )  # fmt: skip
+    library.read(work)
+    assert library.answer(b"machine", wire.Need(digest=REF.digest, offset=0, length=10))
+    library.receive(wire.Blob(digest=REF.digest, offset=0, size=len(BLOB)), BLOB)
+    left = []
+    for round in (2, 3):
+        library.read(wire.Offer(blobs=(), round=round))
+        left.append([path.name for path in tmp_path.iterdir()])
+    assert left == [[REF.digest], []]
