@@ -168,6 +168,7 @@ class Reception:
         self.refusals.forget(peer)
         self.underway.forget(peer)
         self._excessive.pop(peer, None)
+        self._vouched.pop(peer, None)
 
     def ended(self, reason: str) -> None:
         """The Router has closed a connection (connections, unfinished, idle, too_much).
@@ -195,7 +196,6 @@ class Reception:
 
     def over(self, peer: bytes) -> None:
         """A channel was closed, or a connection that has channels."""
-        self._vouched.pop(peer, None)
         try:
             if self.roster.knows(peer):
                 self._leave(peer, "closed", self.timeline.now())

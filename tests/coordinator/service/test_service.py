@@ -28,7 +28,8 @@ from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.ids import DeviceId
-from fedemu.protocol.messages import Beat, Granted, Hello, Need, Wake
+from fedemu.protocol.messages import Beat, Enroll, Granted, Hello, Need, Wake
+from fedemu.protocol.sharing.edge_messages import Station, Vouch
 from fedemu.protocol.transport.memory import MemoryNetwork
 
 Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
@@ -68,7 +69,10 @@ async def test_a_fault_in_the_timer_ends_the_run_with_a_checkpoint(
 def a_service(folder: Path) -> Service:
     settings = Settings(run="test", seed=1, rounds=4, devices=3, per_round=2, start_timeout=60.0)
     timeline = Timeline("virtual", clock=lambda: START)
-    granted: Any = Granted
+
+    def granted(**fields: Any) -> Any:
+        return Beat()
+
     return Service(settings, Roster(settings), Shelf(BlobStore(folder)), timeline, Observers(), granted)
 
 
@@ -79,6 +83,14 @@ async def test_nothing_is_remembered_of_a_peer_whose_connection_is_gone(tmp_path
     reception.closed(b"peer")
     assert not reception.refusals.idle
     assert reception.refusals.allow(b"peer", "malformed", START)
+    for message in (Station(), Vouch(key="of a machine behind it")):
+        reception.received(b"peer", Envelope(message, ()))
+    reception.closed(b"peer")
+    reception.received(b"peer", Envelope(Enroll(count=1), ()))
+    lease = reception.roster.leases.of_peer(b"peer")
+    assert lease is not None
+    assert lease.key == ""
+    assert not reception.broken.done()
 
 
 async def test_a_peer_in_the_middle_of_a_long_message_lives_and_hears_that_the_coordinator_does(tmp_path: Path) -> None:
