@@ -216,8 +216,9 @@ class Roster:
             self._forget(peer)
 
     def _has_role(self, peer: bytes) -> bool:
-        """Whether a peer is a device, a supervisor or an edge. It may be several of these."""
-        return peer in self._by_peer or peer in self.stations or self.leases.of_peer(peer) is not None
+        """Whether a peer is a device, a supervisor or an edge, or has channels with a session. It may be several."""
+        named = peer in self._by_peer or peer in self.stations or peer in self._carried
+        return named or self.leases.of_peer(peer) is not None
 
     def _begin(self, peer: bytes, now: float) -> None:
         """The peer has a session from now on."""

@@ -479,3 +479,15 @@ def test_a_channel_that_is_closed_leaves_the_others_alone() -> None:
     assert list(members.connected) == [1]
     assert members.heard(b"channel 2", 1.0)
     assert members.leave_all(A, 2.0) == [(b"channel 2", DeviceId(1)), (A, None)]
+
+
+def test_a_connection_is_watched_as_long_as_a_channel_of_it_has_a_session() -> None:
+    members = Roster(Settings(run="test", seed=1, rounds=1, devices=4, per_round=1))
+    members.connection_of = lambda peer: B if peer == b"channel" else peer
+    lease = members.enroll(A, 2, None, "", 0.0)
+    members.hello(B, hello(0, lease.token), 0.0)
+    members.enroll(b"channel", 2, None, "", 0.0)
+    members.hello(C, hello(0, lease.token, 2), 0.0)
+    assert members.heard(b"channel", 1.0)
+    assert (b"channel", None) in members.expire(100.0)
+    assert members.leases.peers == []
