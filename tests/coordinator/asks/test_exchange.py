@@ -106,6 +106,16 @@ async def test_the_bytes_of_every_reply_count_that_is_accepted_or_rejected(tmp_p
     assert play.exchange.bytes_up == 3 * play.exchange.parts.upload_bytes == 3 * 4 * SMALL
 
 
+async def test_what_a_device_says_of_its_failure_has_lines_and_no_control_characters(
+    tmp_path: Path, thread: Thread
+) -> None:
+    play = Play(tmp_path, SMALL, thread)
+    said = Failed(ask=str(ASK), reason="\x1b]0;x\x07", detail="device 0: no\tmemory\n    \x1b[2Jnet.py, line 7")
+    play.exchange.receive(DEVICES[0], said, (), 1.0)
+    play.exchange.receive(DEVICES[1], Failed(ask=str(ASK), reason="\x1b]0;x\x07"), (), 1.0)
+    assert list(play.exchange.failures) == ["no memory\n     [2Jnet.py, line 7", " ]0;x "], "they end up at a terminal"
+
+
 async def test_the_bytes_of_a_reply_that_is_late_do_not_count(tmp_path: Path, thread: Thread) -> None:
     play = Play(tmp_path, SMALL, thread)
     play.reply(0, 9.0)
