@@ -24,7 +24,7 @@ from fedemu.device.machine.processes import BIRTH_STRIDE
 from fedemu.device.machine.sleepers import Lives, Sleepers
 from fedemu.device.pipe import TrainerSetup
 from fedemu.device.process.birth import Birthplace
-from fedemu.device.process.process import DeviceProcess
+from fedemu.device.process.process import MOST_ON_BUS, DeviceProcess
 from fedemu.protocol.host.named import load
 from fedemu.protocol.transport.interface import Network
 from fedemu.protocol.transport.memory import MemoryNetwork
@@ -66,7 +66,8 @@ async def _run(plan: EmbeddedPlan, stack: AsyncExitStack) -> Never:
     found = await asyncio.get_running_loop().run_in_executor(thread, prepare, content)
     compare_data(found, granted.data)
 
-    bus = MemoryNetwork()  # not the coordinator's network, because that one may be set to lose messages
+    # It is not the coordinator's network, because that one may be set to lose messages.
+    bus = MemoryNetwork(most_under_way=MOST_ON_BUS)
     stack.callback(bus.close)
     broker = here.open_broker(bus, _BUS, _TOKEN, stack)
     setup = here.trainer_setup(_BUS, _TOKEN, None)

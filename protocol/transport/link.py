@@ -11,8 +11,8 @@ from typing import Final
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.errors import ConfigurationError
 
-_QUEUE: Final = 2000
-"""The most messages that are on their way in one direction of one connection."""
+MOST_UNDER_WAY: Final = 2000
+"""The most messages that are on their way in one direction of one connection, where nobody says how many."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,18 @@ class Faults:
 
 
 class Link:
-    """A queue of messages, and one timer for each message in it.
+    """A queue of at most ``most`` messages, and one timer for each message in it.
 
     ``draws`` decides about faults. ``later`` calls a function when the next message is due.
     """
 
-    def __init__(self, faults: Faults, draws: random.Random, later: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self, faults: Faults, draws: random.Random, later: Callable[[Callable[[], None]], None], most: int
+    ) -> None:
         self._faults = faults
         self._draws = draws
         self._later = later
+        self._most = most
         self._queue: deque[list[Buffer]] = deque()
         self._deliver: Callable[[list[Buffer]], None] | None = None
 
@@ -58,7 +61,7 @@ class Link:
 
     def put(self, frames: list[Buffer]) -> bool:
         """Queue a message, which may suffer faults. Returns False if the queue is full; a lost message returns True."""
-        if len(self._queue) >= _QUEUE:
+        if len(self._queue) >= self._most:
             return False
         faults, draw = self._faults, self._draws.random
         if faults.loss and draw() < faults.loss:

@@ -17,7 +17,7 @@ from fedemu.protocol.errors import ConfigurationError, ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.seeds import integer
 from fedemu.protocol.transport.interface import Bounds, Screen, let_all_pass
-from fedemu.protocol.transport.link import Faults, Link
+from fedemu.protocol.transport.link import MOST_UNDER_WAY, Faults, Link
 
 CallLater = Callable[[float, Callable[[], None]], Any]
 
@@ -26,15 +26,23 @@ class MemoryNetwork:
     """Routers and Dealers by address. An address is any text.
 
     If an address ends with ``:0`` or ``*``, the ``0`` or the ``*`` is replaced by a new number. ``call_later(seconds,
-    callback)`` replaces the loop's clock in tests.
+    callback)`` replaces the loop's clock in tests. At most ``most_under_way`` messages are on their way in one
+    direction of a connection.
     """
 
-    def __init__(self, faults: Faults | None = None, seed: int = 0, call_later: CallLater | None = None) -> None:
+    def __init__(
+        self,
+        faults: Faults | None = None,
+        seed: int = 0,
+        call_later: CallLater | None = None,
+        most_under_way: int = MOST_UNDER_WAY,
+    ) -> None:
         self.faults = faults or Faults()
         self.random = random.Random(integer(seed, purpose="transport"))
         self.routers: dict[str, MemoryRouter] = {}
         self.waiting: dict[str, list[MemoryDealer]] = {}
         self._call_later = call_later
+        self._most_under_way = most_under_way
         self._peers = itertools.count(1)
         self._addresses = itertools.count(1)
 
@@ -83,7 +91,7 @@ class MemoryNetwork:
 
     def link(self) -> Link:
         """One direction of a new connection."""
-        return Link(self.faults, self.random, self.later)
+        return Link(self.faults, self.random, self.later, self._most_under_way)
 
     def later(self, callback: Callable[[], None]) -> None:
         """Run ``callback`` on the loop, after a delay that is drawn from the faults."""

@@ -109,6 +109,12 @@ def test_a_message_on_its_way_to_a_closed_router_is_lost() -> None:
     assert seen == [2]
 
 
+def test_a_message_for_which_a_connection_has_no_room_is_refused() -> None:
+    network = MemoryNetwork(call_later=Clock().call_later, most_under_way=2)
+    dealer = network.connect("here", DOWN, lambda envelope: None, lambda error: None)
+    assert [dealer.send(Hello(device=device, incarnation=0, lease="")) for device in range(3)] == [True, True, False]
+
+
 @pytest.mark.parametrize("fault", [{"loss": 1.5}, {"duplication": -0.1}, {"delay_seconds": float("inf")}])
 def test_a_fault_out_of_range_is_refused(fault: dict[str, float]) -> None:
     (name, value), *_ = fault.items()
