@@ -47,11 +47,11 @@ class DeviceProcess:
     """Devices that share an event loop. Calls ``over`` with an exit code when none of them is left.
 
     ``lives`` are pairs of a device and its first incarnation. ``crash`` is called with (device, incarnation) when a
-    device is to crash; if it returns, the device begins a new life in this process. By default a device that is alone
-    takes its process with it. One that has companions crashes alone: its connection closes without a word, all that it
-    held in memory is gone, and the supervisor is told, who tells the coordinator as after the death of a process. The
-    bus may be on another network than the coordinator. A process that begins without any life is a pack: devices wake
-    in it and fall asleep again, and it goes on until it is told to end.
+    device is to crash; if it is given, a device that has crashed or left begins a new life in this process. By default
+    a device that is alone takes its process with it. One that has companions crashes alone: its connection closes
+    without a word, all that it held in memory is gone, and the supervisor is told, who tells the coordinator as after
+    the death of a process. The bus may be on another network than the coordinator. A process that begins without any
+    life is a pack: devices wake in it and fall asleep again, and it goes on until it is told to end.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class DeviceProcess:
         self._network = network
         self._address = coordinator
         self._birthplace = birthplace
-        self._alone = len(lives) == 1
+        self._alone = len(lives) == 1 and crash is None
         self._pack = not lives
         self._crash = crash or (kill_this_process if self._alone else self._crash_alone)
         self._bus = bus_network.connect(bus, TO_PROCESS, self._received, self._rejected)

@@ -85,6 +85,19 @@ async def test_a_planned_crash_is_told_and_begins_a_new_life(memory_coordinator:
         assert [message.device for message in server.heard_of(Died)] == [0]
 
 
+@pytest.mark.parametrize("cause", ["crash", "leave", "offline"])
+async def test_a_single_device_that_drops_out_as_planned_comes_back(
+    memory_coordinator: Any, plan: Any, cause: str
+) -> None:
+    server = memory_coordinator(devices=1, drops={"1.0": cause})
+    async with embedding(plan(server)):
+        await server.everyone()
+        ask = server.give(1, [0])
+        await server.proceed(ask)
+        await server.until(lambda: len(server.incarnations[0]) == 2, "the next life")
+        assert await server.hold(2, [0]) == {0: expected(0, 2)}
+
+
 async def test_heartbeats_go_on_while_it_trains(memory_coordinator: Any, plan: Any) -> None:
     server = memory_coordinator(devices=2, slow=0.5)
     server.terms.heartbeat_seconds, server.terms.patience = 0.05, 4
