@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedemu.device.forking import refusal
 from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError
 from fedemu.protocol.host.kernel import end_with_parent
 from fedemu.protocol.host.named import load, restrict
@@ -34,8 +35,8 @@ async def prepare_data(prepare: str, experiment: Path, expected: str, allow_code
 
     ``expected`` is the digest of the coordinator's data. The other process may load the code of ``allow_code`` and no
     other that the experiment names; with None it may load all. If it is killed, another one begins anew. Raises
-    DataError if the function raises a DataError or returns another digest, FedemuError if a disk is full, and
-    ConfigurationError if the process ends in another way, or is killed again and again.
+    DataError if the function raises a DataError or returns another digest, FedemuError if a disk is full or no process
+    can be started, and ConfigurationError if the process ends in another way, or is killed again and again.
     """
     for _ in range(_MOST_DEATHS):
         code, said = await _tried(prepare, experiment, allow_code)
@@ -51,18 +52,21 @@ async def prepare_data(prepare: str, experiment: Path, expected: str, allow_code
 
 async def _tried(prepare: str, experiment: Path, allow_code: Sequence[str] | None) -> tuple[int, str]:
     """The exit code of one such process, negative for a signal, and the last line that it has printed."""
-    process = await asyncio.create_subprocess_exec(
-        *interpreter(),
-        "-m",
-        "fedemu.device.machine.prepare",
-        prepare,
-        str(experiment),
-        str(os.getpid()),
-        json.dumps(allow_code),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        process_group=0,
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *interpreter(),
+            "-m",
+            "fedemu.device.machine.prepare",
+            prepare,
+            str(experiment),
+            str(os.getpid()),
+            json.dumps(allow_code),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            process_group=0,
+        )
+    except OSError as error:
+        raise FedemuError(f"no process can be started on this machine: {refusal(error)}") from error
     try:
         output, _ = await process.communicate()
     except asyncio.CancelledError:

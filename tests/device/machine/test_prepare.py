@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +98,18 @@ async def test_every_other_end_is_told(
 
 async def test_a_process_that_was_killed_is_started_again(code: str, experiment: Callable[[bytes], Path]) -> None:
     await prepare_data(code, experiment(b"killed once"), HERE)
+
+
+async def test_a_machine_that_can_start_no_process_says_so(
+    code: str, experiment: Callable[[bytes], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*command: object, **settings: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    sentence = "no process can be started on this machine: the limit of processes is reached; raise it (ulimit -u"
+    with pytest.raises(FedemuError, match=re.escape(sentence)):
+        await prepare_data(code, experiment(b"digits"), HERE)
 
 
 def test_data_are_compared_by_their_digests() -> None:
