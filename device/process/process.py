@@ -199,7 +199,11 @@ class _Late(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._target is None:
-            self._target = logging.FileHandler(self._path) if self._path else logging.StreamHandler()
+            try:
+                self._target = logging.FileHandler(self._path) if self._path else logging.StreamHandler()
+            except OSError:  # the disk is full, or the folder is gone; no work ends for that
+                self.handleError(record)
+                return
             self._target.setFormatter(self.formatter)
         self._target.emit(record)
 

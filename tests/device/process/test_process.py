@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from fedemu.device.bus import TO_SUPERVISOR, Attach, Quit
@@ -98,3 +100,14 @@ async def test_no_job_is_lost_if_thousands_of_devices_of_a_process_begin_at_once
         machine.bus.send(machine.process, Quit())
         assert await running == process.RETIRED
         machine.network.close()
+
+
+def test_a_warning_that_cannot_be_logged_ends_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    handler = process._Late()
+    handler.begin(tmp_path / "removed" / "device-0.log")
+    record = logging.LogRecord("fedemu.device", logging.WARNING, __file__, 1, "a message is lost", None, None)
+    handler.handle(record)
+    assert "a message is lost" in capfd.readouterr().err
+    (tmp_path / "removed").mkdir()
+    handler.handle(record)
+    assert (tmp_path / "removed" / "device-0.log").read_text() == "a message is lost\n"
