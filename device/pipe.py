@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from fedemu.device.bus import FilePath
+from fedemu.device.bus import LIMITS, FilePath
 from fedemu.protocol.codec import Decoder, encode
 from fedemu.protocol.messages import Index, Message, Name, Seconds, Sentence
 
@@ -104,7 +104,7 @@ class TrainerSetup(Message):
     allow_code: AllowedCode = ()
 
 
-TO_ZYGOTE: Final = Decoder(Setup | Fork)
+TO_ZYGOTE: Final = Decoder(Setup | Fork, LIMITS)
 FROM_ZYGOTE: Final = Decoder(ZygoteReady | Forked | NotForked | Ended | Broken)
 TO_NURSERY: Final = Decoder(TrainerSetup)
 FROM_NURSERY: Final = Decoder(Forked | NotForked | Ended)
