@@ -75,18 +75,19 @@ class Packs(DeviceProcesses):
 
     def _begin(self, lives: Lives) -> None:
         by_pack: dict[int, Lives] = defaultdict(list)
+        number = 0
         for device, incarnation in lives:
-            number = self._place()
+            number = self._place(number)  # none before it has got room meanwhile
             self._processes[number].devices.append(device)
             self._number_of[device] = number
             by_pack[number].append((device, incarnation))
         for number, some in by_pack.items():
             self._rouse(number, some)
 
-    def _place(self) -> int:
-        """The first pack with room, or a new one."""
-        for number, process in enumerate(self._processes):
-            if len(process.devices) < self._most:
+    def _place(self, first: int) -> int:
+        """The first pack with room from number ``first`` on, or a new one."""
+        for number in range(first, len(self._processes)):
+            if len(self._processes[number].devices) < self._most:
                 return number
         self._processes.append(Process([], {}))
         starting = not self._ready.done() or (self._starting is not None and not self._starting.done())
