@@ -6,7 +6,7 @@ always the monotonic clock in seconds.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,6 +82,8 @@ class JobQueue:
         self._lacking: dict[JobKey, set[Digest]] = {}
         self._behind: set[JobKey] = set()
         """The jobs that wait for another one of their name, which runs: both write the same file."""
+        self._kinds: dict[Hashable, deque[tuple[int, QueuedJob]]] | None = None
+        """The jobs that may begin, by kind, each with its place in the queue. None: the queue has changed since."""
         self._trainers: dict[int, _Trainer] = {}
         self._groups = 0
         self._first = self._last = float("-inf")
@@ -122,6 +124,7 @@ class JobQueue:
             self._first = now
         self._last = now
         self._jobs[job.key] = job
+        self._kinds = None
         self._lacking.pop(job.key, None)
         if lacking:
             self._lacking[job.key] = set(lacking)
@@ -132,6 +135,7 @@ class JobQueue:
             self._lacking[key].discard(digest)
             if not self._lacking[key]:
                 del self._lacking[key]
+                self._kinds = None
 
     def lost(self, digest: Digest) -> list[QueuedJob]:
         """A blob cannot be had. Returns the jobs that waited for it, which are no longer queued."""
@@ -143,7 +147,8 @@ class JobQueue:
 
     def withdraw(self, key: JobKey) -> None:
         """Forget a job that has not begun. A running job goes on to its end."""
-        self._jobs.pop(key, None)
+        if self._jobs.pop(key, None) is not None:
+            self._kinds = None
         self._lacking.pop(key, None)
         self._behind.discard(key)
 
@@ -161,6 +166,7 @@ class JobQueue:
         gone = self._trainers.pop(trainer, None)
         if gone is None or gone.group is None:
             return []
+        self._kinds = None
         given_up = []
         for job in reversed(gone.group.running.values()):
             if job.key in self._behind:
@@ -179,7 +185,7 @@ class JobQueue:
         group = self._trainers[trainer].group if trainer in self._trainers else None
         job = group.running.pop(key, None) if group else None
         if job is not None:
-            self._behind.discard(key)
+            self._have_run([key])
         return job
 
     def finished(self, trainer: int, group: int) -> list[QueuedJob]:
@@ -189,7 +195,7 @@ class JobQueue:
             return []
         unanswered = list(known.group.running.values())
         known.group = None
-        self._behind.difference_update(job.key for job in unanswered)
+        self._have_run([job.key for job in unanswered])
         return unanswered
 
     def due(self) -> float | None:
@@ -209,18 +215,16 @@ class JobQueue:
         due = self.due()
         if due is None or now < due:
             return groups
-        kinds: dict[Hashable, list[QueuedJob]] = {}
-        for key, job in self._jobs.items():
-            if key not in self._lacking and key not in self._behind:
-                kinds.setdefault(job.kind, []).append(job)
+        kinds = self._by_kind()
         idle = sorted(number for number, trainer in self._trainers.items() if trainer.group is None)
-        for ready in kinds.values():
+        for kind, ready in sorted(kinds.items(), key=lambda item: item[1][0][0]):
             while ready and idle:
                 number = idle.pop(0)
                 share = -(-len(ready) // (len(idle) + 1))
-                size = min(self._trainers[number].capacity(ready[0].submit.program), share)
-                groups.append(self._send_off(number, ready[:size]))
-                del ready[:size]
+                size = min(self._trainers[number].capacity(ready[0][1].submit.program), share)
+                groups.append(self._send_off(number, [ready.popleft()[1] for _ in range(size)]))
+            if not ready:
+                del kinds[kind]
         return groups
 
     def needed(self) -> set[Digest]:
@@ -229,6 +233,21 @@ class JobQueue:
             job for trainer in self._trainers.values() if trainer.group for job in trainer.group.running.values()
         ]
         return {Digest(ref.digest) for job in (*self._jobs.values(), *running) for ref in job.submit.shared}
+
+    def _by_kind(self) -> dict[Hashable, deque[tuple[int, QueuedJob]]]:
+        """The jobs that may begin, by kind. Thousands may wait, so they are gone through once, not for each group."""
+        if self._kinds is None:
+            self._kinds = {}
+            for place, (key, job) in enumerate(self._jobs.items()):
+                if key not in self._lacking and key not in self._behind:
+                    self._kinds.setdefault(job.kind, deque()).append((place, job))
+        return self._kinds
+
+    def _have_run(self, keys: Sequence[JobKey]) -> None:
+        """These jobs have run. Those that wait behind them may begin."""
+        if not self._behind.isdisjoint(keys):
+            self._behind.difference_update(keys)
+            self._kinds = None
 
     def _send_off(self, trainer: int, jobs: list[QueuedJob]) -> Group:
         for job in jobs:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
+import pytest
 from msgspec.structs import replace
 
 from fedemu.device.bus import Submit
@@ -67,12 +70,39 @@ def test_no_group_is_larger_than_a_trainer_takes() -> None:
     assert devices(queue.dispatch(1.0)) == [[6, 7, 8]]
 
 
+def test_jobs_that_wait_are_not_gone_through_for_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[QueuedJob] = []
+    kind = QueuedJob.kind.fget
+
+    def counted(job: QueuedJob) -> Hashable:
+        asked.append(job)
+        return kind(job)
+
+    monkeypatch.setattr(QueuedJob, "kind", property(counted))
+    queue = a_queue(capacity=1, jobs=100)
+    for device in range(100):
+        (group,) = queue.dispatch(1.0)
+        assert devices([group]) == [[device]]
+        finish(queue, group)
+    assert len(asked) == 100
+
+
 def test_jobs_of_different_asks_are_never_mixed() -> None:
     queue = a_queue(trainers=2)
     queue.submit(a_job(0, "1.0.0"), 0.0)
     queue.submit(a_job(1, "1.0.1"), 0.0)
     queue.submit(a_job(2, "1.0.0"), 0.0)
     assert devices(queue.dispatch(1.0)) == [[0], [2]]
+
+
+def test_the_ask_whose_job_has_waited_longest_comes_first() -> None:
+    queue = a_queue(capacity=1)
+    for device, ask in enumerate(("1.0.0", "2.0.0", "1.0.0")):
+        queue.submit(a_job(device, ask), 0.0)
+    for device in range(3):
+        (group,) = queue.dispatch(1.0)
+        assert devices([group]) == [[device]]
+        finish(queue, group)
 
 
 def test_a_job_waits_for_its_blobs_while_others_pass() -> None:
