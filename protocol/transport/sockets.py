@@ -42,9 +42,9 @@ _REASONS: Final = {
 }
 
 
-def make_context(io_threads: int, max_sockets: int) -> zmq.Context[zmq.Socket[bytes]]:
+def make_context(max_sockets: int) -> zmq.Context[zmq.Socket[bytes]]:
     """A ZeroMQ context. Raises ConfigurationError if it cannot hold ``max_sockets`` sockets."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     limit = context.get(zmq.SOCKET_LIMIT)
     if not 1 <= max_sockets <= limit:
         raise ConfigurationError(f"one process holds 1 to {limit} sockets, not {max_sockets}; use more processes")

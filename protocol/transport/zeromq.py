@@ -36,7 +36,6 @@ class ZmqNetwork:
 
     def __init__(
         self,
-        io_threads: int = 1,
         max_sockets: int = 4096,
         linger_seconds: float = 1.0,
         loop: ReaderLoop | None = None,
@@ -46,7 +45,7 @@ class ZmqNetwork:
         self._keys = keys
         self._watched = watched
         self._gate: KeyGate | None = None
-        self._context = make_context(io_threads, max_sockets)
+        self._context = make_context(max_sockets)
         self._loop = loop
         self._linger = int(linger_seconds * 1000)
         self._open: set[Endpoint] = set()

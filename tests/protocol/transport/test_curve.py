@@ -215,7 +215,7 @@ async def test_an_error_while_a_key_is_looked_up_refuses_it_and_the_next_one_is_
 
 
 async def test_nobody_comes_in_while_nobody_answers_for_keys(eventually: Eventually) -> None:
-    context = make_context(1, 16)
+    context = make_context(16)
     public, secret = a_pair()
     socket = bound(context, "tcp://127.0.0.1:*", Limits(), 0, ServerKeys(public, secret, lambda key: True), 64)
     machine = Machine(socket.getsockopt_string(zmq.LAST_ENDPOINT), a_pair(), public)
