@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import select
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -49,13 +50,13 @@ def exit_code_of(action: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         complain("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of stdout went away (`fedemu presets | head -1`). Nobody reads what is left.
-        _drop_output()
-        return 0
     except typer.Exit:
         raise
     except (Exception, SystemExit) as error:
+        if isinstance(error, BrokenPipeError) and _is_unread():
+            # The reader of stdout went away (`fedemu presets | head -1`). Nobody reads what is left.
+            _drop_output()
+            return 0
         return _unforeseen(error)
 
 
@@ -68,13 +69,23 @@ def end_output(code: int) -> int:
     def end() -> int:
         try:
             sys.stdout.flush()
-        except OSError:
+        except OSError as error:
             _drop_output()
-            if not code:
+            if not code and not isinstance(error, BrokenPipeError):
                 raise
         return code
 
     return exit_code_of(end)
+
+
+def _is_unread() -> bool:
+    """Whether stdout has lost its reader. Another pipe may be broken: one of somebody's own code, or to a process."""
+    look = select.poll()
+    try:
+        look.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):  # it is no file of the system, or closed
+        return False
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in look.poll(0))
 
 
 def _drop_output() -> None:

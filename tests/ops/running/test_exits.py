@@ -115,6 +115,29 @@ def test_ctrl_c_is_code_4(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "fedemu: interrupted\n"
 
 
+def test_a_reader_of_stdout_that_went_away_is_no_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert exit_code_of(lambda: print("more", flush=True) or 7) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_another_broken_pipe_is_told_and_fails(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pipes.py").write_text("def fail():\n    raise BrokenPipeError(32, 'Broken pipe')\n")
+    reading, writing = os.pipe()
+    with open(reading), open(writing, "w") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert exit_code_of(load("pipes.py:fail")) == 5
+    assert "fedemu: BrokenPipeError: [Errno 32] Broken pipe, pipes.py:2" in capsys.readouterr().err
+
+
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """A function of somebody's own that fails."""
