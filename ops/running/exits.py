@@ -99,6 +99,8 @@ def _unforeseen(error: Exception | SystemExit) -> int:
         complain(f"{error.filename or 'a file'} cannot be written: {refusal_of(error)}")
     elif isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         complain(f"{error.filename or 'a file'} cannot be opened, because too many files are open; raise ulimit -n")
+    elif own_frames(error):
+        _tell(FedemuError(account(error)), INTERNAL_ERROR, error)
     elif isinstance(error, OSError) and error.errno in _OF_PATHS and error.filename is not None:
         name = str(error.filename)
         complain(f"{name if len(name) <= 80 else f'{name[:77]}...'} can't be used: {error.strerror}; name another")
@@ -106,8 +108,6 @@ def _unforeseen(error: Exception | SystemExit) -> int:
     elif isinstance(error, FileNotFoundError) and error.filename is None and _is_nowhere():
         complain("the working folder no longer exists; change to another one")
         return USAGE
-    elif own_frames(error):
-        _tell(FedemuError(account(error)), INTERNAL_ERROR, error)
     else:
         _shown(error)
         said = f"internal error: {type(error).__name__}: {error}"

@@ -158,6 +158,14 @@ def test_an_error_in_somebodys_own_code_is_no_internal_error(
     ]
 
 
+def test_a_file_that_somebodys_own_code_cannot_open_is_told_with_its_line(
+    own: Callable[[], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("opens.py").write_text("def read():\n    return open('.').read()\n")
+    assert exit_code_of(load("opens.py:read")) == 5
+    assert "IsADirectoryError: [Errno 21] Is a directory: '.', opens.py:2\n" in capsys.readouterr().err
+
+
 def test_an_exit_in_somebodys_own_code_is_told_as_an_error(
     own: Callable[[], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
