@@ -171,7 +171,7 @@ def _load(path: Path) -> tuple[str, str | None]:
         raise ConfigurationError(f"{path} is a device of the system, and holds no key")
     try:
         public, secret = load_certificate(path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, IndexError) as error:
         if not path.exists():
             raise ConfigurationError(f"{str(path)!r} is neither a public key of 40 characters nor a file") from error
         if path.is_dir():

@@ -82,6 +82,7 @@ def test_a_damaged_file_approves_nobody_and_hinders_nobody(folder: KeyFolder) ->
     folder.approve("lab2", KEY)
     (folder.approved_folder / "lab3.key").write_text('curve\n    public-key = "cut"\n')
     (folder.approved_folder / "lab4.key").write_bytes(b"\xff\x00")
+    (folder.approved_folder / "lab5.key").write_text("curve\n    public-key\n")
     assert folder.approved() == {"lab2": KEY}
 
 
