@@ -105,10 +105,10 @@ def require_host(address: str) -> None:
         return
     try:
         found = {family for family, *_ in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)}
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # no name has a part that is empty or of more than 63 characters
+        why = error.strerror if isinstance(error, OSError) else "this is no name of a host"
         raise ConfigurationError(
-            f"the host {host!r} of {address} cannot be found ({error.strerror}); "
-            "give the coordinator's address with --connect"
+            f"the host {host!r} of {address} cannot be found ({why}); give the coordinator's address with --connect"
         ) from error
     if socket.AF_INET not in found and not host.startswith("["):
         raise ConfigurationError(

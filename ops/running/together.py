@@ -201,6 +201,6 @@ def places(address: str) -> set[str | tuple[object, ...]]:
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):
         return set()
     return {place[:2] for *_, place in found if place[1]}

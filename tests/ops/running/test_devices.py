@@ -10,6 +10,7 @@ from fedemu.device.machine.supervisor import SupervisorPlan
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.running import devices
 from fedemu.ops.running.devices import Told, state_folder
+from fedemu.ops.running.together import places
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -99,6 +100,13 @@ def test_a_host_that_does_not_resolve_is_an_error_at_once(monkeypatch: pytest.Mo
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(ConfigurationError, match=r"^the host 'nosuch' of tcp://nosuch:5555 cannot be found \(Name or"):
         devices.supervise_alone(1, Runtime(connect="tcp://nosuch:5555"), tmp_path)
+
+
+@pytest.mark.parametrize("host", ["lab..example", "a" * 64])
+def test_what_can_be_no_name_of_a_host_is_an_error_at_once(host: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot be found \(this is no name of a host\)"):
+        devices.supervise_alone(1, Runtime(connect=f"tcp://{host}:5555"), tmp_path)
+    assert places(f"tcp://{host}:5555") == set()
 
 
 def test_a_host_with_addresses_of_ipv6_only_is_to_stand_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
