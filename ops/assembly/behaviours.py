@@ -73,7 +73,8 @@ def intervals(settings: Experiment, device: int) -> Iterator[Interval]:
         case AvailabilityTrace(at_end=at_end):
             recorded, period = settings.traces.availability, settings.traces.last_event
             turn, phone = divmod(device, len(recorded))
-            if at_end == "end":
+            # Where nothing begins or ends after the start, there is nothing to repeat.
+            if at_end == "end" or not period:
                 return availability.recorded(recorded[phone], None)
             # A fleet that is larger than the trace uses each recorded device again, from another time on.
             shift = 0.0 if turn == 0 else float(random("availability/shift").random()) * period

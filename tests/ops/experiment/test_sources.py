@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import shutil
 import statistics
@@ -384,6 +385,14 @@ def test_a_fleet_that_is_larger_than_its_trace_uses_each_phone_again_at_another_
     assert first != again
     # Away from the edges the same spells of 3,000 s every 9,000 s.
     assert {round(end - start) for start, end in again[1:]} == {3000}
+
+
+def test_devices_that_a_trace_never_sees_leave_are_always_on_line(tmp_path: Path) -> None:
+    (tmp_path / "all.csv").write_text("device,start,end\na,0,\nb,0,\n")
+    table = {"availability": {"kind": "trace", "file": "all.csv", "at_end": "wrap"}}
+    experiment, _ = load_experiment(table, [], {"FEDEMU_DATA": str(tmp_path)})
+    open_behaviour = open_behaviours(experiment.to_bytes())
+    assert [open_behaviour(device).presence(1e6) for device in range(3)] == [((0.0, math.inf),)] * 3
 
 
 def test_an_experiment_that_lacks_its_traces_has_no_behaviours() -> None:
