@@ -12,8 +12,8 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,7 +99,11 @@ def new_group(
     if out is not None and (out.is_file() or (out.is_dir() and any(out.iterdir()))):
         hint = f", or go on with its seeds by --resume {out}" if is_group(out) else ""
         raise ConfigurationError(f"{out} exists and is not empty; choose another --out{hint}")
-    return SeedGroup(folder, [_claim(folder, experiment) for experiment, _ in loaded], runtime)
+    group = SeedGroup(folder, members := [], runtime)
+    with _whole_or_not_at_all(group):
+        for experiment, _ in loaded:
+            members.append(_claim(folder, experiment))
+    return group
 
 
 def reopen_group(
@@ -113,15 +117,16 @@ def reopen_group(
     wanted, runtime = resumed_group(folder, overrides, environment)
     require_processor(runtime.device_type)
     check_trackers(runtime.track.to)
-    claimed, members = _claimed(folder), []
-    for seed in claimed if seeds is None else seeds:
-        if seed in claimed:
-            experiment, _ = reopen(claimed[seed], [*overrides, f"seed={seed}"], environment)
-            keep_grown(claimed[seed], experiment)
-            members.append(Member(claimed[seed], experiment, new=False))
-        else:
-            members.append(_claim(folder, wanted.model_copy(update={"seed": seed})))
-    return SeedGroup(folder, members, runtime)
+    claimed, group = _claimed(folder), SeedGroup(folder, members := [], runtime)
+    with _whole_or_not_at_all(group):
+        for seed in claimed if seeds is None else seeds:
+            if seed in claimed:
+                experiment, _ = reopen(claimed[seed], [*overrides, f"seed={seed}"], environment)
+                keep_grown(claimed[seed], experiment)
+                members.append(Member(claimed[seed], experiment, new=False))
+            else:
+                members.append(_claim(folder, wanted.model_copy(update={"seed": seed})))
+    return group
 
 
 def resumed_group(folder: Path, overrides: Sequence[str], environment: Mapping[str, str]) -> tuple[Experiment, Runtime]:
@@ -201,6 +206,16 @@ def abandon(group: SeedGroup) -> None:
         group.folder.rmdir()
         if group.folder.parent == RUNS:
             RUNS.rmdir()
+
+
+@contextmanager
+def _whole_or_not_at_all(group: SeedGroup) -> Iterator[None]:
+    """Abandon the members that the group has got so far if the next one cannot be had, or if Ctrl-C comes."""
+    try:
+        yield
+    except BaseException:
+        abandon(group)
+        raise
 
 
 def _claim(folder: Path, experiment: Experiment) -> Member:

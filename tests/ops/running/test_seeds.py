@@ -9,12 +9,13 @@ import pytest
 from fedemu.ops.cli import commands
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import read_frozen
+from fedemu.ops.running import folder
 from fedemu.ops.running import seeds as seeds_module
-from fedemu.ops.running.codes import INTERRUPTED
+from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
 from fedemu.ops.running.folder import give_back
 from fedemu.ops.running.seeds import is_group, parse_seeds
 from fedemu.ops.running.words import say
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 
 class FakeRuns:
@@ -180,6 +181,24 @@ def test_a_group_that_could_not_begin_leaves_nothing_and_says_no_more_than_why(
     assert call("digits-small", "--seeds", "0-2", *place) == 2
     assert capsys.readouterr().err == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), FedemuError("the disk is full")])
+def test_a_group_of_which_a_folder_cannot_be_made_leaves_none(
+    runs: FakeRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def claim(experiment: Experiment, out: Path) -> Path:
+        if experiment.seed == 2:
+            raise error
+        return folder.claim(experiment, out)
+
+    monkeypatch.setattr(seeds_module, "claim", claim)
+    assert call("digits-small", "--seeds", "0-2") in (INTERRUPTED, INTERNAL_ERROR)
+    assert list(tmp_path.iterdir()) == []
+    assert call("digits-small", "--seeds", "0", "--out", "group") == 0
+    assert call("--resume", "group", "--seeds", "0-2") in (INTERRUPTED, INTERNAL_ERROR)
+    assert not Path("group/seed-1").exists()
+    assert runs.ran == [(0, True)]
 
 
 @pytest.mark.parametrize(("seed", "begun"), [(1, False), (0, True)])
