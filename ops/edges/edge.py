@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from fedemu.ops.edges.metrics import served
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.figures import readable_bytes
 from fedemu.ops.keys.choice import client_keys, in_words, server_keys
+from fedemu.ops.running.codes import STOP_SIGNALS
 from fedemu.ops.running.devices import ENDS, require_host, say
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.running.together import places, reachable, refuse_metrics_at
@@ -30,7 +30,6 @@ MOST_FILES = 65_536
 """The soft limit of open files that an edge asks for, if it may."""
 SPARE_FILES = 192
 """Descriptors that connections leave for the edge's own files, at least."""
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def edge_alone(runtime: Runtime) -> int:
@@ -115,12 +114,12 @@ def _stopping() -> Iterator[asyncio.Future[str]]:
         if not stopped.done():
             stopped.set_result(name)
 
-    for sign in STOPS:
+    for sign in STOP_SIGNALS:
         loop.add_signal_handler(sign, stop, sign.name)
     try:
         yield stopped
     finally:
-        for sign in STOPS:
+        for sign in STOP_SIGNALS:
             loop.remove_signal_handler(sign)
         stopped.cancel()
 

@@ -10,7 +10,6 @@ import asyncio
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -19,7 +18,9 @@ from pathlib import Path
 
 from fedemu.device.host.processors import default_trainers
 from fedemu.ops.experiment import Runtime
+from fedemu.ops.running.codes import STOP_SIGNALS
 from fedemu.ops.running.devices import called, say
+from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command, last_words
 from fedemu.protocol.host.private import private_folder
 from fedemu.protocol.wording import ending
@@ -88,15 +89,18 @@ def main(words: Sequence[str]) -> int:
     line on which devices are ``called``.
     """
     levels, count, state, logs, runtime, line = words
-    asyncio.run(called(int(line)))
-    stopping: list[int] = []
-    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(sign, lambda number, frame: stopping.append(number))
-    with private_folder() as place:
-        members = plan(
-            json.loads(levels), int(count), Runtime.model_validate_json(runtime), Path(state), Path(logs), str(place)
-        )
-        return run_members(members, stopping, Path(logs) / DEVICES_OUTPUT)
+
+    def action() -> int:
+        asyncio.run(called(int(line)))
+        stopping: list[int] = []
+        for sign in STOP_SIGNALS:
+            signal.signal(sign, lambda number, frame: stopping.append(number))
+        settings = Runtime.model_validate_json(runtime)
+        with private_folder() as place:
+            members = plan(json.loads(levels), int(count), settings, Path(state), Path(logs), str(place))
+            return run_members(members, stopping, Path(logs) / DEVICES_OUTPUT)
+
+    return exit_code_of(action)
 
 
 def run_members(members: Iterable[Member], stopping: Sequence[int], output: Path) -> int:
@@ -147,7 +151,3 @@ def _end(members: Sequence[Member]) -> None:
         if member.process.poll() is None:
             member.process.kill()
             member.process.wait()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

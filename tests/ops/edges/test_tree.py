@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedemu.ops.edges.tree import Member, run_members
+from fedemu.ops.edges.tree import Member, main, run_members
+from fedemu.ops.experiment import Runtime
+from fedemu.ops.running.codes import INTERRUPTED
 
 WAITS = """
 import signal, sys
@@ -45,6 +48,16 @@ def output(tmp_path: Path) -> Path:
 
 def toy(code: str, output: Path) -> Member:
     return Member.start("machine 1", [sys.executable, "-c", code, str(output)])
+
+
+def test_a_run_that_is_over_before_its_machines_begin_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    near_end, far_end = socket.socketpair()
+    near_end.close()
+    words = ("[2]", "4", str(tmp_path), str(tmp_path), Runtime().model_dump_json(), str(far_end.detach()))
+    assert main(words) == INTERRUPTED
+    assert capsys.readouterr().err == "fedemu: The run was over before its devices began\n"
 
 
 def test_the_sentence_of_a_member_that_failed_is_the_last_one(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
