@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedemu.device.host.processors import default_trainers
 from fedemu.ops.experiment import Runtime
-from fedemu.ops.running.codes import STOP_SIGNALS
+from fedemu.ops.running.codes import INTERNAL_ERROR, STOP_SIGNALS
 from fedemu.ops.running.devices import called, say
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command, last_words
@@ -128,14 +128,13 @@ def _watch(members: Sequence[Member], stopping: Sequence[int]) -> int:
     while True:
         codes = [member.process.poll() if deadline else member.end_of() for member in members]
         failed = next((code for code in codes if code), 0)
-        if all(code is not None for code in codes):
+        if failed < 0 and not deadline and not stopping:
+            return INTERNAL_ERROR  # it was killed too often to be started again
+        over = all(code is not None for code in codes) or (deadline is not None and time.monotonic() > deadline)
+        if over or (deadline is None and (stopping or failed)):
             return max(failed, 0)
-        if deadline is None and (stopping or failed or any(code == 0 for code in codes)):
+        if deadline is None and any(code == 0 for code in codes):
             deadline = time.monotonic() + FAREWELL_SECONDS
-            if stopping or failed:
-                return max(failed, 0)
-        if deadline is not None and time.monotonic() > deadline:
-            return max(failed, 0)
         time.sleep(LOOK_SECONDS)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedemu.ops.edges.tree import Member, main, run_members
+from fedemu.ops.edges.tree import MOST_RESTARTS, Member, main, run_members
 from fedemu.ops.experiment import Runtime
-from fedemu.ops.running.codes import INTERRUPTED
+from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
 
 WAITS = """
 import signal, sys
@@ -83,6 +83,12 @@ def test_a_member_that_was_killed_is_started_again(output: Path, capsys: pytest.
         capsys.readouterr().err
         == "machine 1 was ended by SIGKILL (the kernel does so if memory runs out); starting it again\n"
     )
+
+
+def test_a_member_that_is_killed_too_often_fails(output: Path) -> None:
+    killed = Member.start("machine 1", [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    killed.restarts = MOST_RESTARTS
+    assert run_members([killed], [], output) == INTERNAL_ERROR
 
 
 def test_members_that_have_started_end_if_the_next_cannot(output: Path) -> None:
