@@ -60,7 +60,9 @@ def image_blocks(
 def _named(source: DataSource, row: int, cell: Cell, grey: bool) -> NDArray[np.uint8]:
     try:
         return _pixels(cell, grey, source.image_size)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except (Coloured, MemoryError):
+        raise
+    except Exception as error:  # Pillow raises errors of many types for damaged images
         reason = (getattr(error, "strerror", None) or str(error)).partition(" <_io")[0].partition(" '/")[0]
         raise DataError(f"the image in {_where(source, row, cell)} can't be decoded: {reason}") from error
 

@@ -1,5 +1,7 @@
 """Images brought to one size, and the data that have none to bring."""
 
+import io
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -37,6 +39,18 @@ def test_an_image_of_the_size_asked_for_stays_as_it_is(tmp_path):
 
 def test_a_small_image_is_enlarged(tmp_path):
     assert decoded(Image.new("RGB", (4, 5), (7, 8, 9)), 224, tmp_path).mean((1, 2)).tolist() == [7, 8, 9]
+
+
+def test_an_image_whose_exif_is_damaged_is_named():
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010E] = 6, "taken sideways"
+    image = io.BytesIO()
+    Image.new("RGB", (4, 5)).save(image, "JPEG", exif=exif)
+    damaged = image.getvalue().replace(b"\x01\x0e\x00\x02", b"\x01\x53\x00\x02")  # a text where numbers should be
+    cells = [{"bytes": damaged, "path": None}]
+    blocks = image_blocks(DataSource("photos"), np.arange(1), lambda start, stop: cells[start:stop], grey=False)
+    with pytest.raises(DataError, match=r"^the image in row 1 of 'photos' can't be decoded: required argument"):
+        next(blocks)
 
 
 @pytest.mark.parametrize("setting", [{"image_size": 8}, {"regroup": "superimagenet-s"}])
