@@ -43,12 +43,13 @@ def private_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def working_folder(prefix: str) -> Iterator[Path]:
-    """A new folder of mode 0700 among the temporary files, whose name begins with ``prefix``. It is removed at the end.
+def working_folder(prefix: str, place: Path | None = None) -> Iterator[Path]:
+    """A new folder of mode 0700 in ``place``, whose name begins with ``prefix``. It is removed at the end.
 
-    A process that is killed leaves its folder; the next call of this function with the same prefix removes it.
+    None stands for the folder of temporary files. A process that is killed leaves its folder; the next call of this
+    function with the same prefix and place removes it.
     """
-    place = Path(tempfile.gettempdir())
+    place = place or Path(tempfile.gettempdir())
     _remove_leftovers(place, prefix)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))

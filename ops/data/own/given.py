@@ -9,7 +9,6 @@ import hashlib
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 from fedemu.ops.data.own.objects import called, held_in
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.host.files import usable
+from fedemu.protocol.host.private import working_folder
 
 PREFIX = "object#"
 """The beginning of the names of such data sets. The digest follows."""
@@ -36,8 +36,8 @@ def store(data: Any, cache: Path) -> str:
     folder = _folder(cache)
     with usable(folder, "set FEDEMU_CACHE to another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="partial-", dir=folder) as scratch:
-            content = Path(scratch) / "content"
+        with working_folder("partial-", folder) as scratch:
+            content = scratch / "content"
             _write(held, content)
             digest = _digest(content)[:_DIGITS]
             place = folder / digest

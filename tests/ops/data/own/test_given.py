@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,18 @@ def test_an_object_of_which_a_part_is_gone_is_told_and_can_be_handed_over_again(
         opened(name)
     assert store(data, cache) == name
     assert len(opened(name).train) + len(opened(name).test) == len(X)
+
+
+def test_what_a_killed_process_has_left_goes_with_the_next_object(cache: Path) -> None:
+    killed = (
+        "import os; from pathlib import Path; import numpy as np; from fedemu.ops.data.own import given\n"
+        "given._digest = lambda folder: os.kill(os.getpid(), 9)\n"
+        f"given.store((np.zeros((4, 2)), np.array([0, 1, 0, 1])), Path({str(cache)!r}))"
+    )
+    assert subprocess.run([sys.executable, "-c", killed], timeout=60).returncode == -9
+    assert [path.name.partition("-")[0] for path in (cache / "objects").iterdir()] == ["partial"]
+    name = store((X, Y), cache)
+    assert [path.name for path in (cache / "objects").iterdir()] == [name.removeprefix(PREFIX)]
 
 
 def test_names_of_classes_and_columns_are_kept(cache: Path) -> None:
