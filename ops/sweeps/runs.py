@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedemu.coordinator.record.run import read_summary
@@ -68,11 +69,13 @@ class Progress:
         if known and all(run.seconds for run in waiting):
             scale = sum(seconds for _, seconds in known) / sum(expected for expected, _ in known)
             return scale * sum(run.seconds for run in waiting) / self.at_once
-        mean = sum(seconds for _, seconds in self.took) / len(self.took)
-        alike = {run.part: [seconds for other, seconds in self.took if other.part == run.part] for run in waiting}
-        each = (sum(alike[run.part]) / len(alike[run.part]) if alike[run.part] else mean for run in waiting)
+        mean = fmean(seconds for _, seconds in self.took)
+        of_parts: dict[str, list[float]] = {}
+        for run, seconds in self.took:
+            of_parts.setdefault(run.part, []).append(seconds)
+        alike = {part: fmean(seconds) for part, seconds in of_parts.items()}
         several = min(self.at_once, max(1, len(waiting) + self.later))
-        return (sum(each) + mean * self.later) / several
+        return (sum(alike.get(run.part, mean) for run in waiting) + mean * self.later) / several
 
 
 def command_of(directory: Path, planned: Planned) -> list[str]:

@@ -37,7 +37,9 @@ class Line:
 
 def lines(folder: Path, runs: Sequence[Planned]) -> dict[str, list[Line]]:
     """The lines of every stream, the most accurate method first. A method without a run comes last."""
-    streams = {run.part: [other for other in runs if other.part == run.part] for run in runs}
+    streams: dict[str, list[Planned]] = {}
+    for run in runs:
+        streams.setdefault(run.part, []).append(run)
     return {stream: _of_stream(folder, stream, planned) for stream, planned in streams.items()}
 
 
@@ -104,10 +106,13 @@ def _of_stream(folder: Path, stream: str, planned: Sequence[Planned]) -> list[Li
     named = {run.group: _name(run) for run in planned}
     if len(set(named.values())) < len(named):  # the same method with several presets
         named = {group: group.name for group in named}
-    found = []
-    for group, name in named.items():
-        places = [folder / run.folder for run in planned if run.group == group]
-        found.append(_line(stream, name, [run for place in places for run in _read(place)], len(places)))
+    places: dict[Path, list[Path]] = {}
+    for run in planned:
+        places.setdefault(run.group, []).append(folder / run.folder)
+    found = [
+        _line(stream, named[group], [run for place in those for run in _read(place)], len(those))
+        for group, those in places.items()
+    ]
     return sorted(found, key=lambda line: -1.0 if line.accuracy.mean is None else line.accuracy.mean, reverse=True)
 
 

@@ -116,6 +116,15 @@ def test_a_folder_in_which_no_run_has_begun_is_removed_when_its_run_starts_and_n
     assert there == [False]
 
 
+def test_the_time_left_is_that_of_runs_of_the_same_part_or_of_all() -> None:
+    runs = [Planned(part, "digits", seed, ()) for part, seed in [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("c", 1)]]
+    progress = Progress(runs, at_once=2)
+    progress.took = [(runs[0], 10.0), (runs[2], 40.0)]
+    assert progress.seconds_left() == (10.0 + 40.0 + 25.0) / 2
+    progress.later = 4
+    assert progress.seconds_left() == (10.0 + 40.0 + 25.0 + 4 * 25.0) / 2
+
+
 def test_an_interrupt_stops_the_runs_and_says_how_to_go_on(tmp_path: Path) -> None:
     words = sweep(tmp_path, "--at-once", "2")
     endless = SMALL.replace("rounds = 2", "rounds = 1_000_000")
