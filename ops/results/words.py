@@ -7,6 +7,7 @@ import os
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,9 @@ def command_again(table: Table, directory: Path) -> str:
 def date_of(run: Run) -> str:
     """The date and the time of a run in UTC: of its end, or if it has none, of the last row that it wrote."""
     ended = (run.summary or {}).get("ended")
-    if ended is not None:
-        return _readable(datetime.fromisoformat(str(ended)))
+    with suppress(ValueError):  # the summary may be damaged
+        if ended is not None:
+            return _readable(datetime.fromisoformat(str(ended)))
     written = [run.path / name for name in ("metrics.jsonl", CONFIG_FILE) if (run.path / name).is_file()]
     return _readable(datetime.fromtimestamp(written[0].stat().st_mtime, UTC)) if written else ""
 

@@ -87,3 +87,4 @@ def test_the_date_is_that_of_the_end_or_of_the_last_row(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     os.utime(tmp_path / "metrics.jsonl", (86400, 86400))
     assert date_of(run(tmp_path, {})) == "1970-01-02 00:00 UTC"
+    assert date_of(run(tmp_path, {"ended": "2026-03-01T1"})) == "1970-01-02 00:00 UTC"
