@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -209,7 +211,9 @@ def _whole(value: object) -> int | None:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def _size(folder: Path | str) -> int:
@@ -222,7 +226,8 @@ def _size(folder: Path | str) -> int:
                     if _is_folder(entry):
                         waiting.append(entry.path)
                     else:
-                        total += entry.stat(follow_symlinks=False).st_size
+                        with suppress(OSError):
+                            total += entry.stat(follow_symlinks=False).st_size
         except OSError:
             continue
     return total

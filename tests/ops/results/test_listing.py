@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +95,23 @@ def test_a_run_whose_coordinator_has_no_number_here_is_running(tmp_path: Path, m
     assert listed(run(tmp_path / "a", 2)).state == "running"
 
 
+def test_the_size_is_that_of_the_files_beside_one_that_vanishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = run(tmp_path / "a", 2)
+    size = listed(directory).size
+    (directory / "a.partial").write_text("gone")
+
+    def scandir(folder: str) -> contextlib.nullcontext[list[os.DirEntry[str]]]:
+        entries = sorted(there(folder), key=lambda entry: entry.name)
+        (directory / "a.partial").unlink()
+        return contextlib.nullcontext(entries)
+
+    there = os.scandir
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert listed(directory).size == size
+
+
 def test_damaged_runs_are_listed_as_damaged(tmp_path: Path) -> None:
     for number, (name, content) in enumerate(
         [
@@ -110,6 +129,9 @@ def test_damaged_runs_are_listed_as_damaged(tmp_path: Path) -> None:
         assert listed(directory).state == "damaged", (name, content)
     (run(tmp_path / "folder") / "summary.json").mkdir()
     assert listed(tmp_path / "folder").state == "damaged"
+    huge = run(tmp_path / "huge", 5, "completed")
+    (huge / "summary.json").write_text(f'{{"rounds": 5, "final_accuracy": NaN, "wall_time": {10**400}}}')
+    assert (listed(huge).accuracy, listed(huge).seconds) == (None, None)
     odd = run(tmp_path / "odd", 5, "completed")
     (odd / "summary.json").write_text('{"outcome": 3, "rounds": "many", "final_accuracy": "high", "model_digest": 1}')
     assert (listed(odd).state, listed(odd).digest) == ("unfinished", None)
