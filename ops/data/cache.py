@@ -99,6 +99,8 @@ def read(entry: Path) -> Corpus | None:
             for split in ("train", "test")
         }
         labels = [split.y for split in splits.values() if not sums and split.y.size]
+        if not all(map(math.isfinite, meta["std"])):  # as fedemu once wrote it for numbers of 1e20 and more
+            return None
         if any(not 0 <= y.min() <= y.max() < len(meta["class_names"]) for y in labels):
             return None
         return Corpus(
@@ -274,7 +276,7 @@ def _moments(x: NDArray[Any]) -> tuple[list[float], list[float]]:
             [int(row) for row in counts @ power] for power in (np.ones_like(values), values, values * values)
         )
         mean = [s / k for s, k in zip(total, n, strict=True)]
-        variance = [(k * q - s * s) / (k * k) for s, q, k in zip(total, squares, n, strict=True)]
+        deviations = [math.sqrt((k * q - s * s) / (k * k)) for s, q, k in zip(total, squares, n, strict=True)]
     else:
         axes = (0, *range(2, x.ndim))
         size = x.size // channels
@@ -284,5 +286,18 @@ def _moments(x: NDArray[Any]) -> tuple[list[float], list[float]]:
         spread = sum(((x[start : start + _ROWS] - centre) ** 2).sum(axis=axes) for start in blocks)
         # Rounded, because the order in which numpy adds floats may depend on the processor.
         mean = [float(np.float32(value)) for value in centre.ravel()]
-        variance = [float(np.float32(value)) for value in np.asarray(spread) / size]
-    return mean, [float(np.sqrt(value)) or 1.0 for value in variance]
+        deviations = [_rounded_root(float(variance)) for variance in np.asarray(spread) / size]
+    return mean, [deviation or 1.0 for deviation in deviations]
+
+
+def _rounded_root(variance: float) -> float:
+    """The root of the variance rounded to float32. Where float32 holds no such variance, the root itself is rounded.
+
+    0 if the inverse of the root is no finite float32.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = float(np.float32(variance))
+    if 0.0 < rounded < math.inf:
+        return math.sqrt(rounded)
+    root = float(np.float32(math.sqrt(variance)))
+    return root if root >= np.finfo(np.float32).tiny else 0.0

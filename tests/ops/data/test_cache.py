@@ -1,6 +1,7 @@
 """Decoded data sets on disk."""
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from fedemu.ops.data import cache, corpora
 from fedemu.ops.data.apart import decode_apart
+from fedemu.ops.data.own.given import store
 from fedemu.ops.data.source import DataSource
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import ConfigurationError, FedemuError
@@ -26,6 +28,24 @@ def digits(tmp_path_factory):
 def test_means_and_deviations_are_those_of_the_training_samples(digits):
     assert digits.mean == pytest.approx([np.mean(digits.train.x, dtype=np.float64)], rel=1e-12)
     assert digits.std == pytest.approx([np.std(digits.train.x, dtype=np.float64)], rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [3e25, 3e-25, 2.0])
+def test_numbers_of_any_size_are_brought_to_a_deviation_of_one(own_cache, size):
+    x = np.array([[-size, 1.0], [size, 1.0]] * 50, dtype=np.float32)
+    corpus = corpora.load(experiment(dataset=store((x, [0, 1] * 50), own_cache)).to_bytes())
+    assert corpus.std == pytest.approx([size, 1.0], rel=1e-6)
+    samples, _ = corpus.batch(corpus.train, np.arange(80))
+    assert samples.abs().numpy() == pytest.approx(np.array([[1.0, 0.0]] * 80), abs=1e-6)
+
+
+def test_an_entry_with_a_deviation_without_an_end_is_made_again(own_cache):
+    content = experiment(dataset=store((np.array([[-1e25], [1e25]] * 50), [0, 1] * 50), own_cache)).to_bytes()
+    corpora.prepare(content)
+    (meta,) = own_cache.rglob("meta.json")
+    told = {key: value for key, value in json.loads(meta.read_text()).items() if key != "own_digest"}
+    meta.write_text(json.dumps(told | {"std": [math.inf]}))
+    assert corpora.load(content).std == pytest.approx([1e25], rel=1e-6)
 
 
 def test_stored_arrays_are_mapped_and_read_only(digits):
