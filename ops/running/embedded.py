@@ -58,6 +58,6 @@ async def serve_embedded(plan: CoordinatorPlan, runtime: Runtime) -> Summary:
     await asyncio.wait({embedding}, timeout=DEPARTURE_SECONDS)
     embedding.cancel()
     await asyncio.wait({embedding})
-    if serving.cancelled():
+    if devices_failed and (serving.cancelled() or serving.exception() is not None):
         await embedding
     return await serving

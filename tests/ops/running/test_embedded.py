@@ -1,0 +1,80 @@
+"""A coordinator and its devices in one process: whose error is told, and who ends whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedemu.ops.experiment import Runtime
+from fedemu.ops.running import embedded
+from fedemu.ops.running.embedded import serve_embedded
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``serve_embedded`` reads of the plan of a coordinator."""
+
+    opened: Callable[[str], None] = lambda address: None
+    network: Any = None
+    address: str = ""
+    directory: Path = Path()
+    settings: Any = field(default_factory=lambda: SimpleNamespace(devices=3))
+
+
+def played(monkeypatch: pytest.MonkeyPatch, serve: Any, embed: Any) -> Any:
+    monkeypatch.setattr(embedded, "serve", serve)
+    monkeypatch.setattr(embedded, "embed", embed)
+    return asyncio.run(serve_embedded(Plan(), Runtime(transport="memory")))  # type: ignore[arg-type]
+
+
+async def no_room(plan: object) -> None:
+    raise ValueError("no room for the devices")
+
+
+async def until_cancelled(plan: object) -> None:
+    await asyncio.Event().wait()
+
+
+def test_if_both_sides_fail_the_error_of_the_devices_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def serve(plan: Plan) -> None:
+        plan.opened("here")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise OSError("the disk is full")
+
+    with pytest.raises(ValueError, match="no room for the devices"):
+        played(monkeypatch, serve, no_room)
+
+
+def test_a_coordinator_whose_devices_have_failed_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def serve(plan: Plan) -> None:
+        plan.opened("here")
+        await asyncio.Event().wait()
+
+    with pytest.raises(ValueError, match="no room for the devices"):
+        played(monkeypatch, serve, no_room)
+
+
+def test_the_error_of_a_coordinator_ends_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def serve(plan: Plan) -> None:
+        plan.opened("here")
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(embedded, "DEPARTURE_SECONDS", 0.01)
+    with pytest.raises(OSError, match="the disk is full"):
+        played(monkeypatch, serve, until_cancelled)
+
+
+def test_devices_that_fail_when_the_run_is_over_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def serve(plan: Plan) -> str:
+        plan.opened("here")
+        return "the summary"
+
+    assert played(monkeypatch, serve, no_room) == "the summary"
