@@ -11,7 +11,8 @@ from pathlib import Path
 from fedemu.coordinator.record.row import read_rows
 from fedemu.coordinator.record.run_directory import alone_in, claim_folder
 from fedemu.ops.experiment import Experiment, Runtime
-from fedemu.ops.experiment.sources import check_resume, read_frozen, write_frozen
+from fedemu.ops.experiment.sources import CONFIG_FILE, check_resume, read_frozen, write_frozen
+from fedemu.ops.experiment.traces import TRACES_FILE
 from fedemu.ops.experiment.unchanged import require_unchanged
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.files import usable
@@ -36,6 +37,17 @@ def claim(experiment: Experiment, out: Path | None) -> Path:
         give_back(directory)
         raise
     return directory
+
+
+def clear_claim(directory: Path) -> None:
+    """Remove the folder of a run if a killed process has made it, and it does not hold the experiment yet.
+
+    A folder looks the same while another process is claiming it. So only who keeps others from that may call this.
+    """
+    if not directory.is_dir() or (directory / CONFIG_FILE).is_file():
+        return
+    if all(one.name.startswith((".", CONFIG_FILE, TRACES_FILE)) for one in directory.iterdir()):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def reopen(

@@ -7,7 +7,6 @@ resumed.
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 import time
@@ -23,6 +22,7 @@ from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import CONFIG_FILE, differences, read_frozen
 from fedemu.ops.figures import counted, percent, span
 from fedemu.ops.running.codes import COMPLAINT, INTERRUPTED
+from fedemu.ops.running.folder import clear_claim
 from fedemu.ops.running.launch import child_command, last_words
 from fedemu.ops.running.words import is_complete, say
 from fedemu.ops.sweeps.plan import Planned
@@ -168,23 +168,12 @@ class _Running:
 def _start(directory: Path, planned: Planned, command: Command) -> _Running:
     """Start a run. Its lines for people go to the file ``seed-N.log`` beside its directory."""
     directory.parent.mkdir(parents=True, exist_ok=True)
-    _clear(directory)
+    clear_claim(directory)
     with _log_of(directory).open("wb") as log:
         process = subprocess.Popen(
             command(directory, planned), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     return _Running(planned, process, time.monotonic())
-
-
-def _clear(directory: Path) -> None:
-    """Remove the folder of a run if a killed process has made it, and no run has begun there.
-
-    Only who holds the folder of the sweep may do so: a folder looks the same while another sweep's run is claiming it.
-    """
-    if not directory.is_dir() or (directory / CONFIG_FILE).is_file():
-        return
-    if all(one.name.startswith((".", CONFIG_FILE)) for one in directory.iterdir()):
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _log_of(directory: Path) -> Path:

@@ -103,7 +103,8 @@ def test_a_folder_in_which_no_run_has_begun_is_removed_when_its_run_starts_and_n
     run = Planned("part", "digits-small", 1, ())
     claimed = tmp_path / run.folder
     claimed.mkdir(parents=True)
-    (claimed / ".lock").touch()
+    for name in (".lock", "traces.json", "config.toml.partial"):
+        (claimed / name).touch()
     prepare(tmp_path, loaded([run]))
     assert claimed.is_dir()
     there = []
