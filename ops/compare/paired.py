@@ -107,16 +107,33 @@ def _by_seed(entry: Entry, key: str) -> dict[int, float]:
 
 
 def _p_values(differences: Any) -> tuple[float | None, float | None]:
-    """The p-values of the paired t-test and of the signed-rank test, exact for few pairs."""
+    """The p-values of the paired t-test and of the signed-rank test."""
     if len(differences) < 2 or np.ptp(differences) < _ROUNDING:
         return None, None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         t = float(stats.ttest_1samp(differences, 0.0).pvalue)
-        # Differences of 0 have no sign. Without any other there is nothing to rank.
-        signed = differences[np.abs(differences) > _ROUNDING]
-        rank = float(stats.wilcoxon(signed).pvalue)
-    return (t if math.isfinite(t) else None), (rank if math.isfinite(rank) else None)
+    return (t if math.isfinite(t) else None), _signed_rank(differences)
+
+
+def _signed_rank(differences: Any) -> float | None:
+    """The two-sided p-value of Wilcoxon's signed-rank test, exact also with ties. None if all differences are 0.
+
+    Differences of 0 have no sign and are left out. Those that differ by the rounding of floats alone share their rank.
+    Each rank is positive or negative with the same chance, so the chances of all sums of positive ranks follow from
+    rank to rank.
+    """
+    steps = np.rint(differences / (_ROUNDING * max(1.0, float(np.abs(differences).max()))))
+    signed = steps[steps != 0]
+    if not len(signed):
+        return None
+    ranks = np.rint(2 * stats.rankdata(np.abs(signed))).astype(np.int64)  # those of ties may be halves
+    chances = np.zeros(int(ranks.sum()) + 1)
+    chances[0] = 1.0
+    for rank in ranks:
+        chances = (chances + np.concatenate([np.zeros(rank), chances[:-rank]])) / 2
+    reached = int(ranks[signed > 0].sum())
+    return min(1.0, 2.0 * min(float(chances[: reached + 1].sum()), float(chances[reached:].sum())))
 
 
 def _corrected(tests: list[Paired]) -> list[Paired]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import subprocess
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +33,13 @@ def entry(label: str, accuracies: tuple[float | None, ...], **figures: tuple[flo
     given = {key: Statistic(values) for key, values in {"final_accuracy": accuracies, **figures}.items()}
     runs = tuple(Run(Path(f"{label}-{n}"), "", [], [], None) for n in range(len(accuracies)))
     return Entry(label, runs, tuple(range(len(runs))), dict.fromkeys(FIGURES, none) | given)
+
+
+def signed_rank_of(counts: Sequence[int]) -> float | None:
+    """The p-value of the signed-rank test where accuracies differ by these counts of 1,000 samples."""
+    base = [0.5] * len(counts)
+    other = [0.5 + count / 1000 for count in counts]
+    return paired_tests([entry("base", (*base,)), entry("other", (*other,))], "final_accuracy")[0].wilcoxon
 
 
 def comparison(*entries: Entry) -> Comparison:
@@ -128,6 +138,33 @@ def test_pairs_are_runs_of_the_same_seed_and_p_values_are_those_of_scipy() -> No
     assert test.wilcoxon == pytest.approx(0.125)
     assert test.adjusted == test.t
     assert "Wilcoxon p = 0.125 (never below 0.125 with so few pairs)" in latex(comparison(good, poor))
+
+
+@pytest.mark.parametrize("counts", [(3, 1, -2, 5, 4, 6), (1, 2, 3, 4, 5, 6, 7, 8, 9, -10, 11, 12, 13, 14)])
+def test_without_ties_the_signed_rank_test_is_that_of_scipy(counts: Sequence[int]) -> None:
+    assert signed_rank_of(counts) == pytest.approx(stats.wilcoxon(counts, method="exact").pvalue)
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 1, 1, -1), (2, 2, -1, 3, 0, -2), (1, -1, 1, -1, 2, 2, 3), (4, 4, 0, 0, -1)])
+def test_with_ties_and_zeros_the_signed_rank_test_counts_all_signs(counts: Sequence[int]) -> None:
+    signed = np.array([count for count in counts if count])
+    ranks = stats.rankdata(np.abs(signed))
+    sums = [ranks[np.array(signs)].sum() for signs in itertools.product((False, True), repeat=len(signed))]
+    reached = ranks[signed > 0].sum()
+    tail = min(np.mean([each <= reached for each in sums]), np.mean([each >= reached for each in sums]))
+    assert signed_rank_of(counts) == pytest.approx(min(1.0, 2 * tail))
+
+
+def test_differences_that_only_the_rounding_of_floats_tells_apart_are_ties() -> None:
+    good, poor = (0.814, 0.948, 0.86, 0.709, 0.921, 0.911), (0.81, 0.95, 0.863, 0.705, 0.924, 0.91)
+    (test,) = paired_tests([entry("good", good), entry("poor", poor)], "final_accuracy")
+    assert test.wilcoxon == signed_rank_of((4, -2, -3, 4, -3, 1))
+
+
+def test_thirteen_seeds_with_ties_are_tested_at_once() -> None:
+    began = time.process_time()
+    assert signed_rank_of([1, -1, 2, 2, 1, -1, 2, 2, 1, -1, 2, 2, 3]) == 0.01171875
+    assert time.process_time() - began < 1.0, "going through all signs takes seconds"
 
 
 def test_holms_correction_multiplies_the_smallest_p_value_most() -> None:
