@@ -21,18 +21,23 @@ from fedemu.ops.pages.page import render
 from fedemu.ops.pages.parts import Draw, Kind, Table, bound, draw_all
 from fedemu.ops.results.words import command_again, date_of, table_of
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import usable, write_whole
+from fedemu.protocol.host.files import PARTIAL, usable, write_whole
 
 NUMBERS, PAGE = "compare.json", "compare.html"
+_PLOTS = (*COMPARISON_PLOTS, *WIDE_COMPARISON_PLOTS, *REPLAY_PLOTS, *WIDE_REPLAY_PLOTS, *WIDE_TASK_PLOTS)
+"""The names of all plots of a comparison. Those of one of several have its name before them."""
 
 Columns = Mapping[str, list[str]]
 """A table by column: each title with one cell per row."""
 
 
 def claim_folder(out: Path) -> None:
-    """Make the folder ``out`` ready. Raises ConfigurationError if it holds anything but an earlier comparison."""
+    """Make the folder ``out`` ready. Raises ConfigurationError if it holds anything but an earlier comparison.
+
+    The earlier one may have been ended before it was whole.
+    """
     with usable(out, "choose another folder with --out"):
-        if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / NUMBERS).is_file())):
+        if out.exists() and not (out.is_dir() and ((out / NUMBERS).is_file() or _is_begun(out))):
             raise ConfigurationError(f"{out} exists and holds no comparison; choose another folder with --out")
         (out / "plots").mkdir(parents=True, exist_ok=True)
         if not os.access(out / "plots", os.W_OK):
@@ -78,8 +83,20 @@ def _write(out: Path, numbers: Mapping[str, Any], context: Mapping[str, Any]) ->
     return out / PAGE
 
 
+def _is_begun(out: Path) -> bool:
+    """Whether a folder is empty, or holds nothing but what a comparison writes before its numbers."""
+    for path in out.iterdir():
+        if path.name == "plots" and path.is_dir():
+            names = (each.name.removesuffix(PARTIAL) for each in path.iterdir())
+            if not all(name.endswith(tuple(f"{plot}.png" for plot in _PLOTS)) for name in names):
+                return False
+        elif path.name != f"{NUMBERS}{PARTIAL}":
+            return False
+    return True
+
+
 def _remove_stale(out: Path, prefix: str) -> None:
-    for stale in (*COMPARISON_PLOTS, *WIDE_COMPARISON_PLOTS, *REPLAY_PLOTS, *WIDE_REPLAY_PLOTS, *WIDE_TASK_PLOTS):
+    for stale in _PLOTS:
         (out / "plots" / f"{prefix}{stale}.png").unlink(missing_ok=True)
 
 

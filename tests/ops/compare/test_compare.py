@@ -455,6 +455,25 @@ def test_only_an_earlier_comparison_is_overwritten(tmp_path: Path) -> None:
             claim_folder(taken)
 
 
+def test_a_comparison_that_was_ended_while_it_was_drawn_is_made_again(
+    seeds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    claim_folder(out)
+    monkeypatch.setattr("fedemu.ops.compare.page.page._write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_comparison(compare([seeds]), out)
+    (out / "compare.json.partial").touch()
+    (out / "plots" / "part-class_accuracy.png.partial").touch()
+    claim_folder(out)
+    (out / "plots" / "holiday.png").touch()
+    with pytest.raises(ConfigurationError, match="holds no comparison"):
+        claim_folder(out)
+
+
 def test_the_command_prints_the_table_for_people_and_everything_for_programs(
     seeds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
