@@ -47,7 +47,7 @@ def slope_of(times: ArrayLike, values: ArrayLike) -> Slope:
     # Sen (1968): the interval follows from the variance of Kendall's S.
     n, pairs = len(x), len(slopes)
     half = _QUANTILE * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
-    low, high = int((pairs - half) / 2), math.ceil((pairs + half) / 2)
+    low, high = round((pairs - half) / 2) - 1, round((pairs + half) / 2)
     return Slope(float(np.median(slopes)), float(slopes[max(low, 0)]), float(slopes[min(high, pairs - 1)]), middle)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
+from scipy import stats
 
 from fedemu.ops.stress.slopes import BINS, slope_of
 
@@ -34,6 +36,16 @@ def test_noise_is_told_from_growth() -> None:
     assert growing.exceeds(4.0)
     assert growing.low < 12.0 < growing.high
     np.testing.assert_allclose(growing.slope - still.slope, 12.0, atol=0.2)
+
+
+@pytest.mark.parametrize("samples", [4, 5, 6, 8, 12, 20, 48])
+def test_a_slope_and_its_interval_are_those_of_scipy_and_as_wide_to_both_sides(samples: int) -> None:
+    times = np.arange(samples, dtype=np.float64)
+    values = np.random.default_rng(1).normal(size=samples) + 0.1 * times
+    found, mirrored = slope_of(times, values), slope_of(times, -values)
+    expected = stats.theilslopes(values, times, 0.95)
+    assert (found.slope, found.low, found.high) == (expected.slope, expected.low_slope, expected.high_slope)
+    assert (mirrored.low, mirrored.high) == (-found.high, -found.low)
 
 
 def test_a_few_samples_tell_nothing() -> None:
