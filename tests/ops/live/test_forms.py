@@ -29,6 +29,7 @@ WRONG: dict[str, list[Any]] = {
         {"event": "dropout", "device": 3, "back": {}},
         {"event": "checkpoint", "round": float("nan")},
         {"event": "checkpoint", "deep": [{"far": float("inf")}]},
+        {"event": "checkpoint", "deep": json.loads(800 * "[" + 800 * "]")},
     ],
     "asks": [
         {"ask": "1.0.0", "devices": 3, "outcomes": "a"},
