@@ -78,16 +78,18 @@ class RunState(Collector):
         """The state now, for the scrapes so far."""
         if self._ended is not None:
             return self._ended
-        gaps = [after - before for before, after in pairwise(self._scrapes)]
+        # Copies, because every monitor scrapes in a thread of its own, and rounds end in another one.
+        scrapes, finished = [*self._scrapes], [*self._finished]
+        gaps = [after - before for before, after in pairwise(scrapes)]
         now = self._clock()
         if self._began is None or not gaps or now - self._began < GAPS * max(gaps):
             return "starting"
-        if len(self._finished) < 2:
+        if len(finished) < 2:
             # The first round since the start goes on. If others follow, they will take at least as long.
             return "running" if self._left > 1 else "ending"
-        pace = fmean(after - before for before, after in pairwise(self._finished))
+        pace = fmean(after - before for before, after in pairwise(finished))
         # However long the present round takes, the rounds after it are still to come.
-        left = max(pace * self._left - (now - self._finished[-1]), pace * (self._left - 1))
+        left = max(pace * self._left - (now - finished[-1]), pace * (self._left - 1))
         # The last round may be shorter than the others.
         return "running" if left >= max(GAPS * max(gaps), pace / 2) else "ending"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -116,3 +117,23 @@ def test_every_state_has_a_sample_and_registering_is_no_scrape() -> None:
     assert len(state._scrapes) == 0
     values = [registry.get_sample_value("fedemu_run_state", {"state": name}) for name in STATES]
     assert values == [1.0, *[0.0] * (len(STATES) - 1)]
+
+
+def test_two_monitors_may_scrape_at_the_same_time() -> None:
+    meanwhile: list[Callable[[], object]] = []
+
+    class Moment(float):
+        """A time that takes so long to subtract from that something else happens meanwhile."""
+
+        def __sub__(self, other: float) -> float:
+            while meanwhile:
+                meanwhile.pop()()
+            return float(self) - other
+
+    moments = itertools.count(0.0, 10.0)
+    state = RunState(20, lambda: Moment(next(moments)))
+    for _ in range(3):
+        _scrape(state)
+        state.finished(1)
+    meanwhile += [state.collect, lambda: state.finished(2)]
+    assert _scrape(state) == "running"
