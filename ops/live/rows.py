@@ -59,6 +59,10 @@ class Rows:
         """The last row. Empty if there is none."""
         return self._rows[-1] if self._rows else {}
 
+    def latest(self, count: int) -> Sequence[Mapping[str, Any]]:
+        """The last rows, ``count`` at most."""
+        return self._rows[-count:]
+
     def add(self, line: Mapping[str, Any]) -> dict[str, Any]:
         """Add a line of ``metrics.jsonl``, and return what the page gets of it."""
         row: dict[str, Any] = {name: _number(line.get(name)) for name in COLUMNS}

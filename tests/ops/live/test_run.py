@@ -184,6 +184,19 @@ def test_a_coordinator_without_a_number_here_is_at_work(made: Any, monkeypatch: 
     assert run.machine.counts()["coordinator"] == 0
 
 
+def test_the_time_that_is_left_follows_from_the_last_rounds_however_many_rows_are_shown(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedemu.ops.live.run.holder_of", lambda path: UNNAMED)
+    monkeypatch.setattr("fedemu.ops.live.rows.MOST_POINTS", 2)
+    run = LiveRun(0, made.directory, Told())
+    for round in (1, 2, 3, 4):
+        slow = round % 2 == 0
+        made.row(round, accuracy=0.5 if slow else None, round_seconds=9.0 if slow else 1.0)
+    status = news(run)["status"]
+    assert (status["state"], status["seconds_left"]) == ("running", 5.0)
+
+
 def test_few_changes_are_sent_one_by_one_and_many_all_at_once(made: Any) -> None:
     run = LiveRun(0, made.directory, Told())
     devices = run.devices
