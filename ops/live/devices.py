@@ -74,7 +74,8 @@ class Devices:
         for device, letter in zip(ask.get("devices", ()), ask.get("outcomes", ""), strict=False):
             if isinstance(device, int) and 0 <= device < len(self):
                 self.visits[device] += 1
-                self.outcomes[device] = max(0, LETTERS.find(letter))
+                place = LETTERS.find(letter)
+                self.outcomes[device] = NO_OUTCOME if place < 0 else place
 
     def shown(self) -> bytes:
         """The states with the frozen devices among them."""

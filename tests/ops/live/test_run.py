@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fedemu.ops.experiment.sources import write_frozen
+from fedemu.ops.live.devices import NO_OUTCOME
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.stream import Stream
 from fedemu.ops.results.holder import UNNAMED, holder_of
@@ -195,6 +196,13 @@ def test_the_time_that_is_left_follows_from_the_last_rounds_however_many_rows_ar
         made.row(round, accuracy=0.5 if slow else None, round_seconds=9.0 if slow else 1.0)
     status = news(run)["status"]
     assert (status["state"], status["seconds_left"]) == ("running", 5.0)
+
+
+def test_an_outcome_of_a_later_version_counts_as_none(made: Any) -> None:
+    run = LiveRun(0, made.directory, Told())
+    made.ask(1, [3, 5], "az")
+    run.look()
+    assert (run.devices.outcomes[3], run.devices.outcomes[5], run.devices.visits[5]) == (0, NO_OUTCOME, 1)
 
 
 def test_few_changes_are_sent_one_by_one_and_many_all_at_once(made: Any) -> None:
