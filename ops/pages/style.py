@@ -33,6 +33,8 @@ PALETTE = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, SLATE)
 """The colours of lines that are compared. After the last colour they are used again with another line style."""
 LINE_STYLES = ("-", "--", ":", "-.")
 MARKERS = "osD^vP*X<>"
+_LINES = 3
+"""A name beside an axis or above a panel has at most so many lines."""
 ACCURACY_COLOURS = matplotlib.colormaps["viridis"].with_extremes(bad=(0.55, 0.6, 0.64, 0.35))
 """The colours of accuracies from 0 to 1. A missing accuracy is grey."""
 ORDERED = LinearSegmentedColormap.from_list("ordered", ["#2f6fd6", "#8a5fd0", "#c9559b", "#de6a4a", "#c98a00"])
@@ -234,8 +236,13 @@ def shortened(name: str, longest: int = 64) -> str:
 
 
 def wrapped(name: str, width: int) -> str:
-    """A name in at most three lines of at most ``width`` characters, as matplotlib takes it."""
-    return literal(textwrap.fill(_cut(name, 3 * width - 6), width))
+    """A name in at most three lines of at most ``width`` characters, as matplotlib takes it.
+
+    The middle of a longer one is left out.
+    """
+    lengths = range(_LINES * width - 6, 0, -1)
+    lines = next(lines for most in lengths if len(lines := textwrap.wrap(_cut(name, most), width)) <= _LINES)
+    return literal("\n".join(lines))
 
 
 def _cut(name: str, longest: int) -> str:

@@ -26,6 +26,7 @@ from fedemu.ops.pages.style import (
     plain_log_axis,
     rendered,
     series,
+    wrapped,
 )
 
 
@@ -48,6 +49,17 @@ def test_a_picture_is_drawn_in_fedemus_style_which_no_other_figure_keeps() -> No
 def test_ticks_are_few_and_evenly_spaced(count: int, first: list[int]) -> None:
     assert counted(count)[: len(first)] == first
     assert len(counted(count)) <= 12
+
+
+@pytest.mark.parametrize("letters", [2, 7, 12, 13, 21, 22, 23, 200])
+def test_a_long_name_has_three_lines_with_its_beginning_and_its_end(letters: int) -> None:
+    name = f"a{' '.join([letters * 'b'] * 20)}z"
+    lines = wrapped(name, 22).split("\n")
+    assert len(lines) <= 3
+    assert max(map(len, lines)) <= 22
+    assert (lines[0][0], lines[-1][-1]) == ("a", "z")
+    assert "…" in "".join(lines)
+    assert wrapped("fedavg, lr 0.1", 22) == "fedavg, lr 0.1"
 
 
 def test_a_series_leaves_out_rounds_in_which_nothing_was_measured() -> None:
