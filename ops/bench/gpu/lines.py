@@ -89,7 +89,8 @@ def lines(
                     if device.type == "cuda":
                         kernels = _kernel_seconds(executor, program, shared, jobs(count, 9), source) / count
                 except Exception as error:
-                    yield Line(name, stack, graphs, gflop, why=str(error).splitlines()[0][:60])
+                    why = (str(error) or type(error).__name__).splitlines()[0]
+                    yield Line(name, stack, graphs, gflop, why=why[:60])
                     continue
                 yield _line(name, stack, graphs, gflop, Spread.of(rates), kernels, peak)
 

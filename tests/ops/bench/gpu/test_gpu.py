@@ -67,6 +67,18 @@ def test_an_update_of_the_cnn_takes_so_many_operations_for_each_image(work: str,
     assert counted == each * 50 * made.experiment.local.epochs
 
 
+@pytest.mark.parametrize(("error", "why"), [(MemoryError(), "MemoryError"), (ValueError("so\nand so"), "so")])
+def test_a_work_that_fails_says_why_and_the_next_one_is_measured(
+    error: Exception, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: Any) -> list[float]:
+        raise error
+
+    monkeypatch.setattr("fedemu.ops.bench.gpu.lines._rates", fails)
+    found = list(lines(QUICK, lambda line: None, CPU, 1.0, ["digits"], (1, 8)))
+    assert [(line.stack, line.why) for line in found] == [(1, why), (8, why)]
+
+
 def test_several_trainers_are_measured_and_a_machine_without_the_service_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
