@@ -48,7 +48,6 @@ _IMPORTED = (
     "fedemu.ops.cli.__main__",
     "fedemu.ops.running.coordinator",
     "fedemu.ops.running.devices",
-    "fedemu.device.compute.process",
     "fedemu.ops.data.corpora",
 )
 
