@@ -73,7 +73,7 @@ class Convolution:
         stride = self.stride
         if unfolded.suits(x, weight):
             products = unfolded.convolve(x, weight, stride, self.padding)
-            return products if bias is None else products + bias[:, None, None]
+            return products if bias is None else products + bias.to(products.dtype)[:, None, None]
         if self.kernel == 1 and self.padding == 0 and self.inputs < _FEW_INPUTS:
             # oneDNN writes beyond its memory in the gradient of a convolution that strides over few channels, if these
             # come last: with AVX2 in any case, with AVX-512 in two threads. Its samples alone give the same.

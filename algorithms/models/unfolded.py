@@ -29,10 +29,23 @@ def convolve(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
     """The convolution of ``x [batch, inputs, height, width]`` with square kernels ``[outputs, inputs, side, side]``.
 
     The unfolded input, which is ``side²`` times as large as the input, is made once more for the gradient, and not kept
-    until then.
+    until then. Under autocast the result and the products of the gradient have its dtype, as those of torch's own
+    convolution have.
     """
+    x, weight = _cast(x), _cast(weight)
     outputs: Tensor = _Convolution.apply(x, weight, stride, padding)  # type: ignore[no-untyped-call]
     return outputs
+
+
+def _cast(leaf: Tensor) -> Tensor:
+    """The tensor in the dtype of autocast, which casts all but float64; without autocast the tensor itself.
+
+    It is cast here because autocast ends with the forward pass, and the gradient needs both factors in one dtype.
+    """
+    kind = leaf.device.type
+    if leaf.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+        return leaf
+    return leaf.to(torch.get_autocast_dtype(kind))
 
 
 class _Convolution(torch.autograd.Function):

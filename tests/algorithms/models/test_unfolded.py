@@ -74,6 +74,37 @@ def test_products_give_the_gradients_of_a_convolution(
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("way", [by_stack, by_sample, twice, by_autograd])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_products_under_autocast_give_the_gradients_of_a_convolution_under_autocast(
+    way: Callable[..., tuple[Tensor, ...]], stride: int, device: torch.device
+) -> None:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 2, 4, 8, 8, generator=random).to(device)
+    weight = torch.randn(3, 5, 4, 3, 3, generator=random).to(device)
+
+    def reference(x: Tensor, weight: Tensor) -> Tensor:
+        return conv2d(x, weight, stride=stride, padding=1)
+
+    def products(x: Tensor, weight: Tensor) -> Tensor:
+        return convolve(x, weight, stride, 1)
+
+    def under_autocast(convolution: Convolving) -> Convolving:
+        def convolving(x: Tensor, weight: Tensor) -> Tensor:
+            # As a model of low precision does: the backward pass is outside of the context.
+            with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
+                made = convolution(x, weight)
+            assert made.dtype == torch.bfloat16
+            return made.float()
+
+        return convolving
+
+    found, expected = (way(under_autocast(convolution), x, weight) for convolution in (products, reference))
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == torch.float32
+        assert (one - other).norm() < 2**-6 * other.norm()
+
+
 @pytest.mark.parametrize(
     ("shape", "cuda", "trains", "expected"),
     [
@@ -93,12 +124,19 @@ def test_convolutions_of_many_channels_and_small_kernels_are_products_where_a_gp
         assert suits(x, torch.empty(shape)) == expected
 
 
+@pytest.mark.parametrize("low", [False, True])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_layer_of_products_gives_what_it_gives_otherwise(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_of_products_gives_what_it_gives_otherwise(
+    bias: bool, low: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     random = torch.Generator().manual_seed(0)
     layer = Convolution("c", inputs=16, outputs=5, kernel=3, padding=1, stride=2, bias=bias)
     variables = {name: torch.randn(leaf.shape, generator=random) for name, leaf in layer.init(random).items()}
     x = torch.randn(2, 16, 8, 8, generator=random)
-    expected = layer(variables, x)
-    monkeypatch.setattr(unfolded, "suits", lambda x, weight: True)
-    torch.testing.assert_close(layer(variables, x), expected, rtol=1e-4, atol=1e-4)
+    with torch.autocast("cpu", torch.bfloat16, enabled=low):
+        expected = layer(variables, x)
+        monkeypatch.setattr(unfolded, "suits", lambda x, weight: True)
+        made = layer(variables, x)
+    assert made.dtype == (torch.bfloat16 if low else torch.float32)
+    tolerance = 2**-5 if low else 1e-4
+    torch.testing.assert_close(made, expected, rtol=tolerance, atol=tolerance)
