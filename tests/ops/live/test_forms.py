@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fedemu.ops.live.forms import is_event
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.story import Stories
 from fedemu.ops.live.stream import Stream
@@ -29,7 +30,6 @@ WRONG: dict[str, list[Any]] = {
         {"event": "dropout", "device": 3, "back": {}},
         {"event": "checkpoint", "round": float("nan")},
         {"event": "checkpoint", "deep": [{"far": float("inf")}]},
-        {"event": "checkpoint", "deep": json.loads(800 * "[" + 800 * "]")},
     ],
     "asks": [
         {"ask": "1.0.0", "devices": 3, "outcomes": "a"},
@@ -62,6 +62,14 @@ async def test_a_line_of_wrong_types_is_left_out_and_the_page_goes_on(
     assert shown["status"]["unread"] == f"1 line of {log}.jsonl left out, not of the form of this version"
     story = await Stories().of(run, 3)
     assert [len(story[part]) for part in ("visits", "events")] == [1, 1]
+
+
+def test_an_event_of_thousands_of_lists_within_each_other_is_left_out() -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    assert is_event({"event": "checkpoint", "deep": []})
+    assert not is_event({"event": "checkpoint", "deep": deep})
 
 
 def test_lines_of_several_logs_are_counted_together(made: Any) -> None:
