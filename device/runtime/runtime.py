@@ -75,8 +75,14 @@ class DeviceRuntime:
     def receive(self, message: wire.Down, frames: Sequence[Any], now: float) -> list[Action]:
         """A message has come from the coordinator, on the present connection."""
         if not self.member.heard(now):
-            # Work that begins after a planned silence reaches the device, and is sent again when it is back.
-            return self.member.reached(message.start, now) if isinstance(message, wire.Work) else []
+            match message:
+                case wire.Work():
+                    # It reaches a silent device if it begins after the silence, and is sent again when it is back.
+                    return self.member.reached(message.start, now)
+                case wire.Sleep() if self.member.mode == "silent":
+                    return self._sleep()
+                case _:
+                    return []
         match message:
             case wire.Welcome():
                 return self._welcomed(message, now)
@@ -254,10 +260,15 @@ class DeviceRuntime:
                 assert_never(schedule.cause)
 
     def _sleep(self) -> list[Action]:
-        """End this life. Whatever is still in hand has its outcome."""
+        """End this life. Whatever is still in hand has its outcome.
+
+        A device that is silent by plan says no goodbye. Its next life begins when it is asked, after the silence; if it
+        did not sleep, nobody could wake it.
+        """
         actions = [action for ask in list(self._in_hand) for action in self._settle(ask)]
+        goodbye = [] if self.member.mode == "silent" else [Send(wire.Bye(reason=wire.ASLEEP))]
         self.member.mode = "retired"
-        return [*actions, Send(wire.Bye(reason=wire.ASLEEP)), Sleep()]
+        return [*actions, *goodbye, Sleep()]
 
     def _settle(self, ask: str) -> list[Action]:
         """The coordinator has given its verdict, so this work is over. A second verdict changes nothing.

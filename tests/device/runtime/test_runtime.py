@@ -20,9 +20,10 @@ from fedemu.device.bus import Done, JobFailed, Joined, Submit, Withdraw
 from fedemu.device.memory.replay_buffer import buffer_leaves
 from fedemu.device.memory.store import OwnStore, write_own
 from fedemu.device.memory.stream import DeviceStream
-from fedemu.device.runtime.actions import Action, Connect, Crash, Disconnect, Leave, Retire, Send, Tell
+from fedemu.device.runtime.actions import Action, Connect, Crash, Disconnect, Leave, Retire, Send, Sleep, Tell
 from fedemu.device.runtime.membership import Membership
 from fedemu.device.runtime.runtime import DeviceRuntime
+from fedemu.protocol import messages as wire
 from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import (
     Accepted,
@@ -607,6 +608,15 @@ def test_a_planned_silence_is_over_when_work_begins_after_it(new: Callable[..., 
     assert device.now == 0.0, "no real time has passed"
     device.get(welcome())
     assert messages(device.get(a_work("5.0.0", start=50.0)))[0].ask == "5.0.0"
+
+
+def test_a_silent_device_that_is_to_sleep_ends_its_life_without_a_word(new: Callable[..., Device]) -> None:
+    device = new(Schedule("drop", 11.0, "silence", 50.0))
+    device.join()
+    device.get(a_work())
+    device.get(Proceed(ask="3.0.0"))
+    assert device.get(wire.Sleep()) == [Sleep()]
+    assert device.machine.due == math.inf
 
 
 def test_a_device_that_never_comes_back_by_plan_does_not_hear_work(new: Callable[..., Device]) -> None:
