@@ -6,9 +6,10 @@ Whoever is told of peers here need not know which of them share a connection. ``
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
@@ -17,6 +18,10 @@ from fedemu.protocol.messages import Message
 from fedemu.protocol.sharing.bundle import Bundle, BundleDecoder, Outbox, Part, is_bundle, parts_of
 from fedemu.protocol.transport.interface import Bounds, Network, ReaderLoop, Screen
 
+logger = logging.getLogger(__name__)
+
+SPARE_BUNDLES = 64
+"""So many messages beside one for each channel may wait for a connection whose own queue is full."""
 FRAMES_OF_A_MESSAGE = 64
 """So many frames, or closed channels that do not exist, count as one message more: they cost time, also if empty."""
 _SECRET_BYTES = 12
@@ -51,10 +56,16 @@ def charge_nothing(connection: bytes, size: int, messages: float) -> None:
 
 @dataclass(slots=True)
 class _Shared:
-    """A connection with channels: the name of each as a peer, and what waits to be sent."""
+    """A connection with channels: the name of each as a peer, and what waits to be sent.
+
+    What left the ``outbox`` while the queue of the connection was full is ``waiting``: an ask may have a long message
+    for each channel, and a queue is as long as for one peer. ``full`` says that some of it was dropped.
+    """
 
     names: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
     outbox: Outbox = field(default_factory=Outbox)
+    waiting: deque[tuple[Message | Packed, Sequence[Buffer]]] = field(default_factory=deque)
+    full: bool = False
 
 
 class Hub:
@@ -126,9 +137,13 @@ class Hub:
     def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
         place = self._places.get(peer)
         if place is None:
-            return self._router.send(peer, message, frames)
+            shared = self._shared.get(peer)
+            if shared is None or not shared.waiting:
+                return self._router.send(peer, message, frames)
+            return self._dispatch(peer, shared, [(message, frames)])
         connection, channel = place
-        self._dispatch(connection, self._shared[connection].outbox.put(channel, encode(message, frames)))
+        shared = self._shared[connection]
+        self._dispatch(connection, shared, shared.outbox.put(channel, encode(message, frames)))
         self._leave_soon()
         return True
 
@@ -152,6 +167,8 @@ class Hub:
 
     def look(self) -> None:
         self._router.look()
+        for connection, shared in self._shared.items():
+            self._dispatch(connection, shared)
 
     def key_of(self, peer: bytes) -> str:
         return self._router.key_of(self.connection_of(peer))
@@ -252,8 +269,24 @@ class Hub:
         """Send what waits. So the messages of one turn of the loop go in one bundle for each connection."""
         self._due = False
         for connection, shared in self._shared.items():
-            self._dispatch(connection, shared.outbox.take())
+            self._dispatch(connection, shared, shared.outbox.take())
 
-    def _dispatch(self, connection: bytes, bundles: Sequence[tuple[Bundle, list[Buffer]]]) -> None:
-        for bundle, frames in bundles:
-            self._router.send(connection, bundle, frames)
+    def _dispatch(
+        self, connection: bytes, shared: _Shared, more: Iterable[tuple[Message | Packed, Sequence[Buffer]]] = ()
+    ) -> bool:
+        """Send what waits for the queue of a connection, and then ``more``. Returns whether nothing was dropped."""
+        while shared.waiting and self._router.send(connection, *shared.waiting[0], again=True):
+            shared.waiting.popleft()
+            shared.full = False
+        for message, frames in more:
+            if shared.waiting or not self._router.send(connection, message, frames, again=True):
+                shared.waiting.append((message, frames))
+        dropped = len(shared.waiting) - SPARE_BUNDLES - len(shared.names)
+        if dropped <= 0:
+            return True
+        for _ in range(dropped):
+            shared.waiting.pop()
+        if not shared.full:
+            shared.full = True
+            logger.warning("too much waits for the shared connection %s; its messages are dropped", connection.hex())
+        return False

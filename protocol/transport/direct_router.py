@@ -83,12 +83,12 @@ class DirectRouter:
         self._watch = Turns(loop)
         self._open_door()
 
-    def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
+    def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = (), again: bool = False) -> bool:
         known = self._peers.get(peer)
         if known is None or not known.line.ready or self._closed:
             return False
         if self._bounds.queue and len(known.waiting) >= self._bounds.queue:
-            if not known.full:
+            if not (known.full or again):
                 known.full = True
                 logger.warning("the queue to peer %s is full; its messages are dropped", peer.hex())
             return False

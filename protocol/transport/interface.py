@@ -111,10 +111,11 @@ class Router(Protocol):
         """The bytes of all frames that were sent so far."""
         ...
 
-    def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
+    def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = (), again: bool = False) -> bool:
         """Send a message to a peer. Returns whether it is on its way.
 
-        The message is dropped if the peer is unknown or gone, or if the queue to it is full.
+        The message is dropped if the peer is unknown or gone, or if the queue to it is full. The log tells of a full
+        queue, unless the message is sent ``again`` in that case.
         """
         ...
 

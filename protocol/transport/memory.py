@@ -127,7 +127,7 @@ class MemoryRouter:
         self._screen = screen
         self._closed = False
 
-    def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
+    def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = (), again: bool = False) -> bool:
         dealer = self.dealers.get(peer)
         parts = _parts(message, frames)
         if dealer is None or not dealer.down.put(parts):

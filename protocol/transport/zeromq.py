@@ -136,13 +136,13 @@ class ZmqRouter(Endpoint):
         self._screen = screen
         self._full: set[bytes] = set()
 
-    def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
+    def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = (), again: bool = False) -> bool:
         if self._socket.closed:
             return False
         try:
             self._transmit(encode(message, frames), peer if self._approved is None else peer[:-KEY_CHARACTERS])
         except zmq.Again:
-            if peer not in self._full:
+            if peer not in self._full and not again:
                 self._full.add(peer)
                 logger.warning("the queue to peer %s is full; its messages are dropped", peer.hex())
             return False

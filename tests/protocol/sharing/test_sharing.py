@@ -17,14 +17,15 @@ from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN, UP, Envelope, Limits, encode
 from fedemu.protocol.errors import MalformedMessage, ProtocolError
 from fedemu.protocol.ids import digest_of
-from fedemu.protocol.sharing.bundle import Bundle, BundleDecoder, Outbox, parts_of, tag_of
-from fedemu.protocol.sharing.hub import Charge, Hub, charge_nothing
+from fedemu.protocol.sharing.bundle import MOST_BYTES, Bundle, BundleDecoder, Outbox, parts_of, tag_of
+from fedemu.protocol.sharing.hub import SPARE_BUNDLES, Charge, Hub, charge_nothing
 from fedemu.protocol.sharing.pack import Pack
 from fedemu.protocol.sharing.relay import Relay
 from fedemu.protocol.sharing.trunk import Trunk
 from fedemu.protocol.transport import connections
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.interface import BOUNDLESS, let_all_pass
+from fedemu.protocol.transport.link import Faults
 from fedemu.protocol.transport.memory import MemoryNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
@@ -148,6 +149,50 @@ async def test_a_message_with_buffers_passes_unchanged(top: Top) -> None:
     dealer.send(result, [b"abc"])
     await settle()
     assert top.heard[-1][1] == result
+
+
+async def test_long_messages_to_many_channels_wait_for_room_and_keep_their_order() -> None:
+    top = Top(MemoryNetwork(most_under_way=4))
+    top.open()
+    below = Below(top.network)
+    devices = [below.device(number) for number in range(9)]
+    await settle()
+    peers = [peer for peer, message in top.heard if isinstance(message, wire.Hello)]
+    for turn in range(3):
+        for peer in peers:
+            chunk = wire.Blob(digest=digest_of(b""), offset=turn, size=MOST_BYTES)
+            assert top.hub.send(peer, chunk, [bytes(MOST_BYTES)])
+    (connection,) = top.known
+    assert top.hub.send(connection, wire.Stop())
+    await settle()
+    assert kinds(below.owner) == ["granted"], "what was sent before comes before"
+    for _ in range(7):
+        top.hub.look()
+        await settle()
+    for _, got in devices:
+        assert [message.offset for message in got if isinstance(message, wire.Blob)] == [0, 1, 2]
+    assert kinds(below.owner) == ["granted", "stop"]
+
+
+async def test_for_a_connection_that_reads_nothing_a_bounded_number_of_messages_wait(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    top = Top(MemoryNetwork(Faults(delay_seconds=60.0), call_later=lambda delay, callback: None, most_under_way=4))
+    top.open()
+    dealer = top.network.connect("top", DOWN, lambda envelope: None, lambda error: None)
+    hello = encode(wire.Hello(device=0, incarnation=0, lease="lease"))
+    (connection,) = top.network.routers["top"].dealers
+    top.known.add(connection)
+    top.network.routers["top"].take(connection, [*encode(Bundle(channels=(0,), frames=(1,))), *hello])
+    (peer, _), *_ = top.heard
+    chunk = wire.Blob(digest=digest_of(b""), offset=0, size=MOST_BYTES)
+    for _ in range(100):
+        top.hub.send(peer, chunk, [bytes(MOST_BYTES)])
+    await settle()
+    assert len(top.hub._shared[connection].waiting) == SPARE_BUNDLES + 1
+    assert caplog.text.count("too much waits for the shared connection") == 1
+    assert not top.hub.send(connection, wire.Beat())
+    dealer.close()
 
 
 async def test_signs_of_life_end_at_the_relay(top: Top) -> None:
