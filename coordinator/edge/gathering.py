@@ -54,6 +54,11 @@ class Gathering:
         """Whether the result of this device is kept."""
         return device in self._kept
 
+    def drop(self, device: int) -> None:
+        """Forget the result of a device that is kept. The next one counts."""
+        payload, _ = self._kept.pop(device)
+        payload.discard()
+
     def kept(self, devices: Iterable[int]) -> list[tuple[Arrays, int]]:
         """The results of devices, with the numbers of their examples. They stay valid after ``close``."""
         return [(payload.load(), held.examples) for payload, held in map(self._kept.__getitem__, devices)]

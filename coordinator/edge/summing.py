@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from fedemu.coordinator.edge.gathering import Gathering
+from fedemu.coordinator.sums.partial import Arrays
 from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.messages import Message, Result
 from fedemu.protocol.sharing import edge_messages as edge
@@ -46,8 +47,8 @@ class Summing:
         """The edges below that keep the results of devices."""
         self._sum: edge.Sum | None = None
         self._adding: asyncio.Task[None] | None = None
-        self._awaited: dict[bytes, None] = {}
-        """The edges below that still have to send their part of the sum."""
+        self._awaited: dict[bytes, edge.Sum] = {}
+        """The parts of the sum that edges below still have to send."""
         self._parts: asyncio.Queue[Envelope | None] = asyncio.Queue()
         """The parts that have come. None is of an edge that has none."""
         self._thread = ThreadPoolExecutor(1, "sum")
@@ -65,7 +66,10 @@ class Summing:
 
     def leave(self, station: bytes) -> None:
         """A peer is gone, which may have been an edge."""
-        self.stations.pop(station, None)
+        if station not in self.stations:
+            return
+        del self.stations[station]
+        self._keepers = {device: keeper for device, keeper in self._keepers.items() if keeper != station}
         if station in self._awaited:
             del self._awaited[station]
             self._parts.put_nowait(None)
@@ -99,38 +103,46 @@ class Summing:
             self._say(nothing, ())
             return
         if wanted == self._sum and self._adding is not None and not self._adding.done():
-            for station in self._awaited:  # the question or the answer may have been lost
+            for station, part in self._awaited.items():  # the question or the answer may have been lost
                 if not self._is_sending(station):
-                    self._send(station, self._part_of(wanted, station))
+                    self._send(station, part)
             return
         self._stop()
         self._sum, self._parts = wanted, asyncio.Queue()
-        elsewhere = {self._keepers[d] for d in wanted.devices if not gathering.has(d) and d in self._keepers}
-        self._awaited = dict.fromkeys(station for station in self.stations if station in elsewhere)
-        for station in self._awaited:
-            self._send(station, self._part_of(wanted, station))
-        self._adding = asyncio.ensure_future(self._add_up(gathering, wanted))
+        elsewhere: dict[bytes, list[int]] = {}
+        for device in wanted.devices:
+            keeper = self._keepers.get(device)
+            if keeper is not None and gathering.has(device):
+                # It has replied here, too, and the coordinator may go by either reply. So it is asked once more.
+                gathering.drop(device)
+                del self._keepers[device]
+            elif keeper is not None:
+                elsewhere.setdefault(keeper, []).append(device)
+        self._awaited = {station: replace(wanted, devices=tuple(devices)) for station, devices in elsewhere.items()}
+        for station, part in self._awaited.items():
+            self._send(station, part)
+        own = [device for device in wanted.devices if gathering.has(device)]
+        self._adding = asyncio.ensure_future(self._add_up(gathering, own, gathering.kept(own)))
         self._adding.add_done_callback(self._ended)
 
     def merge(self, station: bytes, envelope: Envelope) -> None:
         """An edge below has sent its part of the sum."""
-        message, wanted = envelope.message, self._sum
-        if station not in self._awaited or wanted is None or (message.ask, message.epoch) != (wanted.ask, wanted.epoch):
+        message, part = envelope.message, self._awaited.get(station)
+        if part is None or (message.ask, message.epoch) != (part.ask, part.epoch):
             return
-        part = {*self._part_of(wanted, station).devices}
         del self._awaited[station]
-        self._parts.put_nowait(envelope if message.devices and part.issuperset(message.devices) else None)
+        fits = message.devices and {*part.devices}.issuperset(message.devices)
+        self._parts.put_nowait(envelope if fits else None)
 
     def close(self) -> None:
         """Forget the results."""
         self._forget()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _add_up(self, gathering: Gathering, wanted: edge.Sum) -> None:
+    async def _add_up(self, gathering: Gathering, summed: list[int], kept: Sequence[tuple[Arrays, int]]) -> None:
         """Compute the sum, and send it when every edge below has sent its part or is gone."""
         compute = asyncio.get_running_loop().run_in_executor
-        summed = [device for device in wanted.devices if gathering.has(device)]
-        total = await compute(self._thread, gathering.sum, gathering.kept(summed))
+        total = await compute(self._thread, gathering.sum, kept)
         while self._awaited or not self._parts.empty():
             part = await self._parts.get()
             if part is not None:
@@ -140,10 +152,6 @@ class Summing:
                 except ValueError as error:
                     log.warning("the sum of an edge below cannot be used: %s", error)
         self._say(*await compute(self._thread, gathering.told, total, summed))
-
-    def _part_of(self, wanted: edge.Sum, station: bytes) -> edge.Sum:
-        devices = tuple(device for device in wanted.devices if self._keepers.get(device) == station)
-        return replace(wanted, devices=devices)
 
     def _ended(self, adding: asyncio.Task[None]) -> None:
         if not adding.cancelled() and (error := adding.exception()) is not None:

@@ -294,6 +294,54 @@ async def test_edges_behind_edges_send_their_sums_through_them(
     assert value(partial, frames) == [3.0, 4.0]
 
 
+@pytest.mark.parametrize("examples", [2, 5])
+async def test_a_device_that_replies_at_two_edges_spoils_no_sum_of_its_neighbours(
+    root: Any, join: Any, settle: Any, start_edge: Any, examples: int
+) -> None:
+    await start_edge("edge", "lower")
+    near, far = await join(0), await join(1, "lower")
+    root.hub.send(root.station, GATHER)
+    await settle()
+    near.reply([1.0, 2.0], 1)
+    far.reply([4.0, 5.0], 2)
+    await settle()
+    moved = await join(1)
+    moved.reply([4.0, 5.0], examples)
+    await settle()
+    told = [held.examples for held in root.heard_of(edge.Held)]
+    assert told == [1, 2, examples], "the coordinator may go by either"
+    root.hub.send(root.station, edge.Sum(ask="1.0.0", epoch=7, devices=(0, 1)))
+    _, partial, frames = await root.hears(edge.Partial)
+    assert (partial.devices, partial.examples, value(partial, frames)) == ((0,), 1, [1.0, 2.0])
+    moved.reply([4.0, 5.0], 2)
+    await settle()
+    root.hub.send(root.station, edge.Sum(ask="1.0.0", epoch=7, devices=(0, 1)))
+    _, partial, frames = await root.hears(edge.Partial, 2)
+    assert (set(partial.devices), partial.examples, value(partial, frames)) == ({0, 1}, 3, [3.0, 4.0])
+
+
+async def test_the_reply_of_a_device_whose_edge_is_gone_counts_at_the_edge_above(tmp_path: Path) -> None:
+    said: asyncio.Queue[Any] = asyncio.Queue()
+    summing = Summing(
+        tmp_path,
+        lambda message, frames: said.put_nowait((message, frames)),
+        lambda station, message: None,
+        said.put_nowait,
+        lambda station: False,
+    )
+    summing.gather(GATHER)
+    summing.join(b"below")
+    summing.kept_by(b"below", 1)
+    summing.leave(b"below")
+    specs, frames = pack({"delta/w": np.array([4.0, 5.0], np.float32)})
+    summing.keep(1, wire.Result(ask="1.0.0", examples=2, steps=1, metrics={}, epoch=7, tensors=specs), frames)
+    summing.begin(edge.Sum(ask="1.0.0", epoch=7, devices=(1,)))
+    async with asyncio.timeout(30):
+        partial, frames = await said.get()
+    assert (partial.devices, partial.examples, value(partial, frames)) == ((1,), 2, [4.0, 5.0])
+    summing.close()
+
+
 @pytest.mark.parametrize(("blob_bytes", "upload_bytes"), [(40 * 2**20, 1), (1, 40 * 2**20)])
 async def test_a_device_may_send_as_many_bytes_as_its_asks_need(
     root: Any, join: Any, settle: Any, blob_bytes: int, upload_bytes: int
