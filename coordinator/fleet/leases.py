@@ -52,10 +52,11 @@ class Lease:
 class Leases:
     """Leases the indices below ``devices`` to supervisors.
 
-    If indices run out, a lease goes to others when its supervisor and all its devices have been away longer than
-    ``hold`` real seconds, and to another supervisor of its key if that key may have no more. ``present`` says whether
-    a device is connected. ``places`` says how many more devices a key may have that holds some already. Every change
-    goes to ``journal``, in the form of JSON, before its holder hears of it. ``replay`` reads the journal back.
+    If indices run out, a lease goes to others when its supervisor has been away longer than ``hold`` real seconds and
+    none of its devices is connected, and to another supervisor of its key if that key may have no more. ``present``
+    says whether a device is connected. ``places`` says how many more devices a key may have that holds some already.
+    Every change goes to ``journal``, in the form of JSON, before its holder hears of it. ``replay`` reads the journal
+    back.
     """
 
     devices: int

@@ -92,7 +92,8 @@ class Asking:
     async def exchange(self, ask_id: AskId, ask: Ask, context: Context, tally: Tally) -> Reply:
         """Carry out an ask and reduce its replies. Raises TooFewReplies if too few devices reply.
 
-        Raises ConfigurationError if nobody is asked, and replies are needed.
+        Raises ConfigurationError if nobody is asked, and replies are needed, and QuorumError if no device is on-line,
+        now or at any time that is known.
         """
         settings, timeline = self._settings, self._service.timeline
         with self._waiting(tally):

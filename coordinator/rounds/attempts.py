@@ -71,7 +71,8 @@ class Attempts(Generic[S]):
     async def play(self, state: S, context: Context, tally: Tally) -> S:
         """The state after the round, which starts from ``state``. The tally counts what every attempt cost.
 
-        Raises QuorumError if every attempt had too few replies, Diverged if too many replies were not finite.
+        Raises QuorumError if every attempt had too few replies, or if no device will be on-line any more, Diverged if
+        too many replies were not finite.
         """
         columns, shortfall = self._service.roster.columns, Shortfall()
         columns.begin_round()
