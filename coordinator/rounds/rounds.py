@@ -112,7 +112,7 @@ class Rounds(Generic[S]):
         found = await self._examine(tally.diagnosis, state)
         if round == 1 or self._settings.task_of_round(round - 1) != task:
             await self._show(task, state)
-        remarks = self._remarks(state)
+        remarks = await self._numerics.compute(self._remarks, state)
         await self._conclusions.complete()
         tally.end(service.timeline, service.traffic())
         if found is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -43,8 +44,11 @@ class PeriodJudge:
         return Evaluation(0.5, 2.0, (0.5,), (2.0,), 7.5, 1.0, float("nan"), found, (2.0, 2.0))
 
 
-def remarking(algorithm: Any, contexts: list[Context]) -> Any:
-    """The algorithm with remarks: its model's first value after each round. Its contexts are kept in ``contexts``."""
+def remarking(algorithm: Any, contexts: list[Context], threads: set[str]) -> Any:
+    """The algorithm with remarks: its model's first value after each round.
+
+    Its contexts are kept in ``contexts``, and the names of the threads in which it makes remarks in ``threads``.
+    """
     base = type(algorithm)
 
     def round(self: Any, state: Any, context: Context) -> Any:
@@ -52,6 +56,7 @@ def remarking(algorithm: Any, contexts: list[Context]) -> Any:
         return base.round(self, state, context)
 
     def remarks(self: Any, state: Any) -> Mapping[str, Any]:
+        threads.add(threading.current_thread().name)
         return {"first": [float(state.model["w"][0])]}
 
     told = type("Told", (base,), {"round": round, "remarks": remarks})
@@ -108,13 +113,15 @@ async def test_a_method_is_told_where_a_period_ends_and_its_remarks_are_in_the_r
 ) -> None:
     make_fleet()
     contexts: list[Context] = []
+    threads: set[str] = set()
     plan = make_plan(rounds=5, task_of_round=two_periods)
-    _, left = await play(replace(plan, algorithm=remarking(plan.algorithm, contexts)))
+    _, left = await play(replace(plan, algorithm=remarking(plan.algorithm, contexts, threads)))
     assert [(context.task, context.task_ends) for context in contexts] == [
         (0, False), (0, True), (1, False), (1, False), (1, False),
     ]  # fmt: skip
     # The fake evaluator's loss is the model's first value.
     assert [row.remarks for row in left.rows] == [{"first": [row.loss]} for row in left.rows]
+    assert threads == {"numerics_0"}, "meanwhile the event loop hears the fleet"
 
 
 async def test_remarks_without_names_are_refused_in_a_sentence(
