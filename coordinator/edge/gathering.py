@@ -55,9 +55,9 @@ class Gathering:
         return device in self._kept
 
     def drop(self, device: int) -> None:
-        """Forget the result of a device that is kept. The next one counts."""
-        payload, _ = self._kept.pop(device)
-        payload.discard()
+        """Forget the result of a device, if it is kept. The next one counts."""
+        if (kept := self._kept.pop(device, None)) is not None:
+            kept[0].discard()
 
     def kept(self, devices: Iterable[int]) -> list[tuple[Arrays, int]]:
         """The results of devices, with the numbers of their examples. They stay valid after ``close``."""

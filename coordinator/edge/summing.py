@@ -45,6 +45,8 @@ class Summing:
         self._gathering: Gathering | None = None
         self._keepers: dict[int, bytes] = {}
         """The edges below that keep the results of devices."""
+        self._twice: set[int] = set()
+        """The devices whose results several of them keep."""
         self._sum: edge.Sum | None = None
         self._adding: asyncio.Task[None] | None = None
         self._awaited: dict[bytes, edge.Sum] = {}
@@ -81,6 +83,7 @@ class Summing:
         self._forget()
         self._gathering = Gathering(gather, self._folder)
         self._keepers.clear()
+        self._twice.clear()
         for station in self.stations:
             self._send(station, gather)
 
@@ -92,7 +95,8 @@ class Summing:
 
     def kept_by(self, station: bytes, device: int) -> None:
         """An edge below keeps the result of a device."""
-        self._keepers[device] = station
+        if self._keepers.setdefault(device, station) != station:
+            self._twice.add(device)
 
     def begin(self, wanted: edge.Sum) -> None:
         """Add up what is kept here, and ask the edges below for their part."""
@@ -112,11 +116,14 @@ class Summing:
         elsewhere: dict[bytes, list[int]] = {}
         for device in wanted.devices:
             keeper = self._keepers.get(device)
-            if keeper is not None and gathering.has(device):
-                # It has replied here, too, and the coordinator may go by either reply. So it is asked once more.
+            if keeper is None:
+                continue
+            if device in self._twice or gathering.has(device):
+                # It has replied at several edges, and the coordinator may go by any reply. So it is asked once more.
+                self._twice.discard(device)
                 gathering.drop(device)
                 del self._keepers[device]
-            elif keeper is not None:
+            else:
                 elsewhere.setdefault(keeper, []).append(device)
         self._awaited = {station: replace(wanted, devices=tuple(devices)) for station, devices in elsewhere.items()}
         for station, part in self._awaited.items():

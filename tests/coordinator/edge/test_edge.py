@@ -294,18 +294,19 @@ async def test_edges_behind_edges_send_their_sums_through_them(
     assert value(partial, frames) == [3.0, 4.0]
 
 
-@pytest.mark.parametrize("examples", [2, 5])
+@pytest.mark.parametrize(("place", "examples"), [("edge", 2), ("edge", 5), ("beside", 5)])
 async def test_a_device_that_replies_at_two_edges_spoils_no_sum_of_its_neighbours(
-    root: Any, join: Any, settle: Any, start_edge: Any, examples: int
+    root: Any, join: Any, settle: Any, start_edge: Any, place: str, examples: int
 ) -> None:
     await start_edge("edge", "lower")
+    await start_edge("edge", "beside")
     near, far = await join(0), await join(1, "lower")
     root.hub.send(root.station, GATHER)
     await settle()
     near.reply([1.0, 2.0], 1)
     far.reply([4.0, 5.0], 2)
     await settle()
-    moved = await join(1)
+    moved = await join(1, place)
     moved.reply([4.0, 5.0], examples)
     await settle()
     told = [held.examples for held in root.heard_of(edge.Held)]
@@ -313,7 +314,7 @@ async def test_a_device_that_replies_at_two_edges_spoils_no_sum_of_its_neighbour
     root.hub.send(root.station, edge.Sum(ask="1.0.0", epoch=7, devices=(0, 1)))
     _, partial, frames = await root.hears(edge.Partial)
     assert (partial.devices, partial.examples, value(partial, frames)) == ((0,), 1, [1.0, 2.0])
-    moved.reply([4.0, 5.0], 2)
+    far.reply([4.0, 5.0], 2)
     await settle()
     root.hub.send(root.station, edge.Sum(ask="1.0.0", epoch=7, devices=(0, 1)))
     _, partial, frames = await root.hears(edge.Partial, 2)
