@@ -52,6 +52,7 @@ class Link:
         self._most = most
         self._queue: deque[list[Buffer]] = deque()
         self._deliver: Callable[[list[Buffer]], None] | None = None
+        self._ended: Callable[[], None] | None = None
 
     def open(self, deliver: Callable[[list[Buffer]], None]) -> None:
         """Let messages arrive from now on, also those that are already queued."""
@@ -76,6 +77,14 @@ class Link:
                 self._later(self._arrive)
         return True
 
+    def end(self, ended: Callable[[], None]) -> None:
+        """Nothing more is put. Call ``ended`` when all that is on its way has arrived."""
+        self._ended = ended
+        if not self._queue:
+            self._later(ended)
+
     def _arrive(self) -> None:
         if self._deliver is not None:
             self._deliver(self._queue.popleft())
+            if self._ended is not None and not self._queue:
+                self._ended()

@@ -16,7 +16,7 @@ from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
 from fedemu.protocol.errors import ConfigurationError, ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.seeds import integer
-from fedemu.protocol.transport.interface import Bounds, Screen, let_all_pass
+from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, Screen, let_all_pass
 from fedemu.protocol.transport.link import MOST_UNDER_WAY, Faults, Link
 
 CallLater = Callable[[float, Callable[[], None]], Any]
@@ -59,7 +59,8 @@ class MemoryNetwork:
             address = f"{address.removesuffix('0').removesuffix('*')}{next(self._addresses)}"
         if address in self.routers:
             raise ConfigurationError(f"cannot listen at {address}: it is in use; choose another address")
-        router = self.routers[address] = MemoryRouter(self, address, decoder, received, rejected, screen)
+        closed = (bounds or BOUNDLESS).closed
+        router = self.routers[address] = MemoryRouter(self, address, decoder, received, rejected, screen, closed)
         for dealer in self.waiting.pop(address, []):
             dealer.attach(router)
         return router
@@ -115,6 +116,7 @@ class MemoryRouter:
         received: Callable[[bytes, Envelope], None],
         rejected: Callable[[bytes, ProtocolError], None],
         screen: Screen,
+        closed: Callable[[bytes], None],
     ) -> None:
         self.address = address
         self.bytes_received = 0
@@ -125,6 +127,7 @@ class MemoryRouter:
         self._received = received
         self._rejected = rejected
         self._screen = screen
+        self._gone = closed
         self._closed = False
 
     def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = (), again: bool = False) -> bool:
@@ -141,9 +144,15 @@ class MemoryRouter:
     def cut(self, peer: bytes) -> None:
         dealer = self.dealers.pop(peer, None)
         if dealer is not None:
-            dealer.detach()
+            up = dealer.detach()
             self._network.waiting[self.address].remove(dealer)
             dealer.attach(self)
+            up.end(lambda: self.lose(peer))
+
+    def lose(self, peer: bytes) -> None:
+        """The connection of ``peer`` is gone, and all that it has sent has arrived."""
+        if not self._closed:
+            self._gone(peer)
 
     def look(self) -> None:
         """There is nothing to look at: this process made all connections itself."""
@@ -217,11 +226,12 @@ class MemoryDealer:
         self.down = self._network.link()
         self.down.open(self._take)
 
-    def detach(self) -> None:
-        """Lose the Router with all messages on their way to it, and wait for the next Router at the address."""
+    def detach(self) -> Link:
+        """Lose the Router, and wait for the next one at the address. Returns the link to the one that is lost."""
         self._router = None
-        self._up = self._network.link()
+        up, self._up = self._up, self._network.link()
         self._network.waiting.setdefault(self._address, []).append(self)
+        return up
 
     def send(self, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
         parts = _parts(message, frames)
@@ -234,8 +244,9 @@ class MemoryDealer:
         if self._closed:
             return
         self._closed = True
-        if self._router is not None:
-            del self._router.dealers[self._peer]
+        if (router := self._router) is not None:
+            del router.dealers[self._peer]
+            self._up.end(lambda: router.lose(self._peer))
         else:
             self._network.waiting[self._address].remove(self)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from fedemu.protocol.codec import DOWN, UP
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.messages import Hello
+from fedemu.protocol.transport.interface import BOUNDLESS
 from fedemu.protocol.transport.link import Faults
 from fedemu.protocol.transport.memory import MemoryDealer, MemoryNetwork, MemoryRouter
 
@@ -113,6 +115,28 @@ def test_a_message_for_which_a_connection_has_no_room_is_refused() -> None:
     network = MemoryNetwork(call_later=Clock().call_later, most_under_way=2)
     dealer = network.connect("here", DOWN, lambda envelope: None, lambda error: None)
     assert [dealer.send(Hello(device=device, incarnation=0, lease="")) for device in range(3)] == [True, True, False]
+
+
+@pytest.mark.parametrize("faults", [Faults(), Faults(delay_seconds=2.0)])
+def test_a_router_hears_that_a_connection_is_gone_after_what_was_said_on_it(faults: Faults) -> None:
+    clock = Clock()
+    network = MemoryNetwork(faults, call_later=clock.call_later)
+    heard: list[object] = []
+    router = network.bind(
+        "here", UP, lambda _, envelope: heard.append(envelope.message.device), lambda *_: None,
+        bounds=replace(BOUNDLESS, closed=heard.append),
+    )  # fmt: skip
+    dealer, other = (network.connect("here", DOWN, lambda envelope: None, lambda error: None) for _ in range(2))
+    closed, cut = router.dealers
+    for device in range(3):
+        dealer.send(Hello(device=device, incarnation=0, lease=""))
+    dealer.close()
+    clock.run()
+    assert heard == [0, 1, 2, closed]
+    router.cut(cut)
+    other.send(Hello(device=3, incarnation=0, lease=""))
+    clock.run()
+    assert sorted(map(str, heard[4:])) == ["3", str(cut)], "it is another connection on which it comes back"
 
 
 @pytest.mark.parametrize("fault", [{"loss": 1.5}, {"duplication": -0.1}, {"delay_seconds": float("inf")}])
