@@ -119,3 +119,8 @@ def no_utf8(remedy: str) -> str:
 def is_milestone(count: int) -> bool:
     """Whether a count is 1, 10, 100 and so on. What strangers can repeat without end is told at these counts only."""
     return str(count).strip("0") == "1"
+
+
+def readable(text: str) -> str:
+    """What a peer has written, for people: terminals would obey control characters. The lines stay."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text)

@@ -20,6 +20,7 @@ from fedemu.protocol.host.futures import fail
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Declined, Duplicate, Failed, Late, Message, Result, Scheduled, Work
 from fedemu.protocol.sharing.edge_messages import Held, Partial
+from fedemu.protocol.wording import readable
 
 REPEATABLE = frozenset({"training", "malformed"})
 """The reasons for which a device fails in every run of the experiment. Any other failure is an accident."""
@@ -274,8 +275,8 @@ class Exchange:
             return
         if isinstance(message, Failed) and not message.planned:
             # The event names the device, and equal reasons of several devices are to be counted as one.
-            detail = _readable(message.detail.removeprefix(f"device {device}: "))
-            reason = _readable(message.reason) or "unknown"  # a device of one's own may say neither
+            detail = readable(message.detail.removeprefix(f"device {device}: "))
+            reason = readable(message.reason) or "unknown"  # a device of one's own may say neither
             self.failures[detail or reason] += 1
             self._observers.event("failure", device=device, ask=self.text, reason=reason, detail=detail)
             if message.reason not in REPEATABLE:
@@ -318,8 +319,3 @@ class Exchange:
         if self.machine.end is not None and not self.closed.done():
             self.machine.check()
             self.closed.set_result(None)
-
-
-def _readable(text: str) -> str:
-    """What a device has written, for people: terminals would obey control characters. The lines stay."""
-    return "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text)

@@ -31,7 +31,7 @@ from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Message
 from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.sharing.hub import FRAMES_OF_A_MESSAGE
-from fedemu.protocol.wording import is_milestone
+from fedemu.protocol.wording import is_milestone, readable
 
 AboutAsk = wire.Scheduled | wire.Result | edge.Held | wire.Failed | wire.Declined
 
@@ -278,11 +278,12 @@ class Reception:
 
     def _enroll(self, peer: bytes, message: wire.Enroll, now: float) -> None:
         before = self.roster.leases.of_peer(peer)
-        key = self._owner(peer)
+        # Other machines and the coordinator's own people may get to read this name.
+        key, host = self._owner(peer), readable(message.host).replace("\n", " ")
         likeness = self.roster.likeness
-        if sentence := likeness.refusal(message.compute, message.host):
+        if sentence := likeness.refusal(message.compute, host):
             raise RefusedError("compute", sentence)
-        lease = self.roster.enroll(peer, message.count, message.lease, message.host, now, key)
+        lease = self.roster.enroll(peer, message.count, message.lease, host, now, key)
         self._send(peer, self._granted(lease=lease.token, ranges=lease.ranges), ())
         if lease is not before:
             # With a new lease come new devices, in place of others that took their own states with them.
@@ -290,8 +291,8 @@ class Reception:
                 self.perturbed = True
                 self._observers.event("own_states_lost", devices=lost)
             self._observers.event("enroll", host=lease.host, devices=len(lease))
-            if difference := likeness.note(message.compute, message.host):
-                self._observers.event("mixed_compute", host=message.host, detail=difference)
+            if difference := likeness.note(message.compute, host):
+                self._observers.event("mixed_compute", host=host, detail=difference)
             self.changed.set()
 
     def _station(self, peer: bytes, message: edge.Station, now: float) -> None:

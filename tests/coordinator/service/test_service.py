@@ -28,7 +28,7 @@ from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.ids import DeviceId
-from fedemu.protocol.messages import Beat, Enroll, Granted, Hello, Need, Wake
+from fedemu.protocol.messages import Beat, Compute, Enroll, Granted, Hello, Need, Wake
 from fedemu.protocol.sharing.edge_messages import Station, Vouch
 from fedemu.protocol.transport.memory import MemoryNetwork
 
@@ -91,6 +91,18 @@ async def test_nothing_is_remembered_of_a_peer_whose_connection_is_gone(tmp_path
     assert lease is not None
     assert lease.key == ""
     assert not reception.broken.done()
+
+
+async def test_the_name_of_a_machine_brings_no_control_characters_to_the_terminals_of_others(tmp_path: Path) -> None:
+    service, sent = a_service(tmp_path), []
+    reception = Reception(
+        service._settings, service.roster, service.shelf, service.timeline, Observers(), lambda **fields: Beat(),
+        lambda peer, message, frames: sent.append(message),
+    )  # fmt: skip
+    for number, host in enumerate(("first\x1b[2J\nto be done", "second")):
+        way = Compute(fedemu="1", torch=str(number), numpy="1", device="cpu")
+        reception.received(host.encode(), Envelope(Enroll(count=1, host=host, compute=way), ()))
+    assert "second would compute otherwise than first [2J to be done does" in sent[-1].detail
 
 
 async def test_a_peer_in_the_middle_of_a_long_message_lives_and_hears_that_the_coordinator_does(tmp_path: Path) -> None:
