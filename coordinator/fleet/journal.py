@@ -1,4 +1,4 @@
-"""The journal of leases: one line for each lease that is granted or released. So leases outlive the coordinator.
+"""The journal of leases: one line for each that is granted or released, or gets a key. So they outlive the coordinator.
 
 A line is a JSON object, a space and the CRC-32 of the object's bytes. Earlier versions wrote no CRC.
 """

@@ -96,10 +96,9 @@ class Leases:
             if lease.peer is not None and not lease.hung_up:
                 host = f" on {lease.host}" if lease.host else ""
                 raise RefusedError("lease_taken", f"The lease is held by a live supervisor{host}.")
-            if not lease.key:
-                self._held.subtract({"": len(lease)})
-                self._held[key] += len(lease)
-                lease.key = key
+            if key and not lease.key:
+                self._give(lease, key)
+                self._note({"owned": token, "key": key})
             self._seat(lease, peer, now)
             return lease
         if held is not None:
@@ -193,6 +192,9 @@ class Leases:
             if "release" in entry:
                 self._drop(self._by_token[entry["release"]])
                 continue
+            if "owned" in entry:
+                self._give(self._by_token[entry["owned"]], entry["key"])
+                continue
             ranges = tuple((start, stop) for start, stop in entry["ranges"])
             self._grant(Lease(entry["grant"], ranges, entry["host"], left=left, key=entry.get("key", "")))
 
@@ -207,6 +209,12 @@ class Leases:
         for start, stop in lease.ranges:
             self._holder[start:stop] = len(self._numbered)
         self._numbered.append(lease)
+
+    def _give(self, lease: Lease, key: str) -> None:
+        """A lease that was granted without keys belongs to this key from now on."""
+        self._held[lease.key] -= len(lease)
+        self._held[key] += len(lease)
+        lease.key = key
 
     def _seat(self, lease: Lease, peer: bytes, now: float) -> None:
         self.leave(peer, now)

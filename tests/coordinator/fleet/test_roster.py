@@ -204,13 +204,19 @@ def test_a_lease_belongs_to_the_key_that_got_it() -> None:
 
 
 def test_a_lease_that_was_granted_without_keys_belongs_to_the_first_key_that_comes_back_for_it() -> None:
-    grants = leases()
-    grants.replay([{"grant": "old", "ranges": [[0, 3]], "host": ""}], left=0.0)
+    written: list[Any] = [{"grant": "old", "ranges": [[0, 3]], "host": ""}]
+    grants = leases(journal=written.append)
+    grants.replay(written, left=0.0)
     for peer, key in ((A, "key"), (B, "")):
         grants.enroll(peer, 3, "old", "", 0.0, key)
         assert not grants.holds("old", 0, "another")
         assert (grants.held_by("key"), grants.held_by("")) == (3, 0)
         grants.leave(peer, 1.0)
+    again = leases()
+    again.replay(written, left=0.0)
+    assert (again.held_by("key"), again.changes) == (3, grants.changes) == (3, 2)
+    with refused("lease_unknown"):
+        again.enroll(C, 3, "old", "", 2.0, "another")
 
 
 def test_a_device_with_a_stolen_lease_and_another_key_takes_nothing() -> None:
