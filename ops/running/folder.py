@@ -42,7 +42,7 @@ def claim(experiment: Experiment, out: Path | None) -> Path:
 def clear_claim(directory: Path) -> None:
     """Remove the folder of a run if a killed process has made it, and it does not hold the experiment yet.
 
-    A folder looks the same while another process is claiming it. So only who keeps others from that may call this.
+    A folder looks the same while another process is claiming it, whose claim then fails.
     """
     if not directory.is_dir() or (directory / CONFIG_FILE).is_file():
         return

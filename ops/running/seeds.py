@@ -24,7 +24,7 @@ from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, check_resume, load_experiment, read_frozen
 from fedemu.ops.results.results import Results
 from fedemu.ops.running.codes import INTERRUPTED, USAGE
-from fedemu.ops.running.folder import RUNS, claim, give_back, keep_grown, reopen
+from fedemu.ops.running.folder import RUNS, claim, clear_claim, give_back, keep_grown, reopen
 from fedemu.ops.running.together import run_together
 from fedemu.ops.running.words import is_complete, say
 from fedemu.ops.track.kinds import check as check_trackers
@@ -125,6 +125,7 @@ def reopen_group(
                 keep_grown(claimed[seed], experiment)
                 members.append(Member(claimed[seed], experiment, new=False))
             else:
+                clear_claim(folder / f"seed-{seed}")
                 members.append(_claim(folder, wanted.model_copy(update={"seed": seed})))
     return group
 

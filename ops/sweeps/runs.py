@@ -168,7 +168,7 @@ class _Running:
 def _start(directory: Path, planned: Planned, command: Command) -> _Running:
     """Start a run. Its lines for people go to the file ``seed-N.log`` beside its directory."""
     directory.parent.mkdir(parents=True, exist_ok=True)
-    clear_claim(directory)
+    clear_claim(directory)  # nobody else is claiming it, because this process holds the folder of the sweep
     with _log_of(directory).open("wb") as log:
         process = subprocess.Popen(
             command(directory, planned), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

@@ -161,6 +161,15 @@ def test_a_group_may_grow_by_rounds_and_by_seeds(runs: FakeRuns) -> None:
     assert read_frozen(Path("group/seed-0")).rounds == 3
 
 
+def test_a_seed_whose_claim_was_cut_off_by_a_kill_can_be_had_again(runs: FakeRuns) -> None:
+    assert call("digits-small", "--seeds", "0", "--out", "group") == 0
+    Path("group/seed-1").mkdir()
+    for name in (".lock", "config.toml.partial"):
+        Path("group/seed-1", name).touch()
+    assert call("--resume", "group", "--seeds", "0,1") == 0
+    assert read_frozen(Path("group/seed-1")).seed == 1
+
+
 def test_a_group_goes_on_beside_leftovers_and_whatever_the_environment_says(
     runs: FakeRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
