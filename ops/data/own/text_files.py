@@ -86,6 +86,7 @@ def _number(cell: Any) -> float | None:
 def _table(path: Path, content: str) -> dict[str, list[str]]:
     first = _LINE_END.split(content, maxsplit=1)[0]
     delimiter = "," if "," in first else next((mark for mark in ";\t" if mark in first), ",")
+    csv.field_size_limit(max(csv.field_size_limit(), len(content)))  # a text may be longer than Python's own limit
     rows = csv.reader(io.StringIO(content, newline=""), strict=True, delimiter=delimiter)
     try:
         heading, *body = (row for row in rows if row)

@@ -29,6 +29,12 @@ def test_a_quoted_cell_keeps_its_newlines(tmp_path: Path) -> None:
     assert read_file(table) == {"label": ["a"], "text": ["one\r\ntwo\n"]}
 
 
+def test_a_cell_may_hold_a_whole_book(tmp_path: Path) -> None:
+    book = "word " * 50_000
+    (tmp_path / "books.csv").write_text(f"text,label\n{book},1\n")
+    assert read_file(tmp_path / "books.csv") == {"text": [book], "label": ["1"]}
+
+
 def test_names_in_a_heading_have_no_spaces_around_them_and_cells_keep_theirs(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("a, label , two words\n1, x ,2\n")
