@@ -49,7 +49,8 @@ class Fleet(Section):
     @property
     def awake(self) -> int:
         """The most devices that are alive in a round that asks ``per_round`` devices."""
-        return self.devices if self.wake == "at-once" else ceil_share(self.over_selection, self.per_round)
+        asked = ceil_share(self.over_selection, self.per_round)
+        return self.devices if self.wake == "at-once" else min(asked, self.devices)
 
 
 class Tree(Section):

@@ -319,6 +319,15 @@ def test_every_interval_of_signs_of_life_can_travel_to_devices(settings: dict[st
 
 
 @pytest.mark.parametrize(
+    ("wake", "over_selection", "awake"),
+    [("at-once", 1.5, 300), ("on-demand", 1.5, 45), ("on-demand", 30.0, 300)],
+)
+def test_no_more_devices_are_awake_than_there_are(wake: str, over_selection: float, awake: int) -> None:
+    fleet = {"devices": 300, "per_round": 30, "over_selection": over_selection, "wake": wake}
+    assert Experiment.parse({"fleet": fleet}).fleet.awake == awake
+
+
+@pytest.mark.parametrize(
     ("table", "said"),
     [
         ({"data": {"dataset": os.fsdecode(b"caf\xe9")}}, "data.dataset = 'caf\\udce9'"),
