@@ -10,6 +10,7 @@ import signal
 import sys
 from contextlib import suppress
 from types import FrameType
+from typing import NoReturn
 
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted
 
@@ -48,16 +49,24 @@ def leave_on_signals() -> None:
 
 
 def interrupt_on_signals() -> None:
-    """Such a signal raises KeyboardInterrupt from now on."""
+    """Such a signal raises KeyboardInterrupt from now on.
+
+    The handler is not Python's own. That one asyncio would replace by one of its own, after which the first Ctrl-C is
+    heard when a task waits, and not while an experiment is put together.
+    """
     for sign in STOP_SIGNALS:
         if signal.getsignal(sign) is _leave:
-            signal.signal(sign, signal.default_int_handler)
+            signal.signal(sign, _interrupt)
 
 
 def keep_the_code() -> None:
     """Ignore such signals from now on: at its very end the interpreter lets them kill the process, without a code."""
     for sign in STOP_SIGNALS:
         signal.signal(sign, signal.SIG_IGN)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

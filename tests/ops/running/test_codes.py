@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fedemu.ops.running.codes import CODES, IN_WORDS, INTERNAL_ERROR, INTERRUPTED, USAGE
 from fedemu.protocol import errors
 
@@ -30,3 +32,24 @@ def test_a_command_knows_the_codes_before_it_imports_anything_heavy() -> None:
     names = ended.stdout.split()
     assert {"numpy", "pydantic", "typer", "rich", "zmq"}.isdisjoint(names)
     assert len([name for name in names if name.startswith("fedemu.")]) < 10
+
+
+@pytest.mark.parametrize("sign", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_stop_signal_is_heard_at_once_while_asyncio_runs(sign: str) -> None:
+    code = (
+        "import asyncio, os, signal, sys\n"
+        "from fedemu.ops.running.codes import interrupt_on_signals, leave_on_signals\n"
+        "sign = signal.Signals[sys.argv[1]]\n"
+        "signal.signal(sign, signal.SIG_DFL)\n"  # whoever started the tests may ignore it
+        "leave_on_signals()\n"
+        "interrupt_on_signals()\n"
+        "async def put_together():\n"
+        "    os.kill(os.getpid(), sign)\n"
+        "    print('went on')\n"
+        "try:\n"
+        "    asyncio.run(put_together())\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, sign], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "interrupted\n"
