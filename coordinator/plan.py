@@ -44,7 +44,7 @@ class CoordinatorPlan:
 
     ``frozen`` are the tensors of the model that are no variables. The final model has them beside its variables.
     ``directory`` has been claimed: it holds a ``config.toml``, and the rounds that the run has played before, if any.
-    ``signals`` says whether SIGINT and SIGTERM end the run. ``opened`` is called once with the address at which the
+    ``signals`` says whether SIGINT, SIGTERM and SIGHUP end it. ``opened`` is called once with the address at which the
     coordinator listens, when everything has been put together and the wait for devices begins. ``holdings`` bound what
     devices may say of their samples, and ``quotas`` what a machine may take. ``shown`` is called once, on the event
     loop, with what tells at any time what the devices do. ``planned`` are the on-line times of devices that sleep until

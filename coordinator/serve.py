@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from fedemu.coordinator.sums.partial import RULE
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError, UnreachableError
+from fedemu.protocol.host.kernel import stop_signals
 from fedemu.protocol.messages import Granted
 
 _OTHER_SUMS = (
@@ -269,13 +269,13 @@ def _require_shapes(kept: Tree, fresh: Tree) -> None:
 
 @contextlib.contextmanager
 def _stop_signals(wanted: bool) -> Iterator[asyncio.Event]:
-    """An event that SIGINT and SIGTERM set. Only the main thread can hear signals."""
+    """An event that the signals set by which people stop a process. Only the main thread can hear them."""
     stopped = asyncio.Event()
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield stopped
         return
     loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = stop_signals()
     for number in numbers:
         loop.add_signal_handler(number, stopped.set)
     try:

@@ -30,6 +30,7 @@ from fedemu.device.machine.trainers import Nursery, Trainers
 from fedemu.device.pipe import Setup
 from fedemu.protocol.errors import Interrupted
 from fedemu.protocol.host.idleness import Idleness, Stuckness
+from fedemu.protocol.host.kernel import stop_signals
 from fedemu.protocol.host.named import load
 from fedemu.protocol.host.phases import mark, used
 from fedemu.protocol.host.private import private_folder
@@ -285,7 +286,7 @@ def _signals(task: asyncio.Task[object]) -> Iterator[list[str]]:
 
     taken = []
     try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in stop_signals():
             try:
                 loop.add_signal_handler(number, stop, number)
             except (RuntimeError, ValueError):

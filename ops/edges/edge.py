@@ -16,11 +16,11 @@ from fedemu.ops.edges.metrics import served
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.figures import readable_bytes
 from fedemu.ops.keys.choice import client_keys, in_words, server_keys
-from fedemu.ops.running.codes import STOP_SIGNALS
 from fedemu.ops.running.devices import ENDS, require_host, say
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.running.together import places, reachable, refuse_metrics_at
 from fedemu.protocol.errors import ConfigurationError, Interrupted
+from fedemu.protocol.host.kernel import stop_signals
 from fedemu.protocol.host.open_files import allow_open_files
 from fedemu.protocol.host.private import working_folder
 from fedemu.protocol.transport.curve import ServerKeys
@@ -114,12 +114,13 @@ def _stopping() -> Iterator[asyncio.Future[str]]:
         if not stopped.done():
             stopped.set_result(name)
 
-    for sign in STOP_SIGNALS:
+    signs = stop_signals()
+    for sign in signs:
         loop.add_signal_handler(sign, stop, sign.name)
     try:
         yield stopped
     finally:
-        for sign in STOP_SIGNALS:
+        for sign in signs:
             loop.remove_signal_handler(sign)
         stopped.cancel()
 

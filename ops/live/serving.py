@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +16,7 @@ from aiohttp import web
 
 from fedemu.ops.live.server import Page
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.kernel import stop_signals
 
 HOST: Final = "127.0.0.1"
 FIRST_PORT: Final = 8160
@@ -48,7 +48,7 @@ async def _serve(page: Page, listening: socket.socket, opened: Callable[[str, st
     runner = web.AppRunner(page.application(number), access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     stopped = asyncio.Event()
-    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for sign in stop_signals():
         asyncio.get_running_loop().add_signal_handler(sign, stopped.set)
     following = asyncio.create_task(page.follow())
     try:

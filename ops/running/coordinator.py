@@ -30,7 +30,7 @@ from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import read_frozen
 from fedemu.ops.keys.choice import in_words as keys_in_words
 from fedemu.ops.keys.choice import reachable_elsewhere, server_keys
-from fedemu.ops.running.codes import INTERRUPTED, STOP_SIGNALS
+from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.embedded import serve_embedded
 from fedemu.ops.running.exits import complain, exit_code_of
 from fedemu.ops.running.launch import child_command
@@ -47,6 +47,7 @@ from fedemu.ops.watching.progress import Progress
 from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError
 from fedemu.protocol.host.files import write_whole
 from fedemu.protocol.host.garbage import settle
+from fedemu.protocol.host.kernel import stop_signals
 from fedemu.protocol.host.open_files import allow_open_files, most_open_files
 from fedemu.protocol.host.phases import mark, part
 from fedemu.protocol.host.private import leave_private
@@ -254,11 +255,11 @@ def _report(directory: Path) -> int:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGINT and SIGTERM raise KeyboardInterrupt here.
+    """The signals that stop a process raise KeyboardInterrupt here.
 
     After a run the handlers of the coordinator are gone. The default ones would end this process without a word.
     """
-    old = {sign: signal.signal(sign, signal.default_int_handler) for sign in STOP_SIGNALS}
+    old = {sign: signal.signal(sign, signal.default_int_handler) for sign in stop_signals()}
     try:
         yield
     finally:

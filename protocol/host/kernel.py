@@ -27,6 +27,12 @@ def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL, code: 
         os._exit(code)
 
 
+def stop_signals() -> list[signal.Signals]:
+    """The signals by which people stop a process: SIGINT, SIGTERM, and SIGHUP unless it is ignored, as under nohup."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
+
+
 def name_process(name: str) -> None:
     """Set the name that ``ps`` and ``top`` show: at most 15 bytes, the rest is cut off."""
     _control(_PR_SET_NAME, name.encode()[:15])

@@ -329,10 +329,11 @@ async def test_resuming_a_run_that_is_finished_needs_no_fleet(
     assert (again.model_digest, again.outcome, again.rounds) == (first.model_digest, "completed", 4)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_a_signal_stops_the_run_with_a_checkpoint_to_go_on_from(
     make_plan: MakePlan, make_fleet: MakeFleet, number: signal.Signals, play: Play, until: Until
 ) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, under which the tests may run, ignores it
     digest = await undisturbed(make_plan, make_fleet, play)
     fleet = make_fleet(12, script=churn)
     plan = make_plan(**BIG)
@@ -341,6 +342,7 @@ async def test_a_signal_stops_the_run_with_a_checkpoint_to_go_on_from(
     os.kill(os.getpid(), number)
     with pytest.raises(Interrupted, match=r"Stopped after round \d of 8; go on with --resume"):
         await running
+    signal.signal(signal.SIGHUP, before)
     left = read_run(plan.directory)
     assert left.summary is not None
     assert (left.summary["outcome"], left.summary["rounds"]) == ("interrupted", len(left.rows))

@@ -114,3 +114,13 @@ print(before - resident())
 def test_what_is_free_is_given_back() -> None:
     ended = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
     assert int(ended.stdout) > 40_000_000
+
+
+@pytest.mark.parametrize(("handler", "more"), [("SIG_IGN", []), ("SIG_DFL", ["SIGHUP"])])
+def test_a_hangup_stops_a_process_unless_it_is_ignored(handler: str, more: list[str]) -> None:
+    code = (
+        f"import signal; signal.signal(signal.SIGHUP, signal.{handler})\n"
+        "from fedemu.protocol.host.kernel import stop_signals; print(*(sign.name for sign in stop_signals()))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.split() == ["SIGINT", "SIGTERM", *more]
