@@ -111,9 +111,10 @@ def _checked(result: object) -> tuple[Tree, bool]:
 def settle(pipe: int, parent: int) -> None:
     """Separate this process from its parent's event loop, signals and connections, and let it die with the parent."""
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+    for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of the group, and the parent decides
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal tells all processes of the group, and the parent decides
+        signal.signal(number, signal.SIG_IGN)
     end_with_parent(parent, code=1)
     _let_go_of_sockets(pipe)
     gc.freeze()  # the garbage collector never touches objects of the parent here

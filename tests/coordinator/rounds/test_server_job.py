@@ -184,6 +184,19 @@ async def test_a_job_that_dies_twice_is_an_error_that_names_the_signal(tmp_path:
     assert checkpoint.load_job(tmp_path, 3, 0).step == 5
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+async def test_a_job_leaves_it_to_its_coordinator_to_heed_a_terminal(tmp_path: Path, number: signal.Signals):
+    lives = tmp_path / "lives"
+
+    def hook(index: int) -> None:
+        if not index:
+            lives.open("a").write("x")
+        os.kill(os.getpid(), number)
+
+    await run_server_job(train(hook), tmp_path, 1, 0, ignore)
+    assert lives.read_text() == "x"
+
+
 async def test_a_job_that_raises_is_not_tried_again(tmp_path: Path):
     tries = tmp_path / "tries"
 
