@@ -113,7 +113,7 @@ def read(entry: Path) -> Corpus | None:
             vocabulary=tuple(meta["vocabulary"]),
             **splits,
         )
-    except (OSError, ValueError, LookupError, EOFError):
+    except (OSError, ValueError, LookupError, EOFError, AttributeError, TypeError):  # the last two by other JSON
         return None
 
 

@@ -63,13 +63,19 @@ def find(dataset: str, cache: Path) -> Path:
 
 
 def read(folder: Path) -> Any:
-    """The object in a folder: a mapping of arrays, or a ``datasets.DatasetDict``. DataError if it can't be read."""
+    """The object in a folder: a mapping of arrays, or a ``datasets.DatasetDict``.
+
+    Raises DataError if it is not what was handed over, by whose digest the folder is called.
+    """
     try:
-        return _read(folder)
-    except (OSError, ValueError, LookupError, EOFError) as error:
-        raise DataError(
-            f"the data in {folder}, which a program has handed over, are damaged; hand them over again"
-        ) from error
+        if _digest(folder)[:_DIGITS] == folder.name:
+            return _read(folder)
+        cause = None
+    except Exception as error:  # numpy and datasets raise errors of many types for damaged files
+        cause = error
+    raise DataError(
+        f"the data in {folder}, which a program has handed over, are damaged; hand them over again"
+    ) from cause
 
 
 def _read(folder: Path) -> Any:

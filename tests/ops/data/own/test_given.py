@@ -59,6 +59,17 @@ def test_an_object_of_which_a_part_is_gone_is_told_and_can_be_handed_over_again(
     assert len(opened(name).train) + len(opened(name).test) == len(X)
 
 
+@pytest.mark.parametrize("place", [8, 100, -1], ids=["length", "head", "number"])
+def test_an_object_of_which_a_byte_has_changed_is_told(place: int, cache: Path) -> None:
+    name = store((X, Y), cache)
+    file = cache / "objects" / name.removeprefix(PREFIX) / "0.npy"
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=r"a program has handed over, are damaged; hand them over again$"):
+        opened(name)
+
+
 def test_what_a_killed_process_has_left_goes_with_the_next_object(cache: Path) -> None:
     killed = (
         "import os; from pathlib import Path; import numpy as np; from fedemu.ops.data.own import given\n"
