@@ -99,7 +99,7 @@ def values_of(source: DataSource, split: datasets.Dataset, name: str) -> NDArray
     Raises DataError if it is missing, has empty cells, or is neither.
     """
     require(source, split.features, name)
-    values = split.select_columns([name]).with_format("arrow")[:].column(0).to_pylist()
+    values = cells_of(source, split, name)
     if None in values:
         raise DataError(f"the column {name!r} of {source.dataset!r} is empty in row {values.index(None) + 1}")
     try:
@@ -109,6 +109,15 @@ def values_of(source: DataSource, split: datasets.Dataset, name: str) -> NDArray
     if array.ndim != 1 or array.dtype.kind not in "iufbU":
         raise DataError(f"the column {name!r} of {source.dataset!r} should hold one number or text per row")
     return array
+
+
+def cells_of(source: DataSource, split: datasets.Dataset, name: str) -> list[Any]:
+    """All cells of a column. An empty one is None. Raises DataError if a text is not in UTF-8."""
+    try:
+        cells: list[Any] = split.select_columns([name]).with_format("arrow")[:].column(0).to_pylist()
+    except UnicodeDecodeError as error:
+        raise DataError(f"the column {name!r} of {source.dataset!r} holds a text that is not in UTF-8") from error
+    return cells
 
 
 def classes_of(

@@ -20,7 +20,7 @@ from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES  # type: ignore
 from numpy.typing import NDArray
 
 from fedemu.ops.data.cache import Decoded
-from fedemu.ops.data.columns import classes_of, input_blocks, input_columns, label_column, require, values_of
+from fedemu.ops.data.columns import cells_of, classes_of, input_blocks, input_columns, label_column, require, values_of
 from fedemu.ops.data.regroup import regrouped
 from fedemu.ops.data.source import DataSource, Place
 from fedemu.ops.data.split import Part, Rows, chosen_splits, divided
@@ -74,7 +74,7 @@ def read_texts(source: DataSource, opened: datasets.DatasetDict) -> tuple[dict[s
     for split in opened.values():
         for name, feature in split.features.items():
             if isinstance(feature, datasets.Value | datasets.ClassLabel):
-                cells = split.select_columns([name]).with_format("arrow")[:].column(0).to_pylist()
+                cells = cells_of(source, split, name)
                 if isinstance(feature, datasets.ClassLabel):
                     cells = [None if cell is None or cell < 0 else feature.int2str(cell) for cell in cells]
                 columns.setdefault(name, [None] * rows).extend(cells)

@@ -16,7 +16,7 @@ from PIL import Image
 
 from fedemu.ops.data.corpora import load_corpus
 from fedemu.ops.data.hugging_face import open_tables
-from fedemu.ops.data.source import DataSource, entry_of, locate
+from fedemu.ops.data.source import DataSource, TextSource, entry_of, locate
 from fedemu.protocol.errors import DataError
 
 RED, GREY, WHITE = (250, 10, 20), (90, 90, 90), (255, 255, 255)
@@ -323,6 +323,14 @@ def test_a_corrupt_file_is_one_sentence(tmp_path, pets, open_folder):
     with pytest.raises(DataError, match="the data set 'pets' can't be read: ") as caught:
         open_folder()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [None, TextSource("labels", 8, 50, "characters")])
+def test_a_text_that_is_no_utf_8_is_named_by_its_column(tmp_path, text):
+    lines = [f'{{"text": "one {row}", "x": {row}, "label": "word {row % 2}"}}'.encode() for row in range(9)]
+    (tmp_path / "rows.jsonl").write_bytes(b"\n".join(lines).replace(b"word 1", b"w\xf2rd 1", 1))
+    with pytest.raises(DataError, match=r"the column 'label' of '.*rows.jsonl' holds a text that is not in UTF-8"):
+        load_corpus(DataSource(str(tmp_path / "rows.jsonl"), text=text), cache=tmp_path / "cache")
 
 
 def test_files_of_different_columns_are_told_with_their_columns(tmp_path, open_folder):
