@@ -19,6 +19,10 @@ from pathlib import Path
 from fedemu.protocol.errors import ConfigurationError
 
 KILOBITS_PER_KILOBYTE = 8.0
+LARGEST = 1e50
+"""Numbers beyond it, or nearer to 0 than its inverse, would leave the range of float64 when they are multiplied."""
+LATEST = 1e13
+"""Seconds, some 300,000 years. In the repetitions of a trace that is much longer, short intervals would vanish."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,8 @@ def read_availability(
     last_event = 0.0
     for line, row in rows:
         spell = spells.setdefault(row[device], [])
-        begin = _number(path, line, row[start])
-        finish = _number(path, line, row[end]) if row[end].strip() else math.inf
+        begin = _time(path, line, row[start])
+        finish = _time(path, line, row[end]) if row[end].strip() else math.inf
         if finish < begin:
             raise ConfigurationError(f"{path} line {line}: the interval ends at {finish:g}, before its start {begin:g}")
         if _differs(header, row, "policy", policy) or _differs(header, row, "state", state):
@@ -175,6 +179,18 @@ def _number(path: Path, line: int, text: str) -> float:
         raise ConfigurationError(f"{path} line {line}: {text!r} is not a number") from None
     if not 0 <= value < math.inf:
         raise ConfigurationError(f"{path} line {line}: {text} must be finite and not negative")
+    if value and not 1 / LARGEST <= value <= LARGEST:
+        raise ConfigurationError(f"{path} line {line}: {text} must be 0 or from {1 / LARGEST:g} to {LARGEST:g}")
+    return value
+
+
+def _time(path: Path, line: int, text: str) -> float:
+    value = _number(path, line, text)
+    if value > LATEST:
+        raise ConfigurationError(
+            f"{path} line {line}: {text} is no time, which is in seconds and at most {LATEST:g}; write it in seconds, "
+            "counted from the beginning of the trace"
+        )
     return value
 
 

@@ -67,6 +67,8 @@ def test_a_byte_order_mark_is_no_part_of_a_name(folder: Path, name: str) -> None
         ("device,start,end\na,1\n", "line 2 has 2 values, but the header has 3"),
         ("device,start,end\na,1,2\na,x,3\n", "line 3: 'x' is not a number"),
         ("device,start,end\na,-1,3\n", "line 2: -1 must be finite and not negative"),
+        ("device,start,end\na,0,1e300\nb,1,2\n", "line 2: 1e300 must be 0 or from 1e-50 to 1e+50"),
+        ("device,start,end\na,0,1e18\nb,1,2\n", "line 2: 1e18 is no time, which is in seconds and at most 1e+13"),
         ("device,start,end\na,5,3\n", "line 2: the interval ends at 3, before its start 5"),
         ("device,start,end,state\na,1,3,eval\n", "has no interval of policy '' and state 'train'"),
         (PHONES, "has several policies; set policy to one of wifi, battery"),
@@ -94,6 +96,17 @@ def test_a_file_that_is_no_csv_is_refused(folder: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigurationError, match="can't be read as CSV"):
         read_availability(binary)
+
+
+@pytest.mark.parametrize("number", ["1e-320", "1e308"])
+def test_numbers_that_cannot_be_multiplied_are_refused_with_their_line(folder: Path, number: str) -> None:
+    path = write(folder, f"kBps,count\n1,1\n{number},1\n2,{number}\n")
+    with pytest.raises(ConfigurationError, match=r"trace\.csv line 3: .* must be 0 or from 1e-50 to 1e\+50"):
+        read_compute(path, "kBps", median=0.01)
+    with pytest.raises(ConfigurationError, match=r"trace\.csv line 3: .* must be 0 or from 1e-50 to 1e\+50"):
+        read_network(path, "kBps")
+    with pytest.raises(ConfigurationError, match=r"trace\.csv line 4: .* must be 0 or from 1e-50 to 1e\+50"):
+        read_compute(path, "count", median=0.01, weight="count")
 
 
 def test_kilobytes_become_kilobits(folder: Path) -> None:
