@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,8 @@ from fedemu.ops.compare.comparable import incomparable
 from fedemu.ops.compare.replay_label import NAMED, replay_label
 from fedemu.ops.compare.settings import differing, most_common, short_name, usual
 from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment.read_toml import read_toml
+from fedemu.ops.experiment.sources import CONFIG_FILE
 from fedemu.ops.results.words import Keys, Table, at, shown
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.named import SHOWN
@@ -60,7 +61,7 @@ def find_runs(path: Path) -> list[Path]:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is a run directory."""
-    return (path / "config.toml").is_file() or (path / "metrics.jsonl").is_file()
+    return (path / CONFIG_FILE).is_file() or (path / "metrics.jsonl").is_file()
 
 
 def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
@@ -149,10 +150,7 @@ def _each(paths: Iterable[Path]) -> Iterator[_Found]:
 
 def _read(directory: Path, place: Path) -> _Found:
     run = read_run(directory)
-    try:
-        table = tomllib.loads(run.config)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{run.path / 'config.toml'} is not valid TOML: {error}") from None
+    table = read_toml(directory / CONFIG_FILE) if run.config else {}
     if table:
         with contextlib.suppress(ConfigurationError):  # another version has frozen it; the table is compared as it is
             table = Experiment.parse(table).table()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,8 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from fedemu.coordinator.record.run import read_run
+from fedemu.ops.experiment.read_toml import read_toml
+from fedemu.ops.experiment.sources import CONFIG_FILE
 from fedemu.ops.figures import counted, percent, span
 from fedemu.ops.notebook.card import card, link
 from fedemu.ops.notebook.frames import Rows
@@ -41,7 +42,8 @@ class Result(Results):
     def read(cls, directory: Path) -> Result:
         """Read a run. Raises ConfigurationError if ``directory`` holds none, or a file of it is damaged."""
         run = read_run(directory)
-        return cls(directory, Rows(run.rows), run.events, run.summary or {}, tomllib.loads(run.config))
+        settings = read_toml(directory / CONFIG_FILE) if run.config else {}
+        return cls(directory, Rows(run.rows), run.events, run.summary or {}, settings)
 
     def figure(self, name: str) -> Figure:
         """One figure of the report as a matplotlib figure, such as ``accuracy``. The run may be unfinished.
@@ -78,7 +80,7 @@ class Result(Results):
     @property
     def facts(self) -> dict[str, str]:
         """What the card shows, in words. Empty where it is not known."""
-        rounds = len(self.rows) if not self.rows else self.rows[-1].round
+        rounds = self.rows[-1].round if self.rows else 0
         planned = int(self.settings.get("rounds", rounds))
         known = [row.accuracy for row in self.rows if row.accuracy is not None]
         last = self.accuracy if self.accuracy is not None else known[-1] if known else None

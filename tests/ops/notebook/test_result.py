@@ -71,6 +71,15 @@ def test_text_of_an_experiment_is_no_html(directory: Path) -> None:
     assert "&lt;b&gt;digits&lt;/b&gt;" in fedemu.open_run(directory)._repr_html_()
 
 
+def test_settings_that_are_damaged_are_told_in_one_sentence(directory: Path) -> None:
+    (directory / "config.toml").write_text("rounds 3\n")
+    for read in (fedemu.open_run, fedemu.compare):
+        with pytest.raises(ConfigurationError, match=r"config.toml is not valid TOML: a line must be a "):
+            read(directory)
+    (directory / "config.toml").unlink()
+    assert fedemu.open_run(directory).settings == {}
+
+
 def test_rows_are_a_tuple_and_called_a_frame(directory: Path) -> None:
     rows = fedemu.open_run(directory).rows
     assert rows[-1].accuracy == 0.875
