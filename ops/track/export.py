@@ -36,8 +36,7 @@ class Export:
         self._directory = directory
         self._log = RowLog(directory)
         self._state_file = directory / FOLDER / f"{_file_name(name)}.json"
-        self._states = self._read_states()
-        known = self._states.get(self.out, {})
+        known = self._read_states().get(self.out, {})
         if "://" not in self.out and not Path(self.out).exists():
             known = {}  # somebody has removed what was written
         self._told = int(known.get("told", 0))
@@ -98,8 +97,9 @@ class Export:
             "memory": dict(self._memory),
             "summary": self._summary,
         }
-        self._states[self.out] = own
-        write_among_others(self._state_file, f"{json.dumps(self._states)}\n".encode())
+        # Another command may have told another place meanwhile.
+        states = self._read_states() | {self.out: own}
+        write_among_others(self._state_file, f"{json.dumps(states)}\n".encode())
 
 
 def export(directory: Path, name: str, out: str = "", project: str = "fedemu") -> str:

@@ -153,6 +153,17 @@ def test_each_place_is_told_by_itself_and_again_when_it_was_removed(run: Path, o
     assert sum("round" in line for line in told(first)) == 2
 
 
+def test_a_place_that_is_told_while_another_one_is_followed_is_told_nothing_twice(
+    run: Path, own: str, tmp_path: Path
+) -> None:
+    following = Export(run, own, str(tmp_path / "followed"))
+    out = export(run, own, str(tmp_path / "exported"))
+    following.more()
+    following.close()
+    export(run, own, out)
+    assert sum("round" in line for line in told(out)) == 2
+
+
 def test_a_tracker_that_fails_is_told_in_one_sentence(run: Path, own: str) -> None:
     with pytest.raises(ConfigurationError, match="Broken failed: ValueError: no room"):
         export(run, own.replace("Mine", "Broken"))
