@@ -167,6 +167,8 @@ class Place:
                     env={**os.environ, **sent},
                     start_new_session=True,
                 )
+            if self._stopped:  # ``leave`` may have looked for a process before this one was there
+                self._process.terminate()
             code = self._process.wait()
             if code >= 0 or self._stopped or self._restarts == MOST_RESTARTS:
                 return code if code >= 0 else 128 - code

@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +25,7 @@ from fedemu.coordinator.record.json_lines import read_lines
 from fedemu.coordinator.record.row import read_rows
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.engines import on_ray
-from fedemu.ops.engines.actor import MOST_RESTARTS, Handed, Report
+from fedemu.ops.engines.actor import MOST_RESTARTS, Handed, Place, Report
 from fedemu.ops.engines.nodes import settle
 from fedemu.ops.engines.on_ray import RayFleet, bundle
 from fedemu.ops.engines.sending import folder_of
@@ -67,6 +69,44 @@ def test_a_place_takes_the_cores_and_gpus_that_every_node_has_and_no_more_cores_
         bundle(nodes, "cpu", trainers=5)
     with pytest.raises(ConfigurationError, match="not every node of the Ray cluster has a GPU"):
         bundle([*nodes, {"Resources": {"CPU": 4.0}}], "cuda")
+
+
+class Starting(Place):
+    """A place whose supervisor is not there yet when it has to leave its node, and is started then."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.begun, self.looked = threading.Event(), threading.Event()
+        self._state = self._logs = self._sent = folder
+        self._command, self._private = (), ExitStack()
+        self._stopped, self._restarts, self._started = False, 0, None
+        patch.setattr("fedemu.ops.engines.actor.child_command", self._late)
+        self._thread = threading.Thread(target=self._keep, daemon=True)
+        self._thread.start()
+
+    @property
+    def _process(self) -> Any:
+        found = self._started
+        self.looked.set()
+        return found
+
+    @_process.setter
+    def _process(self, process: Any) -> None:
+        self._started = process
+
+    def _late(self, *words: str) -> list[str]:
+        self.begun.set()
+        self.looked.wait(10.0)
+        return ["sleep", "20"]
+
+
+def test_a_place_that_leaves_while_its_supervisor_is_started_does_not_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Starting(tmp_path, monkeypatch)
+    assert place.begun.wait(10.0)
+    began = time.monotonic()
+    place.leave()
+    assert time.monotonic() - began < 10.0
 
 
 DIED_IN_INIT = """The actor died because of an error raised in its creation task, ray::Place.__init__() (pid=7)
