@@ -123,13 +123,18 @@ class Place:
         )
 
     def take_data(self, files: Sequence[SentFile]) -> None:
-        """Store the data that this place lacks, and start the supervisor."""
+        """Store the data that this place lacks, and start the supervisor. Without them the place has ended."""
         import ray
 
         try:
             receive(files, ray.get, self._sent)
         except FedemuError as error:
             self._code, self._words = error.exit_code, f"{COMPLAINT}{error}"
+            return
+        except Exception as error:  # Ray has lost a blob, or who has sent it
+            said = next(iter(str(error).splitlines()), "")
+            self._code = FedemuError.exit_code
+            self._words = f"{COMPLAINT}the data did not come: {type(error).__name__}: {said}"
             return
         self._lacks_data = False
         if not self._stopped:

@@ -28,7 +28,7 @@ from fedemu.ops.engines import on_ray
 from fedemu.ops.engines.actor import MOST_RESTARTS, Handed, Place, Report
 from fedemu.ops.engines.nodes import settle
 from fedemu.ops.engines.on_ray import RayFleet, bundle
-from fedemu.ops.engines.sending import folder_of
+from fedemu.ops.engines.sending import SentFile, folder_of
 from fedemu.ops.experiment.printed import printed
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.keys.store import KeyFolder
@@ -107,6 +107,23 @@ def test_a_place_that_leaves_while_its_supervisor_is_started_does_not_wait_for_i
     began = time.monotonic()
     place.leave()
     assert time.monotonic() - began < 10.0
+
+
+def test_a_place_whose_data_ray_has_lost_has_ended_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedemu[ray]'")
+
+    def lost(reference: str) -> bytes:
+        raise ray.exceptions.RayError("its owner died\nat a node")
+
+    monkeypatch.setattr(ray, "get", lost)
+    place = Place.__new__(Place)
+    place._node, place._process, place._restarts, place._lacks_data = "a", None, 0, True
+    place._state, place._sent = tmp_path, tmp_path / "data"
+    place.take_data([SentFile(name="x.npy", sha256="", blobs=("blob",))])
+    report = place.report()
+    assert (report.code, report.words) == (5, "fedemu: the data did not come: RayError: its owner died")
 
 
 DIED_IN_INIT = """The actor died because of an error raised in its creation task, ray::Place.__init__() (pid=7)
