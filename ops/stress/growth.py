@@ -46,7 +46,7 @@ def play_soak(folder: Path, seed: int, *, minutes: float, kept: bool) -> SoakRes
         if (figure := drawn(draw, result)) is not None:
             write_whole(folder / "soak.svg", saved(figure, "svg"))
             write_whole(folder / "soak.png", saved(figure, "png"))
-        console.print(f"samples and plot: {folder}/soak.csv, soak.svg, soak.png", soft_wrap=True)
+        console.print(f"samples and plot: {folder}/soak.csv, soak.svg, soak.png", markup=False, soft_wrap=True)
     return result
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 from fedemu.coordinator.record.summary import machine, versions
 from fedemu.device.compute.trainer import open_device
@@ -49,12 +50,12 @@ class GpuStudy:
         return asdict(self)
 
     def __rich_console__(self, console: Console, options: Any) -> Iterator[Any]:
-        said = ", ".join(f"{name} {value}" for name, value in self.about.items())
+        said = Text(", ".join(f"{name} {value}" for name, value in self.about.items()))
         yield Group(said, f"peak: {self.peak:.1f} TFLOP/s, a product of matrices in float32", _roofline(self.lines))
         if self.shares:
             yield Group("", _together(self.shares))
         if self.no_service:
-            yield Group(f"no trainers with MPS: {self.no_service}")
+            yield Group(Text(f"no trainers with MPS: {self.no_service}"))
         if self.pfl.standings or self.pfl.absent:
             yield Group("")
             yield self.pfl
@@ -119,5 +120,5 @@ def _together(shared: Sequence[Share]) -> Table:
     return drawn
 
 
-def _rate(rate: Spread | None, why: str) -> str:
-    return f"{rate.median:,.1f}" if rate else why
+def _rate(rate: Spread | None, why: str) -> Text:
+    return Text(f"{rate.median:,.1f}" if rate else why)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 from fedemu.ops.bench.growth.curve import WANTED, Curve, Point
 from fedemu.ops.bench.growth.plot import draw, files, make_ready
@@ -107,7 +108,7 @@ class Growth:
             verdict = "reached" if curve.met else "missed"
             said = f"slope {curve.slope:.2f}, last slope {curve.last_slope:.2f}; wanted {WANTED} or less: {verdict}"
             yield Group(f"[bold]{curve.title}[/]", drawn, said, "")
-        yield Group(EXPLANATION, *(f"plot: {path}" for path in self.plots))
+        yield Group(EXPLANATION, *(Text(f"plot: {path}") for path in self.plots))
 
 
 def grow(effort: Effort, folder: Path | None, tell: Tell, axes: Sequence[Axis] = AXES) -> Growth:

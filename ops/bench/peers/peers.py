@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 from fedemu.coordinator.record.row import read_rows
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
@@ -83,7 +84,7 @@ class Comparison:
                     )
             yield Group(drawn, "")
         for title, why in self.absent.items():
-            yield Group(f"left out: {title}: {why}")
+            yield Group(Text(f"left out: {title}: {why}"))
         yield Group(EXPLANATION)
 
 

@@ -109,6 +109,16 @@ def test_the_tables_show_everything_and_the_study_is_json() -> None:
     assert json.loads(json.dumps(study.table()))["about"]["torch"] == torch.__version__
 
 
+def test_reasons_that_look_like_markup_are_shown_as_they_are() -> None:
+    missing = {"Flower": "no distribution found for flwr[simulation]", "pfl-research": "can't open [/tmp/x]"}
+    failed = [Line("digits", 8, False, 0.1, why="a shape of [batch, 3]")]
+    study = gpu.GpuStudy({}, 67.0, failed, [Share("digits", 2, True, None, "[/mps]")], "[no]", Comparison([], missing))
+    shown = io.StringIO()
+    Console(file=shown, width=250).print(study)
+    for words in (*missing.values(), "a shape of [batch, 3]", "[/mps]", "with MPS: [no]"):
+        assert words in shown.getvalue(), words
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="torch finds no CUDA device here"):
