@@ -199,7 +199,7 @@ def class_accuracy(comparison: Comparison) -> Figure | None:
     cells[0, 0].set_xlim(min(rounds[0] for _, rounds, _ in maps) - 0.5, max(rounds[-1] for _, rounds, _ in maps) + 0.5)
     figure.supxlabel("round", fontsize=9.5)
     figure.supylabel("class", fontsize=9.5)
-    accuracy_bar(figure, image, cells, aspect=20 * down)
+    accuracy_bar(figure, image, cells.flat[: len(maps)], aspect=20 * down)
     return figure
 
 

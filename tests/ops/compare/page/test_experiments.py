@@ -27,7 +27,9 @@ from fedemu.ops.experiment.sources import write_frozen
 from fedemu.ops.pages.behind import data_behind
 from fedemu.ops.pages.colours import on_page
 from fedemu.ops.pages.files import write_figures
+from fedemu.ops.pages.fitted import fit, saved_for_paper
 from fedemu.ops.pages.paper import paper_of
+from fedemu.ops.pages.style import drawn
 
 
 def write_run(directory: Path, accuracies: Sequence[float], **settings: Any) -> Path:
@@ -175,6 +177,19 @@ def test_every_picture_is_a_figure_for_a_paper_too(close: Comparison, tmp_path: 
         told = [line for line in csv.DictReader(file) if line["series"] == "scaffold"]
     assert [float(line["y"]) for line in told] == pytest.approx([0.1, 0.4, 0.7, *[0.923] * 4])
     assert float(told[-1]["high"]) == pytest.approx(0.923 + 0.002 / 2**0.5)
+
+
+@pytest.mark.parametrize("experiments", [3, 4, 5, 7])
+def test_maps_of_any_number_of_experiments_stand_in_two_columns_of_a_paper(experiments: int, tmp_path: Path) -> None:
+    for number in range(experiments):
+        write_run(tmp_path / "runs" / f"{number}", [0.1, 0.4], local={"lr": 0.1 + number})
+    figure = drawn(class_accuracy, compare([tmp_path / "runs"]))
+    assert figure is not None
+    fit(figure, 3.25, 8.0, titles=False)
+    saved_for_paper(figure, "png")
+    panels = [axes.get_position() for axes in figure.axes if axes.images]
+    assert len(panels) == experiments
+    assert len({round(panel.x0, 3) for panel in panels}) == 2
 
 
 def test_a_name_with_dollar_signs_is_no_formula(tmp_path: Path) -> None:
