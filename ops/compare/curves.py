@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedemu.algorithms.measures.forgetting import mean_known
 from fedemu.coordinator.record.row import Values
 from fedemu.coordinator.record.run import Run
 from fedemu.ops.compare.entry import Entry
@@ -70,11 +72,19 @@ def _so_far(run: Run, key: str) -> Iterator[tuple[int, float]]:
 
 
 def class_table(entry: Entry) -> tuple[list[int], Floats]:
-    """The rounds with accuracies by class, and their mean over the runs that have them, ``[classes, rounds]``."""
+    """The rounds with accuracies by class, and their mean over the runs that have them, ``[classes, rounds]``.
+
+    NaN where no run has test samples of a class. Runs may have been tested on data with more classes than others.
+    """
     by_round: dict[int, list[Values]] = defaultdict(list)
     for run in entry.runs:
         for row in run.rows:
             if row.class_accuracy:
                 by_round[row.round].append(row.class_accuracy)
     rounds = sorted(by_round)
-    return rounds, np.array([np.array(by_round[round], dtype=np.float64).mean(axis=0) for round in rounds]).T
+    classes = max((len(values) for of_runs in by_round.values() for values in of_runs), default=0)
+    table = np.full((len(rounds), classes), np.nan)
+    for line, round in zip(table, rounds, strict=True):
+        means = mean_known(np.array([*zip_longest(*by_round[round])], dtype=np.float64))
+        line[: len(means)] = means
+    return rounds, table.T

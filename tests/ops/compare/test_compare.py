@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedemu.ops.cli import commands
@@ -397,6 +398,19 @@ def test_a_curve_is_the_mean_over_the_seeds_that_have_the_round(tmp_path: Path) 
     rounds_with_classes, table = class_table(entry)
     assert rounds_with_classes == [1, 3]
     assert table.tolist() == [[0.375, 0.75], [0.5, 0.5]]
+
+
+def test_a_class_is_the_mean_over_the_seeds_that_have_samples_of_it(tmp_path: Path) -> None:
+    lists: list[list[list[float | None]]] = [[[0.5, None, None], [0.25, 0.5, None]], [[0.25, 1.0, None, 0.75]]]
+    for seed, of_rounds in enumerate(lists):
+        run = write_run(tmp_path / f"seed-{seed}", [], seed=seed)
+        rows = [{"round": round, "class_accuracy": values} for round, values in enumerate(of_rounds, 1)]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    comparison = compare([tmp_path])
+    rounds, table = class_table(comparison.entries[0])
+    assert rounds == [1, 2]
+    np.testing.assert_equal(table, [[0.375, 0.25], [1.0, 0.5], [np.nan, np.nan], [0.75, np.nan]])
+    assert rendered(WIDE_COMPARISON_PLOTS["class_accuracy"], comparison) is not None
 
 
 def test_what_seeds_have_spent_never_falls_where_one_of_them_ended(tmp_path: Path) -> None:
