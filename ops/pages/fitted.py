@@ -149,14 +149,15 @@ def _thin(figure: Figure, scale: float) -> None:
 def _new_legend(figure: Figure, old: Any, font_size: float) -> int:
     """Replace a legend by one that fits. Returns the number of lines of its text."""
     names: list[str] = [text.get_text() for text in old.get_texts()]
-    lines: dict[str, Any] = {shortened(series_of(line)): line for axes in figure.axes for line in axes.lines}
-    lines |= {
-        shortened(series_of(bars)): bars.lines[0]
-        for axes in figure.axes
-        for bars in axes.containers
-        if isinstance(bars, ErrorbarContainer) and bars.lines[0] is not None
-    }
-    handles = [lines.get(name, handle) for name, handle in zip(names, old.legend_handles, strict=True)]
+    lines: dict[str, list[Any]] = {}  # long names may be alike when they are shortened
+    for axes in figure.axes:
+        for bars in axes.containers:
+            if isinstance(bars, ErrorbarContainer) and bars.lines[0] is not None:
+                lines.setdefault(shortened(series_of(bars)), []).append(bars.lines[0])
+        for line in axes.lines:
+            lines.setdefault(shortened(series_of(line)), []).append(line)
+    drawn = {name: iter(found) for name, found in lines.items()}
+    handles = [next(drawn.get(name, iter(())), handle) for name, handle in zip(names, old.legend_handles, strict=True)]
     old.remove()
     most = 72 * figure.get_size_inches()[0] - 6
     letters = int((most - 4 * font_size) / (_LETTER * font_size))

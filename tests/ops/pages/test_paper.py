@@ -86,6 +86,15 @@ def test_lines_can_be_told_apart_without_colours_and_in_the_legend() -> None:
     assert shown == [(line.get_linestyle(), line.get_marker()) for line in (first, second)]
 
 
+def test_long_names_that_are_alike_in_the_legend_keep_their_lines() -> None:
+    figure, axes = new_figure("a title")
+    for letter, colour in (("x", "red"), ("y", "blue")):
+        axes.plot([1, 2], [3, 4], color=colour, label=100 * "a" + letter + 100 * "b")
+    assert legend_below(figure, axes) is figure
+    fit(figure, 3.25, 8.0, titles=False)
+    assert [handle.get_color() for handle in figure.legends[0].legend_handles] == ["red", "blue"]
+
+
 def test_the_data_behind_a_line_have_the_ends_of_its_band() -> None:
     figure = drawn(two_lines)
     assert figure is not None
