@@ -73,7 +73,12 @@ def plain_name(label: str) -> str:
 
 def _of_panel(axes: Any, panel: str) -> Iterator[Datum]:
     shared = (other.get_ylabel() for other in axes.get_shared_y_axes().get_siblings(axes))
-    names = plain_name(axes.get_xlabel()), plain_name(axes.get_ylabel() or next(filter(None, shared), ""))
+    across, upwards = axes.get_xlabel(), axes.get_ylabel() or next(filter(None, shared), "")
+    # The names that all panels have in common stand at the edge of the figure.
+    names = (
+        plain_name(across or axes.figure.get_supxlabel()),
+        plain_name(upwards or axes.figure.get_supylabel()),
+    )
     rows = _names_of_ticks(axes.yaxis)
     shown: set[Any] = set()
     low: float | None

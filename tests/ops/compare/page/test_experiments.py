@@ -185,8 +185,10 @@ def test_maps_of_any_number_of_experiments_stand_in_two_columns_of_a_paper(exper
         write_run(tmp_path / "runs" / f"{number}", [0.1, 0.4], local={"lr": 0.1 + number})
     figure = drawn(class_accuracy, compare([tmp_path / "runs"]))
     assert figure is not None
+    behind = data_behind(figure)
     fit(figure, 3.25, 8.0, titles=False)
     saved_for_paper(figure, "png")
+    assert {(datum.series, datum.x_name) for datum in behind} == {("class 0", "round"), ("class 1", "round")}
     panels = [axes.get_position() for axes in figure.axes if axes.images]
     assert len(panels) == experiments
     assert len({round(panel.x0, 3) for panel in panels}) == 2
