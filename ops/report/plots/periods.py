@@ -112,7 +112,8 @@ def period_matrix(results: PeriodResults) -> Figure | None:
     change.axvline(0, color=GREY, linewidth=1)
     change.set_visible(bool(change.get_legend_handles_labels()[0]))
     handles = [line for axes in (level, change) for line in axes.get_legend_handles_labels()[0]]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure
 
 

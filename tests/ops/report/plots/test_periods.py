@@ -14,7 +14,8 @@ import pytest
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import Run
 from fedemu.ops.pages.behind import data_behind
-from fedemu.ops.pages.style import rendered
+from fedemu.ops.pages.fitted import fit
+from fedemu.ops.pages.style import drawn, rendered
 from fedemu.ops.report import figures
 from fedemu.ops.report.periods import period_cards, period_table
 from fedemu.ops.report.plots.periods import PERIOD_PLOTS, period_curves, period_matrix
@@ -75,6 +76,16 @@ def test_the_matrix_is_of_the_last_evaluated_round_of_each_period_reached() -> N
     assert found.accuracy[0].tolist() == [0.75, 0.0]
     assert found.accuracy[1, 0] == 0.5
     assert math.isnan(found.accuracy[1, 1])
+
+
+def test_a_matrix_of_which_nothing_is_known_is_a_figure_for_a_paper_too() -> None:
+    unknown = {"period_accuracy": [None, None], "seen_accuracy": None, "period_loss": None, "seen_loss": None}
+    found = period_results(run([{"round": 1, "task": 0, **unknown}]))
+    assert found is not None
+    figure = drawn(period_matrix, found)
+    assert figure is not None
+    fit(figure, 3.25, 8.0, titles=False)
+    assert figure.legends == []
 
 
 def test_a_static_stream_has_no_periods() -> None:
