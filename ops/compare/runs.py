@@ -226,11 +226,12 @@ def _rounds(group: Group) -> str:
 def _folder(group: Group) -> str:
     """The name of the folder that holds the seeds of one experiment. With a single run, the name of its folder.
 
-    A folder that is named by its seed says nothing, so it is the one above it.
+    A folder that is named by its seed says nothing, so it is the one above it. Bytes that are no UTF-8 are escaped.
     """
     own = len(group.runs) > 1 and not is_run(group.place)
     folder = (group.place if own else group.runs[0].path).resolve()
-    return (folder.parent if re.fullmatch(r"seed-\d+", folder.name) else folder).name
+    name = (folder.parent if re.fullmatch(r"seed-\d+", folder.name) else folder).name
+    return name.encode(errors="backslashreplace").decode()
 
 
 def _in_counting_order(path: Path) -> tuple[str, int, str]:

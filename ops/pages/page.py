@@ -16,8 +16,8 @@ from fedemu.ops.pages.measures import TEMPLATES, Measure, measure_of
 def render(template: str, context: Mapping[str, object]) -> str:
     """Fill ``template``, a file name in ``templates/``, with the values of ``context``. Returns the page.
 
-    A value is shown as text and never taken for markup. Raises jinja2.UndefinedError if the template uses a name that
-    ``context`` does not have.
+    A value is shown as text and never taken for markup. Bytes of a path that are no UTF-8 are shown as escapes. Raises
+    jinja2.UndefinedError if the template uses a name that ``context`` does not have.
     """
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -40,7 +40,8 @@ def render(template: str, context: Mapping[str, object]) -> str:
     environment.filters["explained"] = explained
     environment.filters["joined"] = lambda text: text.replace(" %", "\N{NO-BREAK SPACE}%")
     environment.globals["explanations"] = shown
-    return environment.get_template(template).render(context)
+    text = environment.get_template(template).render(context)
+    return text.encode(errors="backslashreplace").decode()
 
 
 def unbroken(text: str) -> str:

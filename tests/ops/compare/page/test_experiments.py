@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,18 @@ def test_a_name_with_dollar_signs_is_no_formula(tmp_path: Path) -> None:
             }
             shown += [name] if {r"$\bad$", "a$x$b"} <= told else []
     assert {"accuracy", "forgetting_and_accuracy", "class_accuracy"} <= {*shown}
+
+
+def test_folders_whose_names_are_no_utf_8_are_compared_too(tmp_path: Path) -> None:
+    """As on a disk of an old system, or after a run was moved there."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    for name in ("one", os.fsdecode(b"tw\xf6")):
+        (write_run(folder / name, [0.1, 0.4, 0.7]) / "config.toml").unlink()
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "plots").mkdir()
+    page = write_comparison(compare([folder]), tmp_path / "page").read_text()
+    assert r"caf\udce9/one" in page
+    assert page.count(r">tw\udcf6<") > 2
 
 
 def test_a_name_that_begins_with_an_underscore_is_in_the_legend_and_in_the_data(tmp_path: Path) -> None:
