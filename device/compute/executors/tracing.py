@@ -97,13 +97,15 @@ def _check(tape: Sequence[Operation], inputs: Sequence[Tensor]) -> None:
     """
     own = {memory(tensor) for operation in tape for tensor in operation.outputs} - {memory(t) for t in inputs}
     known = {id(tensor) for tensor in inputs}
+    # First of all: a function that cannot be recorded runs as it is, and nothing would seed what it draws.
     for operation in tape:
-        tags = operation.function.tags
-        if torch.Tag.nondeterministic_seeded in tags:
+        if torch.Tag.nondeterministic_seeded in operation.function.tags:
             raise TrainingError(
                 f"it draws random numbers by {operator_name(operation.function)}, which can't be repeated; "
                 "draw by torch.rand, torch.randn, torch.bernoulli or dropout instead"
             )
+    for operation in tape:
+        tags = operation.function.tags
         if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
             raise Untraceable(f"{operation.function} reads values")
         for argument in written_arguments(operation.function, operation.args):

@@ -161,6 +161,14 @@ def test_writing_to_an_input_cannot_be_traced() -> None:
         trace(lambda x: [x.add_(1)], [torch.ones(2)])
 
 
+def test_random_numbers_are_refused_after_a_value_that_was_read_too() -> None:
+    def noisy(x: Tensor) -> list[Tensor]:
+        return [x + torch.poisson(x) if float(x.sum()) > 0 else x]
+
+    with pytest.raises(TrainingError, match="draws random numbers by aten::poisson, which can't be repeated"):
+        trace(noisy, [torch.ones(2)])
+
+
 def test_random_numbers_inside_are_refused() -> None:
     with pytest.raises(TrainingError, match="draws random numbers by aten::bernoulli_, which can't be repeated"):
         trace(lambda x: [torch.nn.functional.dropout(x)], [torch.ones(2)])
