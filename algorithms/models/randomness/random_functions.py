@@ -41,7 +41,9 @@ class Keyed(TorchFunctionMode):
         kwargs = kwargs or {}
         replaced = _REPLACED.get(func)
         if replaced is not None:
-            return replaced(self._draws, *args, **kwargs)
+            out = kwargs.get("out")
+            made = replaced(self._draws, *args, **{name: value for name, value in kwargs.items() if name != "out"})
+            return made if out is None else _written(out, made)
         body = opened(func)
         if body is None:
             return func(*args, **kwargs)
@@ -213,13 +215,13 @@ def _sized(values: Callable[..., Tensor], usual: torch.dtype | None = None, befo
     ) -> Tensor:
         keywords = {name: others[name] for name in ("low", "high") if name in others}
         if size is None:
-            if before or (len(arguments) == 1 and not isinstance(arguments[0], int)):
+            if before or (len(arguments) == 1 and isinstance(arguments[0], list | tuple)):
                 *arguments, size = arguments  # type: ignore[assignment]
             else:
                 arguments, size = (), arguments
         place = draws.key.device if device is None else torch.device(device)
         dtype = dtype or usual or torch.get_default_dtype()
-        return values(draws, *arguments, **keywords, shape=tuple(size), device=place, dtype=dtype)
+        return values(draws, *arguments, **keywords, shape=tuple(map(int, size)), device=place, dtype=dtype)
 
     return function
 
@@ -239,14 +241,17 @@ def _empty(draws: Draws, *, shape: Sequence[int], device: torch.device, dtype: t
 
 def _randint(
     draws: Draws,
-    low: int,
+    *bounds: int,
+    low: int = 0,
     high: int | None = None,
-    *,
     shape: Sequence[int],
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor:
-    low, high = (0, low) if high is None else (low, high)
+    """The last bound that is given by its place is the upper one, as in torch, unless ``high`` is given."""
+    if high is None:
+        *bounds, high = bounds  # type: ignore[assignment]
+    low = bounds[0] if bounds else low
     values = draws.uniform(shape, device, torch.float64) * (high - low)
     return (values.floor().clamp(max=high - low - 1) + low).to(dtype)
 
@@ -286,7 +291,8 @@ def _multinomial(
     return (values[..., None] >= shares[..., None, :]).sum(-1).clamp(max=input.shape[-1] - 1)
 
 
-def _uniform_(draws: Draws, tensor: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+def _uniform_(draws: Draws, tensor: Tensor, low: float = 0.0, high: float = 1.0, **named: float) -> Tensor:
+    low, high = named.get("from", low), named.get("to", high)  # "from" can be no parameter's name
     return low + (high - low) * draws.uniform(tensor.shape, tensor.device, tensor.dtype)
 
 

@@ -96,6 +96,20 @@ def test_a_draw_writes_in_place_where_torch_does() -> None:
 
 
 @pytest.mark.parametrize(
+    "draw",
+    [
+        lambda out: torch.rand(3, out=out),
+        lambda out: torch.normal(torch.zeros(3), 1.0, out=out),
+        lambda out: torch.bernoulli(torch.full((3,), 0.9), out=out),
+    ],
+)
+def test_a_draw_fills_the_tensor_that_is_given_for_it(draw: Callable[[Tensor], Tensor]) -> None:
+    out = torch.full((3,), 7.0)
+    assert drawn(lambda: draw(out)) is out
+    assert not (out == 7.0).any()
+
+
+@pytest.mark.parametrize(
     ("function", "mean", "variance"),
     [
         (lambda: torch.randn(N), 0, 1),
@@ -109,10 +123,18 @@ def test_a_draw_writes_in_place_where_torch_does() -> None:
         (lambda: torch.rand_like(torch.ones(N)), 0.5, 1 / 12),
         (lambda: torch.randint(3, 7, (N,)).double(), 4.5, 15 / 12),
         (lambda: torch.randint(4, (N,)).double(), 1.5, 15 / 12),
+        (lambda: torch.randint(high=4, size=(N,)).double(), 1.5, 15 / 12),
+        (lambda: torch.randint(3, high=7, size=(N,)).double(), 4.5, 15 / 12),
+        (lambda: torch.randint(low=3, high=7, size=(N,)).double(), 4.5, 15 / 12),
         (lambda: torch.randint_like(torch.ones(N), 4), 1.5, 15 / 12),
+        (lambda: torch.randint_like(torch.ones(N), high=4), 1.5, 15 / 12),
+        (lambda: torch.rand(np.int64(N)), 0.5, 1 / 12),
+        (lambda: torch.rand(torch.tensor(N)), 0.5, 1 / 12),
         (lambda: torch.bernoulli(torch.full((N,), 0.25)), 0.25, 0.1875),
         (lambda: torch.empty(N).bernoulli_(0.25), 0.25, 0.1875),
         (lambda: torch.empty(N).uniform_(-1, 3), 1, 16 / 12),
+        (lambda: torch.empty(N).uniform_(-1, to=3), 1, 16 / 12),
+        (lambda: torch.empty(N).uniform_(**{"from": -1.0, "to": 3.0}), 1, 16 / 12),
         (lambda: torch.empty(N).exponential_(0.5), 2, 4),
         (lambda: torch.normal(1.0, 2.0, (N,)), 1, 4),
         (lambda: torch.normal(torch.ones(N), 2.0), 1, 4),
