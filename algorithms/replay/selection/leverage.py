@@ -66,20 +66,32 @@ def balanced_counts(keys: ArrayLike, rooms: ArrayLike, budget: int, generator: n
     """
     table, room = np.asarray(keys, dtype=np.float64), np.array(rooms, dtype=np.int64)
     devices, classes, depth = table.shape
-    table = np.concatenate([table, np.full((devices, classes, 1), ABSENT)], axis=2)
     counts = np.zeros((devices, classes), dtype=np.int64)
     waiting = [(0, int(rank), label) for label, rank in enumerate(generator.permutation(classes))]
     heapq.heapify(waiting)
-    everyone = np.arange(devices)
+    # The next sample of each device, by class: the largest key comes first, and among equals the first device.
+    offers = [
+        [(-key, device) for device, keys in enumerate(column) for key in keys if key != ABSENT]
+        for column in table[:, :, :1].swapaxes(0, 1).tolist()
+    ]
+    for of_class in offers:
+        heapq.heapify(of_class)
     left = budget
-    while left > 0 and waiting and devices:
+    while left > 0 and waiting:
         taken, rank, label = heapq.heappop(waiting)
-        offered = np.where(room > 0, table[everyone, label, np.minimum(counts[:, label], depth)], ABSENT)
-        device = int(offered.argmax())
-        if offered[device] == ABSENT:
+        of_class = offers[label]
+        while of_class and room[of_class[0][1]] <= 0:
+            heapq.heappop(of_class)
+        if not of_class:
             continue
+        _, device = of_class[0]
         counts[device, label] += 1
         room[device] -= 1
         left -= 1
+        follows = counts[device, label]
+        if follows < depth and (key := float(table[device, label, follows])) != ABSENT:
+            heapq.heapreplace(of_class, (-key, device))
+        else:
+            heapq.heappop(of_class)
         heapq.heappush(waiting, (taken + 1, rank, label))
     return counts

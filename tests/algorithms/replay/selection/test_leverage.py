@@ -83,3 +83,27 @@ def test_no_device_keeps_more_than_its_room_and_a_rare_class_leaves_its_share_to
     assert counts(keys, [2, 5], 5) == [[1, 1], [2, 0]]
     assert counts(keys, [5, 0], 3) == [[2, 1], [0, 0]]
     assert counts(np.zeros((0, 2, 3)), [], 4) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_sample_goes_to_the_class_with_the_fewest_and_there_to_the_largest_key_of_a_device_with_room(
+    seed: int,
+) -> None:
+    random = np.random.default_rng(seed)
+    keys = -np.sort(-random.integers(0, 5, (6, 3, 4)) / 5, axis=2)
+    keys[np.arange(4) >= random.integers(0, 5, (6, 3))[..., None]] = ABSENT
+    rooms = random.integers(0, 6, 6)
+    found = balanced_counts(keys, rooms, 20, np.random.default_rng(seed))
+    ranks = np.random.default_rng(seed).permutation(3)
+    expected, over = np.zeros((6, 3), np.int64), np.zeros(3, bool)
+    while expected.sum() < 20 and not over.all():
+        label = min(np.flatnonzero(~over), key=lambda label: (expected[:, label].sum(), ranks[label]))
+        offered = [
+            keys[device, label, taken] if taken < 4 and expected[device].sum() < rooms[device] else ABSENT
+            for device, taken in enumerate(expected[:, label])
+        ]
+        if max(offered) == ABSENT:
+            over[label] = True
+        else:
+            expected[int(np.argmax(offered)), label] += 1
+    assert found.tolist() == expected.tolist()
