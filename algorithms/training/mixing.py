@@ -7,17 +7,17 @@ example, subtract the mean of the batch, or take the samples for the steps of a 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import Kind, Model, Outputs, Tree, mixes
+from fedemu.algorithms.interface import Kind, Model, Outputs, Tree, mixes, pure
 from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.algorithms.models.layer_statistics import observed
 from fedemu.algorithms.models.randomness.draws import KEY_SHAPE, Draws
-from fedemu.algorithms.models.randomness.random_functions import Keyed
+from fedemu.algorithms.models.randomness.random_functions import Keyed, has_keys, seeded_alike
 from fedemu.algorithms.models.torch_module import under_seed
 from fedemu.algorithms.trees import map_leaves, only, without
 
@@ -37,6 +37,9 @@ def rows_matter(model: Model) -> bool:
 class OwnModel:
     """A model of the user's own, for samples of this shape, which tells by a trial whether it mixes them.
 
+    What it draws in evaluation, by whichever generator, is the same each time. Whether it draws there at all is found
+    out when it is first applied.
+
     With ``tokens`` samples are whole numbers that name something. A method of the user's own may use whatever else the
     ``inner`` model has.
     """
@@ -44,9 +47,11 @@ class OwnModel:
     inner: Model
     input_shape: tuple[int, ...]
     tokens: bool
+    _quiet: set[bool] = field(default_factory=set, init=False, repr=False)
+    """The modes, whether of training, in which the first application has drawn nothing without a key."""
 
     def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # a copy that is being made has none yet
+        if name in ("inner", "_quiet"):  # a copy that is being made has none yet
             raise AttributeError(name)
         return getattr(self.inner, name)
 
@@ -66,7 +71,13 @@ class OwnModel:
         return self.inner.init(seed)
 
     def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
-        return self.inner.apply(variables, x, train)
+        if train in self._quiet or has_keys() or pure(self.inner):
+            return self.inner.apply(variables, x, train)
+        with seeded_alike(x.device) as drew:
+            applied = self.inner.apply(variables, x, train)
+            if not drew():
+                self._quiet.add(train)
+        return applied
 
     def observed(self) -> OwnModel:
         """The same model with ``Outputs.statistics``. Raises ConfigurationError if the inner model has none."""

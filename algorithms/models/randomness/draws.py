@@ -40,6 +40,14 @@ class Draws:
     def __init__(self, key: Tensor) -> None:
         self.key = key
         self.count = 0
+        self._seeds = 0
+
+    def seed(self) -> int:
+        """A seed of 63 bits, for generators that know no key. Each call gives another one."""
+        step, self._seeds = self._seeds, self._seeds + 1
+        # Under torch.func a tensor may have no memory that numpy could read.
+        key = np.array([int(word) for word in self.key], np.int32)
+        return int(keys(key.view(np.uint64), np.array([step])).view(np.uint64)[0, 0]) >> 1
 
     def bits(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """Random whole numbers from 0 to 2**24 - 1, int32.

@@ -40,3 +40,8 @@ def inside_vmap() -> bool:
     """Whether ``torch.func.vmap`` is around this call."""
     around = torch._C._functorch.get_interpreter_stack() or []
     return any(level.key() == torch._C._functorch.TransformType.Vmap for level in around)
+
+
+def inside_transform() -> bool:
+    """Whether ``vmap``, ``grad`` or another transformation of ``torch.func`` is around this call."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -7,18 +7,20 @@ in one piece, such as attention with dropout. Views go there with images whose c
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fedemu.algorithms.models.randomness.draws import KEY_SHAPE, Draws
 from fedemu.algorithms.models.randomness.keyed_layers import LAYERS
-from fedemu.algorithms.models.randomness.private_functions import opened
+from fedemu.algorithms.models.randomness.private_functions import inside_transform, opened
 
 
 class Keyed(TorchFunctionMode):
@@ -57,9 +59,50 @@ def repeatable() -> AbstractContextManager[object]:
 
     It is the present ``Keyed``, or one with the draws of ``models_draw_by``, or one with a fixed key.
     """
-    if _depth.get():
-        return nullcontext()
-    return Keyed(_draws.get() or Draws(torch.zeros(KEY_SHAPE, dtype=torch.int32)))
+    return nullcontext() if _depth.get() else Keyed(_present())
+
+
+@contextmanager
+def seeded_alike(device: torch.device) -> Iterator[Callable[[], bool]]:
+    """A context for one application of a model on this device, in which what knows no key draws alike each time.
+
+    This is for the generators of Python and numpy, and for torch's own, by which functions such as ``torch.poisson``
+    draw. They are seeded by the draws of ``models_draw_by``, or by a fixed key, and are as they were before at the end.
+    The function that it gives tells whether anything may have been drawn by one of them. It is not for calls inside of
+    ``Keyed``, where the executor has seeded what is drawn.
+    """
+    # Within a transformation a generator's state cannot be read. There vmap refuses what would draw by it.
+    own = [] if inside_transform() else [torch.default_generator]
+    if own and device.type == "cuda":
+        own.append(torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index])
+
+    def states() -> tuple[object, ...]:
+        torchs = [each.get_state().numpy().tobytes() for each in own]
+        return random.getstate(), str(np.random.get_state()), *torchs
+
+    python, legacy, torchs = random.getstate(), np.random.get_state(), [each.get_state() for each in own]
+    seed = _present().seed()
+    random.seed(seed)
+    np.random.seed([seed % 2**32, seed >> 32])
+    for each in own:
+        each.manual_seed(seed)
+    begun = states()
+    try:
+        yield lambda: not own or states() != begun
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)
+        for each, state in zip(own, torchs, strict=True):
+            each.set_state(state)
+
+
+def has_keys() -> bool:
+    """Whether a ``Keyed`` is around this call."""
+    return _depth.get() > 0
+
+
+def _present() -> Draws:
+    return _draws.get() or Draws(torch.zeros(KEY_SHAPE, dtype=torch.int32))
 
 
 @contextmanager

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fedemu.algorithms.interface import Tree
 from fedemu.algorithms.models.low_precision import with_precision
+from fedemu.algorithms.models.randomness.draws import Draws
+from fedemu.algorithms.models.randomness.random_functions import Keyed, models_draw_by
 from fedemu.algorithms.models.torch_module import ModuleModel, from_module
 from fedemu.algorithms.training.mixing import OwnModel, rows_matter
 
@@ -127,3 +132,67 @@ def test_what_is_drawn_meanwhile_is_forgotten() -> None:
     np.random.seed(0)
     OwnModel(from_module(lambda: Net(by_numpy)), (6,), tokens=False).mixes(True)
     assert (torch.rand(1), np.random.rand()) == expected
+
+
+def by_torch(x: Tensor) -> Tensor:
+    return x + torch.poisson(torch.ones_like(x))
+
+
+def by_python(x: Tensor) -> Tensor:
+    return x * random.random()
+
+
+@pytest.mark.parametrize("between", [by_torch, by_python, by_numpy])
+def test_what_a_model_draws_in_evaluation_is_the_same_each_time_and_anew_in_each_pass_of_a_job(
+    between: Callable[[Tensor], Tensor],
+) -> None:
+    model = OwnModel(from_module(lambda: Net(between)), (6,), tokens=False)
+    variables, x = model.init(0), torch.ones(5, 6)
+
+    def logits() -> Tensor:
+        return model.apply(variables, x, False)[0].logits
+
+    def passes(seed: int) -> list[Tensor]:
+        with models_draw_by(Draws(torch.tensor([seed, 0], dtype=torch.int32))):
+            return [logits(), logits()]
+
+    before = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
+    assert torch.equal(logits(), logits())
+    first, second = passes(1)
+    assert not torch.equal(first, second)
+    assert all(torch.equal(one, again) for one, again in zip((first, second), passes(1), strict=True))
+    assert not torch.equal(first, passes(2)[0])
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), str(np.random.get_state())) == before[1:]
+
+
+def test_what_a_model_draws_in_training_follows_from_the_generators_that_its_executor_has_seeded() -> None:
+    model = OwnModel(from_module(lambda: Net(by_python)), (6,), tokens=False)
+    variables, x = model.init(0), torch.ones(5, 6)
+    with Keyed(Draws(torch.zeros(2, dtype=torch.int32))):
+        once, again = (model.apply(variables, x, True)[0].logits for _ in range(2))
+    assert not torch.equal(once, again)
+
+
+def test_a_model_that_draws_can_be_mapped_and_differentiated() -> None:
+    model = OwnModel(from_module(lambda: Net(by_python)), (6,), tokens=False)
+    variables, x = model.init(0), torch.ones(5, 6)
+
+    def total(variables: Tree, x: Tensor) -> Tensor:
+        return model.apply(variables, x[None], False)[0].logits.sum()
+
+    slopes = [torch.func.vmap(torch.func.grad(total), (None, 0))(variables, x)["last.weight"] for _ in range(2)]
+    assert torch.equal(*slopes)
+
+
+def test_a_model_that_drew_nothing_at_first_is_applied_as_it_is_from_then_on() -> None:
+    model = OwnModel(from_module(lambda: Net(nn.Dropout(0.5))), (6,), tokens=False)
+    variables, x = model.init(0), torch.ones(5, 6)
+    model.apply(variables, x, False)
+    after = copy.deepcopy(model)
+    after.inner.apply = by_state  # type: ignore[method-assign]
+    assert after.apply(variables, x, False) == (random.getstate(), {})
+
+
+def by_state(variables: Tree, x: Tensor, train: bool) -> Any:
+    return random.getstate(), {}
