@@ -284,7 +284,7 @@ def _checked(table: str, name: str, builder: Callable[..., Any], options: Mappin
     """The options, converted to the types of the builder's annotations. A boolean never counts as a number."""
     try:
         types = get_type_hints(builder.__init__ if inspect.isclass(builder) else builder, include_extras=True)
-    except NameError:
+    except Exception:  # an annotation may be any text, and may name what only a type checker imports
         types = {}
     checked = {}
     for option, value in options.items():

@@ -39,6 +39,10 @@ def network(input_shape, classes, width: int = 4):
     return nn.Sequential(nn.Flatten(), nn.Linear(input_shape[0], width), nn.ReLU(), nn.Linear(width, classes))
 
 
+def explained(input_shape, classes, width: "the number of units" = 4, unit: "np.no_such_type" = None):
+    return network(input_shape, classes, width)
+
+
 class OfItsOwnSizes(nn.Linear):
     def __init__(self, bias: bool = True):
         super().__init__(4, 3, bias)
@@ -130,6 +134,11 @@ def test_a_wrong_model_or_option_is_named(name: str, options: dict[str, Any], se
     with pytest.raises(ConfigurationError) as caught:
         build_model(name, options, (1, 8, 8), 10)
     assert sentence in str(caught.value)
+
+
+def test_annotations_of_an_own_model_may_be_any_text(own: str) -> None:
+    model = build_model(f"{own}:explained", {"width": 5}, (4,), 3)
+    assert model.init(0)["1.weight"].shape == (5, 4)
 
 
 def test_an_own_method_is_built_with_its_options(own: str, ingredients: Ingredients) -> None:
