@@ -38,10 +38,10 @@ def herding(features: ArrayLike, budget: int) -> Positions:
     nearest to the mean of all, and among equals the one with the lowest position. The means are not scaled to norm 1.
     """
     rows = directions(features)
-    total = np.zeros(rows.shape[1])
+    mean, total = rows.sum(axis=0) / max(1, len(rows)), np.zeros(rows.shape[1])
     chosen: list[int] = []
     for count in range(1, min(budget, len(rows)) + 1):
-        away = np.square(rows.mean(axis=0) - (total + rows) / count).sum(axis=1)
+        away = np.square(mean - (total + rows) / count).sum(axis=1)
         away[chosen] = np.inf
         chosen.append(int(away.argmin()))
         total += rows[chosen[-1]]
