@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from fedemu.algorithms.interface import Outputs, Tree
 from fedemu.algorithms.models.frozen import fixed_tensors, resting_parts, saved_tensors
 from fedemu.algorithms.models.layers import batch_statistics
-from fedemu.algorithms.models.randomness.random_functions import repeatable
+from fedemu.algorithms.models.randomness.random_functions import alone_with_generators, repeatable
 from fedemu.algorithms.trees import map_leaves, only
 from fedemu.protocol.errors import ConfigurationError
 
@@ -171,8 +171,8 @@ def under_seed(build: Callable[[], T], seed: int) -> T:
 
     Later draws are as if it had not been.
     """
-    python, legacy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+    with alone_with_generators(), torch.random.fork_rng(devices=[]):
+        python, legacy = random.getstate(), np.random.get_state()
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed([seed % 2**32, seed >> 32])

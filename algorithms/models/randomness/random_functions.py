@@ -7,7 +7,9 @@ in one piece, such as attention with dropout. Views go there with images whose c
 from __future__ import annotations
 
 import math
+import os
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -62,6 +64,14 @@ def repeatable() -> AbstractContextManager[object]:
     return nullcontext() if _depth.get() else Keyed(_present())
 
 
+def alone_with_generators() -> AbstractContextManager[object]:
+    """A context for one thread at a time: the generators of Python, numpy and torch are those of the whole process.
+
+    Whoever seeds them enters it: in memory a model is evaluated in one thread while another one trains devices.
+    """
+    return _generators
+
+
 @contextmanager
 def seeded_alike(device: torch.device) -> Iterator[Callable[[], bool]]:
     """A context for one application of a model on this device, in which what knows no key draws alike each time.
@@ -80,25 +90,39 @@ def seeded_alike(device: torch.device) -> Iterator[Callable[[], bool]]:
         torchs = [each.get_state().numpy().tobytes() for each in own]
         return random.getstate(), str(np.random.get_state()), *torchs
 
-    python, legacy, torchs = random.getstate(), np.random.get_state(), [each.get_state() for each in own]
-    seed = _present().seed()
-    random.seed(seed)
-    np.random.seed([seed % 2**32, seed >> 32])
-    for each in own:
-        each.manual_seed(seed)
-    begun = states()
-    try:
-        yield lambda: not own or states() != begun
-    finally:
-        random.setstate(python)
-        np.random.set_state(legacy)
-        for each, state in zip(own, torchs, strict=True):
-            each.set_state(state)
+    with alone_with_generators():
+        python, legacy, torchs = random.getstate(), np.random.get_state(), [each.get_state() for each in own]
+        seed = _present().seed()
+        random.seed(seed)
+        np.random.seed([seed % 2**32, seed >> 32])
+        for each in own:
+            each.manual_seed(seed)
+        begun = states()
+        try:
+            yield lambda: not own or states() != begun
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)
+            for each, state in zip(own, torchs, strict=True):
+                each.set_state(state)
 
 
 def has_keys() -> bool:
     """Whether a ``Keyed`` is around this call."""
     return _depth.get() > 0
+
+
+_generators: AbstractContextManager[object]
+
+
+def _begin_alone() -> None:
+    """A process that was forked is alone with its generators, whoever was with those of its parent."""
+    global _generators
+    _generators = threading.RLock()
+
+
+_begin_alone()
+os.register_at_fork(after_in_child=_begin_alone)
 
 
 def _present() -> Draws:

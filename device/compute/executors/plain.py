@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedemu.algorithms.models.randomness.random_functions import alone_with_generators
 from fedemu.device.compute.executors.private_torch import (
     inside_transform,
     keeping_activations,
@@ -31,9 +32,9 @@ def plain(key: Tensor) -> Iterator[None]:
     At the end the generators are as they were before.
     """
     words = [int(word) % 2**32 for word in key.cpu()]
-    python, legacy, original = random.getstate(), np.random.get_state(), torch.func.grad
     devices = [key.device] if key.is_cuda else []
-    with torch.random.fork_rng(devices=devices), keeping_activations():
+    with alone_with_generators(), torch.random.fork_rng(devices=devices), keeping_activations():
+        python, legacy, original = random.getstate(), np.random.get_state(), torch.func.grad
         random.seed(words[0] << 32 | words[1])
         np.random.seed(words)
         torch.manual_seed(words[0] << 31 | words[1] >> 1)

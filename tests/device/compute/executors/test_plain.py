@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedemu.algorithms.models.randomness.draws import keys
+from fedemu.algorithms.models.randomness.random_functions import seeded_alike
 from fedemu.device.compute.executors.plain import looping, plain
 
 
@@ -50,6 +53,33 @@ def test_all_generators_follow_the_key_and_are_as_before_afterwards() -> None:
     assert drawn(1) == drawn(1)
     assert not {*drawn(1)} & {*drawn(2)}
     assert states == (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist())
+
+
+def test_who_seeds_the_generators_meanwhile_in_another_thread_waits() -> None:
+    def evaluate() -> None:
+        with seeded_alike(torch.device("cpu")):
+            entered.set()
+
+    entered, thread = threading.Event(), threading.Thread(target=evaluate)
+    with plain(key(0)):
+        thread.start()
+        assert not entered.wait(0.2)
+    thread.join(60)
+    assert entered.is_set()
+
+
+def test_a_process_that_is_forked_meanwhile_does_not_wait() -> None:
+    with plain(key(0)):
+        thread = threading.Thread(target=lambda: children.append(os.fork() or _end_of_child()))
+        children: list[int] = []
+        thread.start()
+        thread.join(60)
+        assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 7
+
+
+def _end_of_child() -> int:
+    with seeded_alike(torch.device("cpu")):
+        os._exit(7)
 
 
 def test_what_cannot_be_mapped_is_called_row_by_row() -> None:
