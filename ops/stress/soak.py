@@ -22,7 +22,7 @@ import psutil
 
 from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.launch import free_address, last_words
-from fedemu.ops.stress.fleet import LiveFleet, live_fleet
+from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, live_fleet
 from fedemu.ops.stress.slopes import Slope, slope_of
 from fedemu.protocol.host.files import write_whole
 
@@ -135,10 +135,13 @@ def soak(
         ) as fleet:
             fleet.start_devices(devices)
             coordinator = fleet.start_coordinator()
-            fleet.wait_until(lambda: fleet.rounds() > 0 or coordinator.poll() is not None, "round 1", 180.0)
+            try:
+                fleet.wait_until(lambda: fleet.rounds() > 0 or coordinator.poll() is not None, "round 1", 180.0)
+            except FleetTimeout as error:
+                complaints.append(str(error))
             counting = _Deaths(fleet)
             began = time.monotonic()
-            while (now := time.monotonic() - began) < 60 * minutes:
+            while not complaints and (now := time.monotonic() - began) < 60 * minutes:
                 seconds.append(now)
                 samples.append(look(fleet, Path(temporary)))
                 counting.look(kill=chance if len(samples) % KILL_EVERY == 0 else None)
@@ -146,11 +149,9 @@ def soak(
                 fleet.pause(max(0.0, every - (time.monotonic() - began - now)))
                 if coordinator.poll() is not None:
                     complaints.append(f"the run ended by itself: {fleet.tail(4)}")
-                    break
-                if gone := [each for each in fleet.supervisors if each.poll() is not None]:
+                elif gone := [each for each in fleet.supervisors if each.poll() is not None]:
                     words = last_words(fleet.log_of(gone[0]))
                     complaints.append(f"a supervisor ended by itself with exit {gone[0].returncode}: {words}")
-                    break
             rounds = fleet.rounds()
             if not complaints:
                 complaints += _farewell(fleet)
@@ -232,7 +233,10 @@ def _farewell(fleet: LiveFleet) -> list[str]:
     """Interrupt the run, which has to stop with a checkpoint and to send its machine home."""
     assert fleet.coordinator is not None
     fleet.signal(fleet.coordinator, signal.SIGTERM)
-    code = fleet.wait_for_end(60.0)
+    try:
+        code = fleet.wait_for_end(60.0)
+    except FleetTimeout as error:
+        return [str(error)]
     complaints = [] if code == INTERRUPTED else [f"the coordinator ended with exit {code}: {fleet.tail(4)}"]
     with suppress(psutil.TimeoutExpired):
         for supervisor in fleet.supervisors:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from rich.console import Console
 
 from fedemu.ops.cli import commands
 from fedemu.ops.pages.style import drawn
+from fedemu.ops.stress.fleet import FleetTimeout
 from fedemu.ops.stress.growth import draw, show, verdict
 from fedemu.ops.stress.slopes import slope_of
 from fedemu.ops.stress.soak import QUANTITIES, SoakResult, judge, soak, write_samples
@@ -56,6 +59,17 @@ def test_a_fleet_is_sampled_and_goes_without_a_trace(tmp_path: Path) -> None:
     rows = list(csv.reader((tmp_path / "soak.csv").open()))
     assert rows[0] == ["seconds", *QUANTITIES]
     assert len(rows) == 1 + len(result.samples)
+
+
+@pytest.mark.parametrize("waits", ["wait_until", "wait_for_end"])
+def test_a_fleet_that_does_not_begin_or_does_not_end_is_a_complaint_beside_what_was_sampled(
+    waits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = MagicMock(**{f"{waits}.side_effect": FleetTimeout("it did not happen within 60 s")})
+    fleet.leftovers.return_value = []
+    monkeypatch.setattr("fedemu.ops.stress.soak.live_fleet", lambda *_, **__: nullcontext(fleet))
+    assert soak(tmp_path, 0.0).complaints == ("it did not happen within 60 s",)
+    assert fleet.wait_until.called
 
 
 def test_people_see_each_quantity_with_its_slope_and_a_plot() -> None:
