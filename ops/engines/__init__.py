@@ -1,1 +1,1 @@
-"""Engines that only place supervisors and restart them: Slurm and Kubernetes. Leases and results stay fedemu's."""
+"""Engines that only place supervisors and restart them: Slurm, Kubernetes and Ray. Leases and results stay fedemu's."""

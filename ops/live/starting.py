@@ -19,8 +19,8 @@ OUTPUT: Final = "page.out"
 def start_page(directory: Path) -> None:
     """Start the page of a run directory, and tell people its address and its token.
 
-    The page ends some seconds after this process, or when nobody watches it any more. Raises FedemuError if it does
-    not start.
+    It is served until this process has ended and nobody has watched for some seconds. Raises FedemuError if it does not
+    start.
     """
     logs = directory / "logs"
     logs.mkdir(parents=True, exist_ok=True)
