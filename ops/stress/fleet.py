@@ -17,6 +17,7 @@ import psutil
 
 from fedemu.coordinator.record.json_lines import read_lines
 from fedemu.coordinator.record.row import Row, read_rows
+from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.source import interpreter
 
 POLL_SECONDS = 0.02
@@ -26,7 +27,7 @@ Start = Callable[[Sequence[str], Path, Mapping[str, str]], psutil.Popen]
 """Starts ``fedemu`` with some words and an environment, in a session of its own. Its output goes to a file."""
 
 
-class FleetTimeout(Exception):
+class FleetTimeout(FedemuError):
     """A condition did not become true in time. The text says which condition."""
 
 

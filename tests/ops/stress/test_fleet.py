@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from fedemu.ops.cli import commands
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, finished_rounds
 
 
@@ -54,3 +56,15 @@ def test_a_process_that_ends_by_itself_while_the_fleet_is_ended_is_no_error(tmp_
         fleet.coordinator = Ending(process.pid)
         fleet.close(seconds=1.0)
     assert process.returncode == -signal.SIGKILL
+
+
+def test_a_fleet_that_does_not_come_on_is_told_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def waits(*_: Any) -> None:
+        raise FleetTimeout("round 6 did not happen within 600 s")
+
+    monkeypatch.setattr("fedemu.ops.cli.stress.play_strangers", waits)
+    with pytest.raises(SystemExit) as ended:
+        commands.app(["stress", "strangers"], prog_name="fedemu")
+    assert (ended.value.code, capsys.readouterr().err) == (5, "fedemu: round 6 did not happen within 600 s\n")
