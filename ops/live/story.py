@@ -27,6 +27,7 @@ from fedemu.ops.live.forms import Form, is_ask, is_event
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.tail import Tail
 from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.own_code import account
 from fedemu.protocol.ids import AskId
 
 MOST_VISITS: Final = 60
@@ -68,8 +69,9 @@ def _open(experiment: Experiment) -> Holdings | str:
         corpus = open_corpus(experiment)
         partition = build_partition(corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)
         plan, _ = open_stream(experiment, corpus, partition)
-    except (FedemuError, OSError) as error:
-        return f"the data of the run can't be read here: {error}"
+    except (Exception, SystemExit) as error:  # the data may be made by code of the user's own
+        said = str(error) if isinstance(error, OSError) else account(error)
+        return f"the data of the run can't be read here: {said}"
     return Holdings(plan, corpus.train.y, corpus.class_names)
 
 

@@ -80,7 +80,7 @@ export class Asks {
     }
     context.font = `${high >= 11 ? 11 : 9}px system-ui, sans-serif`;
     this.order.forEach(({ device, letter, time }, row) => {
-      const y = row * high, code = Math.max(0, LETTERS.indexOf(letter));
+      const y = row * high, code = LETTERS.includes(letter) ? LETTERS.indexOf(letter) : OUTCOMES.length - 1;
       context.fillStyle = colours[code];
       context.globalAlpha = letter === "c" || letter === "l" ? 0.55 : 1;
       const end = known(time) ? Math.max(LEFT + 2, x(time)) : x(ask.end);

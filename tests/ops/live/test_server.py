@@ -233,13 +233,17 @@ async def test_a_story_is_that_of_the_experiment_which_is_in_the_folder_now(made
         assert (alone, await samples(session)) == (103, 239)
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(DataError("the disk is away"), "the disk is away"), (SystemExit("no key"), "SystemExit: no key")],
+)
 async def test_data_that_could_not_be_read_for_a_story_are_tried_again(
-    made: Any, monkeypatch: pytest.MonkeyPatch
+    made: Any, monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str
 ) -> None:
     opened = story.open_corpus
-    monkeypatch.setattr(story, "open_corpus", MagicMock(side_effect=DataError("the disk is away")))
+    monkeypatch.setattr(story, "open_corpus", MagicMock(side_effect=error))
     async with served(made.directory) as (session, _):
-        for missing in ("the data of the run can't be read here: the disk is away", None):
+        for missing in (f"the data of the run can't be read here: {said}", None):
             async with session.get("/api/runs/0/devices/3") as answer:
                 assert (await answer.json()).get("missing") == missing
             monkeypatch.setattr(story, "open_corpus", opened)
