@@ -27,11 +27,18 @@ class Bedtime:
         self._send = send
         self._again = again
         self._woken = -math.inf
+        self._heralds: set[DeviceId] = set()
 
     def opened(self, exchange: Exchange, now: float) -> None:
         """An ask is open: wake its devices."""
         self._woken = now
         self.wake(device for device in exchange.machine.terms.cohort if exchange.machine.pending(device))
+
+    def wake_heralds(self, again: bool = False) -> None:
+        """Have one device woken of each machine that has woken none yet. Each is woken once, or ``again``."""
+        heralds = self._roster.heralds()
+        self.wake(device for device in heralds if again or device not in self._heralds)
+        self._heralds = set(heralds)
 
     def wake(self, devices: Iterable[DeviceId]) -> None:
         """Have those of the devices woken that sleep, if their supervisors are there."""

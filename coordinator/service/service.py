@@ -293,7 +293,7 @@ class Service:
                 for device in left:
                     self.tell(device, extend)
                 if self._bedtime is not None:
-                    self._bedtime.wake(self.roster.heralds())
+                    self._bedtime.wake_heralds(again=True)
                 pause = min(self._settings.heartbeat_seconds, end + self._stalls - self.timeline.now())
                 if pause <= 0:
                     return False
@@ -367,6 +367,8 @@ class Service:
                 self.reception.underway.tell(exchange.machine, now)
             exchange.tick(now)
         if self._bedtime is not None and self.reception.stopping is None:
+            if self._wait is not None:
+                self._bedtime.wake_heralds()
             self._bedtime.look(self.reception.exchange, self._untold, now)
         if int(now / TIDY_SECONDS) != int(self._ticked / TIDY_SECONDS):
             give_memory_back()

@@ -117,6 +117,21 @@ def test_a_machine_that_is_away_is_not_told_and_is_told_when_it_is_back(night: N
     assert night.told() == [(b"north again", wakes(2))]
 
 
+def test_a_machine_that_comes_has_one_device_woken_at_once_and_again_only_when_it_is_time(night: Night) -> None:
+    night.bedtime.wake_heralds()
+    assert night.told() == [(NORTH, wakes(0)), (SOUTH, wakes(5))]
+    night.bedtime.wake_heralds()
+    assert night.told() == []
+    night.joins(5)
+    night.bedtime.wake_heralds(again=True)
+    assert night.told() == [(NORTH, wakes(0))], "the other one has woken a device"
+    night.roster.leave(NORTH, 1.0)
+    night.bedtime.wake_heralds()
+    night.roster.enroll(b"north again", 5, night.lease[NORTH], "", 2.0)
+    night.bedtime.wake_heralds()
+    assert night.told() == [(b"north again", wakes(0))]
+
+
 def test_a_device_sleeps_once_it_has_its_outcome_and_was_told_it(night: Night) -> None:
     night.joins(1, 2, 3)
     exchange = asked(1, 2, 3, settled=[2, 3])
