@@ -18,9 +18,10 @@ from torch.nn.parameter import is_lazy
 from fedemu.algorithms.interface import Outputs, Tree
 from fedemu.algorithms.models.frozen import fixed_tensors, resting_parts, saved_tensors
 from fedemu.algorithms.models.layers import batch_statistics
-from fedemu.algorithms.models.randomness.random_functions import alone_with_generators, repeatable
+from fedemu.algorithms.models.randomness.random_functions import repeatable
 from fedemu.algorithms.trees import map_leaves, only
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.generators import alone_with_generators
 
 T = TypeVar("T")
 ModuleKind = Literal["dense", "convolutional"]

@@ -7,9 +7,7 @@ in one piece, such as attention with dropout. Views go there with images whose c
 from __future__ import annotations
 
 import math
-import os
 import random
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -23,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from fedemu.algorithms.models.randomness.draws import KEY_SHAPE, Draws
 from fedemu.algorithms.models.randomness.keyed_layers import LAYERS
 from fedemu.algorithms.models.randomness.private_functions import inside_transform, opened
+from fedemu.protocol.host.generators import alone_with_generators
 
 
 class Keyed(TorchFunctionMode):
@@ -64,14 +63,6 @@ def repeatable() -> AbstractContextManager[object]:
     return nullcontext() if _depth.get() else Keyed(_present())
 
 
-def alone_with_generators() -> AbstractContextManager[object]:
-    """A context for one thread at a time: the generators of Python, numpy and torch are those of the whole process.
-
-    Whoever seeds them enters it: in memory a model is evaluated in one thread while another one trains devices.
-    """
-    return _generators
-
-
 @contextmanager
 def seeded_alike(device: torch.device) -> Iterator[Callable[[], bool]]:
     """A context for one application of a model on this device, in which what knows no key draws alike each time.
@@ -110,19 +101,6 @@ def seeded_alike(device: torch.device) -> Iterator[Callable[[], bool]]:
 def has_keys() -> bool:
     """Whether a ``Keyed`` is around this call."""
     return _depth.get() > 0
-
-
-_generators: AbstractContextManager[object]
-
-
-def _begin_alone() -> None:
-    """A process that was forked is alone with its generators, whoever was with those of its parent."""
-    global _generators
-    _generators = threading.RLock()
-
-
-_begin_alone()
-os.register_at_fork(after_in_child=_begin_alone)
 
 
 def _present() -> Draws:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.models.randomness.random_functions import alone_with_generators
 from fedemu.device.compute.executors.private_torch import (
     inside_transform,
     keeping_activations,
@@ -23,6 +22,7 @@ from fedemu.device.compute.executors.private_torch import (
     tree_map_only,
     tree_unflatten,
 )
+from fedemu.protocol.host.generators import alone_with_generators
 
 
 @contextmanager
