@@ -181,7 +181,8 @@ def build_algorithm(name: str, options: Mapping[str, Any], ingredients: Ingredie
 def build_terms(terms: Mapping[str, Mapping[str, Any]], ingredients: Ingredients) -> dict[str, LocalTerm]:
     """The local terms of ``algorithm.terms``, which names each with its options.
 
-    Raises ConfigurationError if there is no such term, or if it does not fit its options or the ingredients.
+    Raises ConfigurationError if there is no such term, if it does not fit its options or the ingredients, or if two
+    terms would keep what they remember under one name.
     """
     built: dict[str, LocalTerm] = {}
     for name, options in terms.items():
@@ -189,6 +190,11 @@ def build_terms(terms: Mapping[str, Mapping[str, Any]], ingredients: Ingredients
         found = _call(f"algorithm.terms.{name}", name, builder, (ingredients,), options)
         if not isinstance(found, LocalTerm):
             raise ConfigurationError(f"algorithm.terms {name!r} made {an_object(found)}; it must be a LocalTerm")
+        if other := next((other for other, term in built.items() if term.name == found.name), ""):
+            raise ConfigurationError(
+                f"algorithm.terms {other!r} and {name!r} both make a LocalTerm {found.name!r}, and what is remembered "
+                "for a term is kept under this name; give your own another name"
+            )
         built[name] = found
     return built
 

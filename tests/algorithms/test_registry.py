@@ -14,7 +14,14 @@ from fedemu.algorithms import names
 from fedemu.algorithms.interface import Context
 from fedemu.algorithms.methods.fedavg import FedAvg
 from fedemu.algorithms.models.feed_forward import mlp
-from fedemu.algorithms.registry import ALGORITHMS, CRITERIA, build_algorithm, build_model, find_criterion
+from fedemu.algorithms.registry import (
+    ALGORITHMS,
+    CRITERIA,
+    build_algorithm,
+    build_model,
+    build_terms,
+    find_criterion,
+)
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.protocol.errors import ConfigurationError
@@ -24,6 +31,7 @@ import numpy as np
 import torch
 from torch import nn
 from fedemu.algorithms.methods.fedavg import FedAvg
+from fedemu.algorithms.terms.consolidation import ewc
 from fedemu.algorithms.training.objective import proximity
 
 
@@ -72,6 +80,10 @@ class Listed(FedAvg):
 
 def exits(ingredients):
     raise SystemExit(3)
+
+
+def another_ewc(ingredients):
+    return ewc(ingredients, coefficient=1.0)
 
 
 def double(logits, batch, facts):
@@ -233,3 +245,11 @@ def test_an_unknown_option_of_a_method_is_named(own: str, ingredients: Ingredien
 def test_the_list_of_names_has_every_method_and_loss_once() -> None:
     assert sorted(names.METHODS) == sorted(ALGORITHMS)
     assert sorted(names.LOSSES) == sorted(CRITERIA)
+
+
+def test_two_terms_that_would_remember_under_one_name_are_refused(own: str, ingredients: Ingredients) -> None:
+    assert list(build_terms({"ewc": {}, "mas": {}}, ingredients)) == ["ewc", "mas"]
+    with pytest.raises(
+        ConfigurationError, match="'ewc' and 'registry_example:another_ewc' both make a LocalTerm 'ewc'"
+    ):
+        build_terms({"ewc": {}, f"{own}:another_ewc": {}}, ingredients)
