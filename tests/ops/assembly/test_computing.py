@@ -116,6 +116,10 @@ OWN = """
         def between(self, h):
             return h + torch.poisson(torch.ones_like(h)) if self.training else h
 
+    class BranchesAndDraws(Poisson):
+        def between(self, h):
+            return super().between(h) if h.sum() > 0 else h
+
     class Remembers(Net):
         before = None
 
@@ -165,6 +169,7 @@ def experiment(*settings: str) -> Experiment:
         ("ByNumpy", "plain", "hands values to other libraries"),
         ("DrawsByPython", "plain", "draws random numbers by Python or numpy"),
         ("Poisson", "plain", "draws random numbers that no key can make"),
+        ("BranchesAndDraws", "plain", "draws random numbers that no key can make"),
     ],
 )
 def test_an_own_model_trains_repeatably_by_the_executor_that_is_told(name: str, executor: str, reason: str) -> None:
