@@ -56,7 +56,7 @@ class Keyed(TorchFunctionMode):
 
 
 def repeatable() -> AbstractContextManager[object]:
-    """A context in which a model draws nothing from torch's generators.
+    """A context in which torch's random functions, as far as they are known here, draw by a key.
 
     It is the present ``Keyed``, or one with the draws of ``models_draw_by``, or one with a fixed key.
     """
