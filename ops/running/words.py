@@ -42,11 +42,9 @@ def conclude(directory: Path, code: int, command: str, *, new: bool, print_summa
     """Show the last lines of a run, and return its exit code ``code``.
 
     ``command`` is the command that has started the run and can resume it. A ``new`` directory is given back if the
-    experiment was wrong.
+    experiment was wrong, unless rounds were played before that showed.
     """
-    if code == USAGE:
-        if new:
-            give_back(directory)
+    if code == USAGE and (not new or give_back(directory)):
         return code
     results = Results.read(directory)
     if code == 0:

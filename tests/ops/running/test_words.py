@@ -73,6 +73,18 @@ def test_a_run_that_could_not_begin_leaves_nothing(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == ""
 
 
+def test_a_run_that_proved_wrong_after_a_round_is_kept_and_the_way_on_is_told(
+    capsys: pytest.CaptureFixture[str], write_row: Write
+) -> None:
+    directory = claim(EXPERIMENT, None)
+    write_row(directory, 1)
+    assert conclude(directory, 2, "run", new=True, print_summary=False) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "stopped after round 1; its results so far are in runs/tiny-1; continue it with",
+        "fedemu run --resume runs/tiny-1",
+    ]
+
+
 def test_a_resumed_run_is_never_removed() -> None:
     directory = claim(EXPERIMENT, None)
     assert conclude(directory, 2, "run", new=False, print_summary=False) == 2
