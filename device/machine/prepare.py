@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from fedemu.device.forking import refusal
 from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError
@@ -104,23 +105,34 @@ def main(arguments: list[str]) -> int:
     """
     function, experiment, parent, allow_code = arguments
     end_with_parent(int(parent))
+    # What somebody's own code prints is no part of the answer, nor what a library or a program writes that it uses.
+    answer = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what somebody's own code prints is no part of the answer
-            prepare = load(function)
-            restrict(json.loads(allow_code))
-            mark("data check", "imports")
-            digest = prepare(Path(experiment).read_bytes())
-        print(digest)
+        with answer, contextlib.redirect_stdout(sys.stderr):
+            return _answer(function, Path(experiment), json.loads(allow_code), answer)
+    except (Exception, SystemExit):
+        sys.excepthook(*sys.exc_info())
+        return _NOTHING_TO_SAY
+
+
+def _answer(function: str, experiment: Path, allow_code: Sequence[str] | None, answer: TextIO) -> int:
+    """Write the digest of the data, or an error as ``Told``. Returns the exit code."""
+    try:
+        prepare = load(function)
+        restrict(allow_code)
+        mark("data check", "imports")
+        digest = prepare(experiment.read_bytes())
+        print(digest, file=answer)
         mark("data check", "data")
     except FedemuError as error:
-        print(json.dumps(told(error)))
+        print(json.dumps(told(error)), file=answer)
         return SAID
     except (Exception, SystemExit) as error:
         if own_frames(error):
-            print(json.dumps(told(error, f"the data can't be prepared: {account(error)}")))
+            print(json.dumps(told(error, f"the data can't be prepared: {account(error)}")), file=answer)
             return SAID
-        sys.excepthook(*sys.exc_info())
-        return _NOTHING_TO_SAY
+        raise
     return 0
 
 
