@@ -13,6 +13,8 @@ from fedemu.device.compute.environment import PORTABLE_ENVIRONMENT, lacking
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.host.source import interpreter
 
+_CHILD = "fedemu.ops.running.child"
+
 
 def environment_for(experiment: Experiment) -> Mapping[str, str]:
     """The variables that every process which computes for this experiment must be started with."""
@@ -38,5 +40,8 @@ def start_again_with(variables: Mapping[str, str]) -> None:
     if missing:
         sys.stdout.flush()
         sys.stderr.flush()
-        command = [*interpreter(), "-m", "fedemu.ops.cli", *sys.argv[1:]]
+        begun = getattr(sys.modules["__main__"], "__spec__", None)
+        # The words of a run of a sweep are those of ``child_command``.
+        module = _CHILD if begun is not None and begun.name == _CHILD else "fedemu.ops.cli"
+        command = [*interpreter(), "-m", module, *sys.argv[1:]]
         os.execve(sys.executable, command, dict(os.environ) | missing)

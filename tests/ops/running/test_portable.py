@@ -10,8 +10,11 @@ import pytest
 from fedemu.coordinator.record.summary import machine, versions
 from fedemu.device.compute.environment import PORTABLE_ENVIRONMENT, hold_to_portable, lacking
 from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment.sources import read_frozen
 from fedemu.ops.running import portable
+from fedemu.ops.running.launch import child_command
 from fedemu.ops.running.portable import environment, environment_for, start_again_portably
+from fedemu.ops.running.words import is_complete
 from fedemu.protocol.errors import ConfigurationError
 
 PORTABLE = Experiment.parse({"compute": {"portable": True}})
@@ -111,3 +114,13 @@ def test_what_cannot_be_portable_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         hold_to_portable("auto")
     with pytest.raises(ConfigurationError, match=r"computes with one thread, and server\.threads = 2"):
         Experiment.parse({"compute": {"portable": True}, "server": {"threads": 2}})
+
+
+@pytest.mark.skipif(not has_avx2(), reason="compute.portable is for processors with AVX2")
+def test_a_run_of_a_sweep_starts_again_with_its_own_words(tmp_path: Path) -> None:
+    words = ["run", "digits-small", "--rounds", "1", "--out", str(tmp_path / "run"), "--transport", "memory"]
+    settings = ["--set", "compute.portable=true", "--set", "runtime.report=false"]
+    command = child_command("fedemu-run", "fedemu.ops.cli.__main__", *words, *settings)
+    lacking_all = {name: value for name, value in os.environ.items() if name not in PORTABLE_ENVIRONMENT}
+    ended = subprocess.run(command, env=lacking_all, capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, is_complete(tmp_path / "run", read_frozen(tmp_path / "run"))) == (0, True), ended.stderr
