@@ -89,12 +89,21 @@ def wanted(experiments: Loaded, run: Planned) -> Experiment | None:
 def begin(
     folder: Path, runs: Sequence[Planned], left: Sequence[Planned], experiments: Loaded, at_once: int | None
 ) -> int:
-    """Say how much there is to do. Returns the number of runs at a time."""
+    """Say how much there is to do. Returns the number of runs at a time.
+
+    Raises ConfigurationError if runs at the same time would have to serve their metrics on the same port.
+    """
     why = ""
     if at_once is None:
         device_type = next((runtime.device_type for _, runtime in experiments.values()), "auto")
         at_once, why = default_at_once((experiment for experiment, _ in experiments.values()), device_type)
         why = f" ({why}; --at-once says another number)"
+    port = next((runtime.metrics_port for _, runtime in experiments.values() if runtime.metrics_port), 0)
+    if port and min(at_once, len(left)) > 1:
+        raise ConfigurationError(
+            f"runtime.metrics_port = {port} serves the metrics of one run, and {at_once} are to run at a time; choose "
+            "--at-once 1, or --set runtime.metrics_port=0"
+        )
     done = len(runs) - len(left)
     say(f"sweep: {counted(len(runs), 'run')}, {done} of them done already, {at_once} at a time{why}, in {folder}")
     return at_once

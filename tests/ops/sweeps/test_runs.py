@@ -15,8 +15,9 @@ import pytest
 from fedemu.ops.experiment.sources import read_frozen
 from fedemu.ops.sweeps.plan import Planned, load_sweep, planned
 from fedemu.ops.sweeps.runs import Progress, is_over, play
-from fedemu.ops.sweeps.sweep import loaded, prepare, run_sweep
+from fedemu.ops.sweeps.sweep import begin, loaded, prepare, run_sweep
 from fedemu.ops.sweeps.table import others_in_table, write_table
+from fedemu.protocol.errors import ConfigurationError
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -115,6 +116,15 @@ def test_a_folder_in_which_no_run_has_begun_is_removed_when_its_run_starts_and_n
 
     assert play(tmp_path, [run], Progress([run], 1), command) == []
     assert there == [False]
+
+
+def test_runs_at_the_same_time_cannot_serve_their_metrics_on_one_port(tmp_path: Path) -> None:
+    runs = [Planned("part", "digits-small", seed, ("runtime.metrics_port=9100",)) for seed in (1, 2)]
+    said = r"runtime\.metrics_port = 9100 serves the metrics of one run, and 2 are to run at a time; choose --at-once 1"
+    with pytest.raises(ConfigurationError, match=said):
+        run_sweep(tmp_path, runs, loaded(runs), 2, "again")
+    assert begin(tmp_path, runs, runs, loaded(runs), 1) == 1
+    assert begin(tmp_path, runs, runs[:1], loaded(runs), 2) == 2
 
 
 def test_the_time_left_is_that_of_runs_of_the_same_part_or_of_all() -> None:
