@@ -72,7 +72,7 @@ def timing(directory: Path, wanted: bool) -> Iterator[None]:
 
 
 def timed(rounds: int) -> list[RunObserver]:
-    """The observer that marks the phases of a coordinator with ``rounds`` rounds. None if nobody asks for them."""
+    """The observer that marks the phases of a coordinator with ``rounds`` rounds; none if nobody asks for them."""
     return [_PhaseObserver(rounds)] if marks() else []
 
 
