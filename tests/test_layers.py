@@ -47,18 +47,18 @@ MOST_FILES = 16
 FACES = ("algorithms", "algorithms/interface", "ops/experiment", "ops")
 """The packages whose ``__init__.py`` hands on names. All others hold a docstring and import nothing."""
 SCIENCE_MAY_USE = {
+    "protocol.generators",
     "protocol.ids",
     "protocol.seeds",
     "protocol.errors",
     "protocol.wording",
-    "protocol.host.generators",
     "protocol.host.named",
     "protocol.host.own_code",
 }
 """What ``algorithms`` may import of the protocol: pure functions and errors, and nothing that sends.
 
-``protocol.host.generators`` keeps threads from seeding generators at the same time. ``protocol.host.named`` is the one
-place that loads code by name, such as a user's own method, and ``protocol.host.own_code`` tells the errors of such code.
+``protocol.generators`` keeps threads from seeding generators at the same time. ``protocol.host.named`` is the one place
+that loads code by name, such as a user's own method, and ``protocol.host.own_code`` tells the errors of such code.
 """
 METHODS = re.compile(
     r"fedavg|fedprox|fedntd|moon|fednova|scaffold|fedcurv|fedreg|mfcl|fedcil|fedlwf|flashback|lander", re.IGNORECASE

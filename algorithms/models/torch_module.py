@@ -21,7 +21,7 @@ from fedemu.algorithms.models.layers import batch_statistics
 from fedemu.algorithms.models.randomness.random_functions import repeatable
 from fedemu.algorithms.trees import map_leaves, only
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.generators import alone_with_generators
+from fedemu.protocol.generators import alone_with_generators
 
 T = TypeVar("T")
 ModuleKind = Literal["dense", "convolutional"]

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from fedemu.algorithms.models.randomness.draws import KEY_SHAPE, Draws
 from fedemu.algorithms.models.randomness.keyed_layers import LAYERS
 from fedemu.algorithms.models.randomness.private_functions import inside_transform, opened
-from fedemu.protocol.host.generators import alone_with_generators
+from fedemu.protocol.generators import alone_with_generators
 
 
 class Keyed(TorchFunctionMode):

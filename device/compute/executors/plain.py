@@ -22,7 +22,7 @@ from fedemu.device.compute.executors.private_torch import (
     tree_map_only,
     tree_unflatten,
 )
-from fedemu.protocol.host.generators import alone_with_generators
+from fedemu.protocol.generators import alone_with_generators
 
 
 @contextmanager
