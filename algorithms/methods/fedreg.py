@@ -54,7 +54,7 @@ from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState
 from fedemu.algorithms.methods.fednova import AVERAGES, Weights
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD, Training, first_batches
-from fedemu.algorithms.trees import add, map_leaves, only, subtract, without
+from fedemu.algorithms.trees import add, map_leaves, only, subtract, widened, without
 
 SMALLEST = 1e-30
 """A gradient with a smaller squared norm counts as if it had this one."""
@@ -200,9 +200,13 @@ def between(start: Tree, end: Tree, share: float) -> Tree:
 
 
 def without_rise(way: Tree, slope: Tree) -> Tree:
-    """``way`` without its component along ``slope`` if that is positive; so ``⟨way, slope⟩ <= 0`` up to rounding."""
-    rise = _inner(way, slope) / _inner(slope, slope).clamp(min=SMALLEST)
-    return map_leaves(lambda leaf, gradient: leaf - rise.clamp(min=0) * gradient, way, slope)
+    """``way`` without its component along ``slope`` if that is positive; so ``⟨way, slope⟩ <= 0`` up to rounding.
+
+    Leaves of half precision are multiplied as float32, because the squares of small gradients would be 0 in float16.
+    """
+    moved, up = widened(way), widened(slope)
+    rise = (_inner(moved, up) / _inner(up, up).clamp(min=SMALLEST)).clamp(min=0)
+    return {name: (leaf - rise * up[name]).to(way[name].dtype) for name, leaf in moved.items()}
 
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -177,6 +177,14 @@ def test_a_way_up_a_slope_becomes_level_and_a_way_down_stays() -> None:
     assert all(torch.equal(without_rise(way, flat)[name], leaf) for name, leaf in way.items())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_way_up_a_slope_of_small_gradients_becomes_level_in_half_precision(dtype: torch.dtype) -> None:
+    slope = {"a": torch.full((4,), 2.0**-14, dtype=dtype)}
+    level = without_rise({"a": torch.tensor([3.0, 1.0, -2.0, 2.0], dtype=dtype)}, slope)
+    assert level["a"].dtype == dtype
+    assert level["a"].tolist() == [2.0, 0.0, -3.0, 1.0]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_after_a_step_the_last_constraint_holds_to_first_order(seed: int) -> None:
     program: Any = fedreg(ingredients(), rehearsals=1, iterations=2).programs["train"]
