@@ -40,7 +40,7 @@ from fedemu.algorithms.interface import (
 from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD, Training
-from fedemu.algorithms.trees import add, map_leaves, subtract, without, zeros_like
+from fedemu.algorithms.trees import add, map_leaves, subtract, widened, without, zeros_like
 
 Weights = Literal["examples", "even"]
 AVERAGES: Mapping[Weights, Reducer] = {"examples": weighted_mean, "even": mean}
@@ -80,38 +80,40 @@ class NormalisedSGD(LocalSGD):
 
     ``direction`` is the change of weights per effective step, and the plain change of buffers. ``steps`` is the number
     of effective steps. With ``subtract_previous`` the device keeps as ``own`` the gradient that corresponds to the
-    direction of its last visit, and subtracts it from each gradient.
+    direction of its last visit, and subtracts it from each gradient. Directions and gradients are float32 at least: a
+    small change divided by thousands of steps would be 0 in float16.
     """
 
     subtract_previous: bool = False
 
     def initial_own(self, shared: Forest) -> Tree:
-        return zeros_like(without(shared["model"], self.model.buffers)) if self.subtract_previous else {}
+        return zeros_like(widened(without(shared["model"], self.model.buffers))) if self.subtract_previous else {}
 
     def payload(self, shared: Forest) -> Forest:
-        return {"direction": shared["model"], "steps": {"effective": torch.zeros(())}}
+        return {"direction": widened(shared["model"]), "steps": {"effective": torch.zeros(())}}
 
     def finish(self, carry: Training, shared: Forest, own: Tree, facts: Facts) -> Outcome:
         steps = effective_steps(facts.steps, self.momentum)
         # A first step is one effective step with any momentum; so clamp only changes a device without steps.
         divisor = steps.clamp(min=1)
-        delta = subtract(carry.variables, shared["model"])
+        delta = widened(subtract(carry.variables, shared["model"]))
         direction = {name: leaf if name in self.model.buffers else leaf / divisor for name, leaf in delta.items()}
         gradient = {name: torch.where(steps > 0, -direction[name] / facts.lr, leaf) for name, leaf in own.items()}
         return Outcome({"direction": direction, "steps": {"effective": steps}}, gradient)
 
     def local_model(self, shared: Forest, payload: Forest) -> Tree:
-        return add(shared["model"], self.move(payload["direction"], payload["steps"]))
+        return self.moved(shared["model"], payload["direction"], payload["steps"])
 
-    def move(self, direction: Tree, steps: Tree) -> Tree:
-        """The change of all variables by this number of effective steps in this direction."""
+    def moved(self, variables: Tree, direction: Tree, steps: Tree) -> Tree:
+        """All variables after this number of effective steps in this direction."""
         factor = steps["effective"]
-        return {name: leaf if name in self.model.buffers else leaf * factor for name, leaf in direction.items()}
+        move = {name: leaf if name in self.model.buffers else leaf * factor for name, leaf in direction.items()}
+        return {name: leaf.to(variables[name].dtype) for name, leaf in add(variables, move).items()}
 
 
 def minus_own(gradients: Tree, shared: Forest, own: Tree, facts: Facts) -> Tree:
     """The direction of ``subtract_previous``: ``g - own``."""
-    return map_leaves(torch.sub, gradients, own)
+    return map_leaves(lambda gradient, mine: (gradient - mine).to(gradient.dtype), gradients, own)
 
 
 class FedNova(FedAvg):
@@ -125,8 +127,7 @@ class FedNova(FedAvg):
     def round(self, state: FedAvgState, context: Context) -> Script[FedAvgState]:
         reduce = {"direction": self._average, "steps": self._average}
         reply: Reply = yield Ask("train", shared={"model": state.variables}, reduce=reduce)
-        move = self._local.move(reply.values["direction"], reply.values["steps"])
-        return FedAvgState(add(state.variables, move))
+        return FedAvgState(self._local.moved(state.variables, reply.values["direction"], reply.values["steps"]))
 
 
 def fednova(ingredients: Ingredients, weights: Weights = "examples", subtract_previous: bool = False) -> FedNova:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -175,6 +176,22 @@ def test_with_equal_steps_fednova_is_federated_averaging(little_fleet: Callable[
             average.play(cohort)
         assert largest_difference(nova.model, MLP.init(1)) > 1e-3
         assert largest_difference(nova.model, average.model) <= tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_small_moves_of_many_steps_are_not_lost_in_half_precision(dtype: torch.dtype) -> None:
+    model: Any = SimpleNamespace(buffers=frozenset())
+    program = NormalisedSGD(
+        model, slope_loss, epochs=1, batch_size=1, lr=0.5, momentum=0.9, direction=minus_own, subtract_previous=True
+    )
+    before, after = ({"w": torch.tensor(value, dtype=dtype)} for value in (0.0, 2.0**-13))
+    shared = {"model": before}
+    own = program.initial_own(shared)
+    outcome = program.finish(Training(after, {}), shared, own, facts(500))
+    assert program.local_model(shared, outcome.payload) == after
+    assert {leaf.dtype for leaf in (*own.values(), *outcome.own.values())} == {torch.float32}
+    assert [leaf.dtype for leaf in program.payload(shared)["direction"].values()] == [torch.float32]
+    assert minus_own(after, shared, outcome.own, facts(1))["w"].dtype == dtype
 
 
 def test_with_unequal_steps_fednova_is_not_federated_averaging(little_fleet: Callable[..., Any]) -> None:
