@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import LOGITS, Facts, Forest, Memory, Outcome, Query, Tree
+from fedemu.algorithms.interface import LOGITS, Facts, Forest, Measuring, Memory, Outcome, Query, Tree
 from fedemu.algorithms.replay.lens import Lens
 
 
@@ -30,6 +30,11 @@ class NotingLogits:
     @property
     def declares_label_counts(self) -> bool:
         return self.inner.declares_label_counts
+
+    @property
+    def measured(self) -> frozenset[str]:
+        """The trees that measure ``inner``."""
+        return self.inner.measured if isinstance(self.inner, Measuring) else frozenset()
 
     def payload(self, shared: Forest) -> Forest:
         return self.inner.payload(shared)

@@ -217,7 +217,8 @@ def _measured(settings: ReplaySettings) -> frozenset[str]:
     """The keys of what measures the objective of the kept samples. The model is one if only the measure needs it."""
     if settings.objective == "never" or (settings.objective == "cheap" and settings.strategy not in COMPUTES_GRADIENTS):
         return frozenset()
-    return frozenset({KEPT} if settings.strategy in LOOKS_AT_MODEL else {KEPT, MODEL})
+    needs_model = settings.strategy in LOOKS_AT_MODEL or settings.logits
+    return frozenset({KEPT} if needs_model else {KEPT, MODEL})
 
 
 def _strategy(settings: ReplaySettings) -> Strategy:

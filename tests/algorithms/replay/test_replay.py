@@ -18,6 +18,7 @@ from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState, fedavg
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.registry import build_algorithm, build_terms
+from fedemu.algorithms.replay.notes import NotingLogits
 from fedemu.algorithms.replay.replay import COMPUTES_GRADIENTS, LOOKS_AT_MODEL, ReplaySettings, with_replay
 from fedemu.algorithms.replay.selection.selection import STRATEGIES
 from fedemu.algorithms.streams.tasks import ClassTasks
@@ -165,6 +166,15 @@ def test_the_objective_is_measured_where_it_is_cheap_or_wanted_and_changes_no_ch
         assert played.algorithm.selection.measured == unneeded | ({"kept"} if measured else set())
         assert isinstance(played.algorithm.selection, Measuring)
         assert kept(played) == kept(play(fleet(built(strategy, objective="never")), 2))
+
+
+@pytest.mark.parametrize("objective", ["always", "never"])
+def test_the_sum_that_measures_is_no_part_of_a_selection_that_notes_logits_and_the_model_is(objective: Any) -> None:
+    for strategy in STRATEGY_NAMES:
+        selection: Any = built(strategy, objective=objective, logits=True).selection
+        assert isinstance(selection, NotingLogits)
+        assert isinstance(selection, Measuring)
+        assert selection.measured == ({"kept"} if objective == "always" else set())
 
 
 def test_gradients_that_are_not_finite_make_no_objective_and_do_no_harm(fleet: Any) -> None:
