@@ -21,7 +21,9 @@ ALLOWED = {
     "ops": set(FLOORS),
 }
 ORDER = {
-    "protocol": "errors ids seeds wording messages liveness lookup | codec host | tensors transport | blobs sharing",
+    "protocol": (
+        "errors generators ids seeds wording messages liveness lookup | codec host | tensors transport | blobs sharing"
+    ),
     "algorithms": (
         "names interface measures replay/selection models/randomness | trees data | streams | models | training "
         "| analytic methods replay incremental/generator terms | incremental | incremental/data_free | registry former"
