@@ -31,7 +31,7 @@ from fedemu.coordinator.service.view import FleetView
 from fedemu.coordinator.sums.partial import RULE
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.blobs.store import BlobStore
-from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError, UnreachableError
+from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError
 from fedemu.protocol.host.kernel import stop_signals
 from fedemu.protocol.messages import Granted
 
@@ -216,6 +216,20 @@ class Coordinator:
                 outcome = "interrupted"
             case _:
                 outcome = "failed"
+        summary: Summary | None = None
+        try:
+            summary = self._write(error, outcome)
+        except Exception as trouble:  # such as a full disk, or a method of the user's own that fails
+            # The first error tells the cause, and the fleet has to hear of the end in any case.
+            outcome, error = "failed", trouble if error is None or isinstance(error, Diverged) else error
+        await self._service.stop("unreachable" if isinstance(error, UnreachableError) else outcome)
+        if summary is not None and (error is None or isinstance(error, Diverged)):
+            return summary
+        assert error is not None
+        raise error
+
+    def _write(self, error: Exception | None, outcome: RunOutcome) -> Summary:
+        """Write the summary and the model of a run that ends by this error, None if it is complete."""
         variables = {**self._plan.frozen, **self._plan.algorithm.variables(self._rounds.standing.state)}
         # The row of a round whose checkpoint the disk refused is there, but the round and its model are lost.
         rows = [row for row in self._run.rows() if row.round <= self._rounds.standing.round]
@@ -231,17 +245,10 @@ class Coordinator:
         )
         # Without a fleet there is nothing to summarise, unless rounds were played before.
         if not isinstance(error, UnreachableError) or rows:
-            try:
-                if isinstance(error, Diverged):
-                    self._observers.event("diverged", detail=str(error))
-                self._run.finish(summary, variables)
-            except FedemuError as trouble:  # such as a full disk
-                # The first error tells the cause, and the fleet has to hear of the end in any case.
-                outcome, error = "failed", error or trouble
-        await self._service.stop("unreachable" if isinstance(error, UnreachableError) else outcome)
-        if error is None or isinstance(error, Diverged):
-            return summary
-        raise error
+            if isinstance(error, Diverged):
+                self._observers.event("diverged", detail=str(error))
+            self._run.finish(summary, variables)
+        return summary
 
 
 def _granted_since(record: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int]]:

@@ -89,6 +89,26 @@ async def test_a_full_disk_ends_the_run_with_its_name_and_the_fleet_is_told(
     assert (summary.outcome, [row.round for row in left.rows]) == ("completed", [1, 2, 3, 4])
 
 
+@pytest.mark.parametrize("when", ["a round", "the end"])
+async def test_a_method_that_cannot_tell_its_model_ends_the_run_by_its_first_error_and_the_fleet_is_told(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    plan = make_plan()
+    errors = (ValueError(f"no model, {count}") for count in ("first", "second"))
+
+    def variables(state: Any) -> Any:
+        rounds = len(read_run(plan.directory).rows)
+        if rounds == 4 or (rounds and when == "a round"):
+            raise next(errors)
+        return state.model
+
+    monkeypatch.setattr(plan.algorithm, "variables", variables)
+    fleet = make_fleet()
+    with pytest.raises(ValueError, match="no model, first"):
+        await play(plan)
+    assert fleet.stopped == {-1, 0, 1, 2, 3, 4, 5}
+
+
 async def test_a_run_whose_checkpoint_is_gone_is_not_started_over(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
