@@ -103,7 +103,8 @@ def _table(path: Path, content: str) -> dict[str, list[str]]:
 
 
 def _play(content: str) -> dict[str, list[str]]:
-    """The speakers and speeches of a play. Empty if the text is no play."""
+    """The speakers and speeches of a play, whose lines end in line feeds. Empty if the text is no play."""
+    content = _LINE_END.sub("\n", content)
     paragraphs = [paragraph.strip().split("\n", 1) for paragraph in re.split(r"\n\s*\n", content) if paragraph.strip()]
     if len(paragraphs) < 2 or not all(heading.rstrip().endswith(":") for heading, *_ in paragraphs):
         return {}

@@ -16,11 +16,13 @@ INSIDE = "one\u2028two\x85three\ffour\x1cfive\vsix"
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_only_newlines_end_a_row_or_a_text(end: str, tmp_path: Path) -> None:
-    table, plain = tmp_path / "t.csv", tmp_path / "p.txt"
+    table, plain, play = tmp_path / "t.csv", tmp_path / "p.txt", tmp_path / "play.txt"
+    play.write_bytes(end.join(["First:", "Speak,", "speak.", "", "Second:", INSIDE]).encode())
     table.write_bytes(end.join(["label;text", f"a;{INSIDE}", 'b;"ok, then"', ""]).encode())
     plain.write_bytes(end.join([INSIDE, "", "last"]).encode())
     assert read_file(table) == {"label": ["a", "b"], "text": [INSIDE, "ok, then"]}
     assert read_file(plain) == {"text": [INSIDE, "last"]}
+    assert read_file(play) == {"speaker": ["First", "Second"], "text": ["Speak,\nspeak.", INSIDE]}
 
 
 def test_a_quoted_cell_keeps_its_newlines(tmp_path: Path) -> None:
