@@ -24,23 +24,21 @@ async def serve_embedded(plan: CoordinatorPlan, runtime: Runtime) -> Summary:
 
     Raises the errors of both sides. If both fail, that of the devices is raised.
     """
-    opened = asyncio.Event()
+    opened = asyncio.get_running_loop().create_future()
 
     def begin(address: str) -> None:
         plan.opened(address)
-        opened.set()
+        opened.set_result(address)
 
     serving = asyncio.create_task(serve(replace(plan, opened=begin)))
-    opening = asyncio.create_task(opened.wait())
-    await asyncio.wait({serving, opening}, return_when=asyncio.FIRST_COMPLETED)
-    opening.cancel()
-    if not opened.is_set():
+    await asyncio.wait({serving, opened}, return_when=asyncio.FIRST_COMPLETED)
+    if not opened.done():
         return await serving
     embedding = asyncio.create_task(
         embed(
             EmbeddedPlan(
                 network=plan.network,
-                address=plan.address,
+                address=opened.result(),  # any port may have been asked for
                 count=plan.settings.devices,
                 state=plan.directory / "devices",
                 code=DEVICE_CODE,

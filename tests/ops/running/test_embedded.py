@@ -78,3 +78,19 @@ def test_devices_that_fail_when_the_run_is_over_do_not_matter(monkeypatch: pytes
         return "the summary"
 
     assert played(monkeypatch, serve, no_room) == "the summary"
+
+
+def test_devices_look_for_the_coordinator_where_it_listens_and_not_where_it_was_told_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places = []
+
+    async def serve(plan: Plan) -> None:
+        plan.opened("tcp://127.0.0.1:1")
+        await asyncio.sleep(0)
+
+    async def embed(plan: Any) -> None:
+        places.append(plan.address)
+
+    played(monkeypatch, serve, embed)
+    assert places == ["tcp://127.0.0.1:1"]
