@@ -200,5 +200,7 @@ def _splits(source: DataSource, opened: datasets.DatasetDict) -> tuple[datasets.
 def _unlabelled(split: datasets.Dataset) -> bool:
     """Whether the labels of a split were kept secret: then all are -1, as in ImageNet's test split."""
     labels = [name for name, feature in split.features.items() if isinstance(feature, datasets.ClassLabel)]
+    if not labels or not len(split):
+        return False  # a shuffled split without any column cannot be read
     values = split.select_columns(labels).with_format("arrow")[:]
-    return bool(labels) and len(split) > 0 and all(set(column.to_pylist()) == {-1} for column in values.columns)
+    return all(set(column.to_pylist()) == {-1} for column in values.columns)

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from fedemu.ops.data.corpora import load_corpus
-from fedemu.ops.data.hugging_face import open_tables
+from fedemu.ops.data.hugging_face import decode_table, open_tables
 from fedemu.ops.data.source import DataSource, TextSource, entry_of, locate
 from fedemu.protocol.errors import DataError
 
@@ -219,6 +219,14 @@ def test_whole_numbers_as_labels_are_classes_in_numerical_order(tmp_path, open_f
     corpus = open_folder()
     assert corpus.class_names == ("9", "10")
     assert corpus.train.y.tolist() == [1, 0]
+
+
+def test_a_shuffled_test_split_without_class_labels_is_read_in_its_order():
+    table = hugging_face.Dataset.from_dict({"a": [1.0, 2.0, 3.0], "label": ["x", "y", "x"]})
+    opened = hugging_face.DatasetDict(train=table, test=table.select([2, 1]))
+    decoded = decode_table(DataSource("mine:made"), opened, grey=True)
+    assert decoded.class_names == ("x", "y")
+    assert decoded.test.y.tolist() == [0, 1]
 
 
 def test_a_column_of_vectors_is_taken_as_it_is(tmp_path, open_folder):
