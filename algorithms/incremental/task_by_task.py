@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from fedemu.algorithms.incremental.remembering import RememberingFedAvg
+from fedemu.algorithms.incremental.remembering import RememberingFedAvg, RememberingState
 from fedemu.algorithms.interface import (
     Algorithm,
     Batch,
@@ -69,8 +69,9 @@ class TaskState(Generic[S]):
 class TaskByTask(Generic[S]):
     """The method ``inner`` with a model that grows: its rounds stay as they are.
 
-    The state of ``inner`` must be a dataclass with the global model in the field ``variables``. ``init`` raises
-    ConfigurationError if it is not.
+    The state of ``inner`` must be a dataclass with the global model in the field ``variables``, or hold the state of a
+    method that lets its model grow already, as a method that plays the rounds of a built-in one does. ``init`` raises
+    ConfigurationError if it is neither.
     """
 
     def __init__(self, inner: Algorithm[S], model: Growing) -> None:
@@ -81,7 +82,7 @@ class TaskByTask(Generic[S]):
 
     def init(self, variables: Tree, context: Context) -> TaskState[S]:
         inner = self._inner.init(variables, context)
-        if not (dataclasses.is_dataclass(type(inner)) and hasattr(inner, "variables")):
+        if not _grows_inside(inner) and not (dataclasses.is_dataclass(type(inner)) and hasattr(inner, "variables")):
             raise ConfigurationError(
                 f"a class-incremental stream adds classes to the field 'variables' of a method's state, but the state "
                 f"{type(inner).__name__} has no such field; make it a dataclass with the global model under that name"
@@ -90,7 +91,7 @@ class TaskByTask(Generic[S]):
 
     def round(self, state: TaskState[S], context: Context) -> Script[TaskState[S]]:
         inner: Any = state.inner
-        if context.task != state.task:
+        if context.task != state.task and not _grows_inside(inner):
             variables = self._model.entered(inner.variables, context.task, context.seed)
             inner = dataclasses.replace(inner, variables=variables)
         return TaskState((yield from self._inner.round(inner, context)), context.task)
@@ -105,6 +106,12 @@ class TaskByTask(Generic[S]):
     def pictures(self, state: TaskState[S], samples: int, seed: int) -> Tree:
         """The pictures of ``inner``; none if it makes none."""
         return self._inner.pictures(state.inner, samples, seed) if isinstance(self._inner, Picturing) else {}
+
+
+def _grows_inside(state: Any) -> bool:
+    """Whether a state is, or has in a field, that of a method that lets its model grow by itself."""
+    held = [state, *vars(state).values()] if dataclasses.is_dataclass(type(state)) else [state]
+    return any(isinstance(one, TaskState | RememberingState) for one in held)
 
 
 def with_tasks(algorithm: Algorithm[Any], model: Model) -> Algorithm[Any]:

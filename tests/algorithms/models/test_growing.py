@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fedemu.algorithms.incremental.fedprox_plus import fedprox_plus
 from fedemu.algorithms.incremental.task_by_task import TaskByTask, with_tasks
-from fedemu.algorithms.interface import Context, Facts, Model, Picturing, Tree
+from fedemu.algorithms.interface import Context, Facts, Model, Picturing, Script, Tree
 from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState, fedavg
 from fedemu.algorithms.methods.scaffold import scaffold
 from fedemu.algorithms.models.feed_forward import cnn, mlp
@@ -211,6 +211,42 @@ def test_the_state_must_hold_the_model_where_it_can_be_changed() -> None:
     method: Any = Bare()
     with pytest.raises(ConfigurationError, match="the field 'variables' of a method's state, but the state"):
         TaskByTask(method, MODEL).init({}, Context(0, 0, 0, 4))
+
+
+@dataclass(frozen=True)
+class Counted:
+    inner: Any
+    rounds: int
+
+
+class Counting:
+    """Plays the rounds of a built-in method inside its own, as ``docs/own_methods.md`` tells."""
+
+    def __init__(self, ingredients: Ingredients, name: str) -> None:
+        self._inner = build_algorithm(name, {}, ingredients)
+        self.programs = self._inner.programs
+
+    def init(self, variables: Tree, context: Context) -> Counted:
+        return Counted(self._inner.init(variables, context), 0)
+
+    def round(self, state: Counted, context: Context) -> Script[Counted]:
+        inner = yield from self._inner.round(state.inner, context)
+        return Counted(inner, state.rounds + 1)
+
+    def variables(self, state: Counted) -> Tree:
+        return self._inner.variables(state.inner)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedlwf_2t"])
+def test_a_method_around_a_built_in_one_leaves_it_to_that_one_to_let_the_model_grow(
+    name: str, little_fleet: Callable[..., Any]
+) -> None:
+    fleet = played(with_tasks(Counting(INGREDIENTS, name), MODEL), little_fleet)
+    alone = played(build_algorithm(name, {}, INGREDIENTS), little_fleet)
+    for each in (fleet, alone):
+        each.play([0, 1])
+    assert fleet.model[SEEN].sum() == 4
+    assert all(torch.equal(leaf, alone.model[key]) for key, leaf in fleet.model.items())
 
 
 @pytest.mark.parametrize("name", ["fedprox", "fedntd", "moon", "fedcurv", "fednova"])
