@@ -19,7 +19,6 @@ from pathlib import Path
 DONE = "-- done --"
 IMPORTED = (
     "torch",
-    "sklearn.datasets",
     "matplotlib.pyplot",
     "datasets",
     "pandas",

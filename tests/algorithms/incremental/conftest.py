@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.ops.data import made
 from fedemu.protocol.ids import Digest
 
 SHAPE = (1, 8, 8)
@@ -18,9 +18,8 @@ TASKS = ((2, 0), (3, 1))
 @pytest.fixture(scope="session")
 def digits() -> Corpus:
     """The digits 0 to 3."""
-    found = load_digits(n_class=4)
-    x, y = (found.images * 15).astype(np.uint8)[:, None], found.target.astype(np.int64)
-    split = Split(x, y, {})
+    x, y = made.digits()
+    split = Split(15 * x[y < 4], y[y < 4], {})
     return Corpus("digits", split, split, tuple("0123"), SHAPE, np.array([75.0]), np.array([90.0]), Digest("0" * 64))
 
 

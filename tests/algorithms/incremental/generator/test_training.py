@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional
 
@@ -19,6 +18,7 @@ from fedemu.algorithms.models.image_generator import Generator
 from fedemu.algorithms.models.layer_statistics import running_statistics, watched
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.trees import unflatten
+from fedemu.ops.data import made
 
 SHAPE = (1, 8, 8)
 CONTEXT = Context(3, 1, 7, 10)
@@ -36,9 +36,8 @@ class Frozen(NamedTuple):
 @pytest.fixture(scope="module")
 def frozen() -> Frozen:
     torch.set_num_threads(1)
-    digits = load_digits()
-    x = torch.from_numpy(digits.images).float().view(-1, *SHAPE)
-    x, y = (x - x.mean()) / x.std(), torch.from_numpy(digits.target)
+    x, y = map(torch.from_numpy, made.digits())
+    x = (x.float() - x.float().mean()) / x.float().std()
     watching = watched(growing(mlp(SHAPE, 10, (32,)), TASKS, SHAPE), SHAPE)
     assert isinstance(watching.model, Growing)
     seen = torch.isin(torch.arange(10), torch.tensor([3, 8, 0, 1, 5])).float()
