@@ -1,4 +1,7 @@
-"""What holds for all tests: logs that they open are closed, and what needs an NVIDIA GPU is skipped elsewhere."""
+"""What holds for all tests: logs that they open are closed, and what needs an NVIDIA GPU is skipped elsewhere.
+
+One process for all tests starts commands of fedemu.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
+
+from fedemu.ops.stress.warm import WarmStart
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,6 +37,13 @@ def _own_logs() -> Iterator[None]:
         handler.close()
     root.setLevel(level)
     logging.captureWarnings(False)
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[WarmStart]:
+    """Starts commands of fedemu without an interpreter and its imports for each."""
+    with WarmStart() as started:
+        yield started
 
 
 @pytest.fixture

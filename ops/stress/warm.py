@@ -67,9 +67,9 @@ class WarmStart:
         self.close()
 
     def start(self, words: Sequence[str], log: Path, environment: Mapping[str, str]) -> Started:
-        """Start ``fedemu WORDS`` in a session of its own, with its output in the file ``log``."""
+        """Start ``fedemu WORDS`` in this folder and a session of its own, with its output in the file ``log``."""
         line = self._open()
-        request = {"words": list(words), "environment": dict(environment)}
+        request = {"words": list(words), "environment": dict(environment), "folder": os.getcwd()}
         with log.open("wb") as file:
             socket.send_fds(line, [json.dumps(request).encode()], [file.fileno()])
         while not self._said:

@@ -88,6 +88,8 @@ class Commands:
             self._waiting.leave()
             signal.signal(signal.SIGINT, signal.default_int_handler)
             _put({0: os.open(os.devnull, os.O_RDONLY), 1: descriptors[0], 2: os.dup(descriptors[0])})
+            _open_streams()
+            os.chdir(request["folder"])
             words: list[str] = request["words"]
             _set_environment(request["environment"])
             _be(MODULES["fedemu.ops.cli"](words), SPARE.get(words[0], 0))
@@ -144,6 +146,7 @@ def _wait_blank(line: socket.socket, parent: int) -> NoReturn:
     line.send(str(os.getpid()).encode())
     line.close()
     _put(dict(zip(request["targets"], descriptors, strict=True)))
+    _open_streams()
     name_process("python")
     _set_environment(request["environment"])
     if request["folder"] is not None:
@@ -218,6 +221,12 @@ def _put(descriptors: Mapping[int, int]) -> None:
             os.dup2(found, target)
     for found in set(high.values()) - set(high):
         os.close(found)
+
+
+def _open_streams() -> None:
+    """Open stdout and stderr anew. Those that were inherited take what the descriptors are now for what they were."""
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
 
 
 def _set_environment(environment: Mapping[str, str]) -> None:

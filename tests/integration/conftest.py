@@ -32,13 +32,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(LONGEST_SECONDS))
 
 
-@pytest.fixture(scope="session")
-def warm() -> Iterator[WarmStart]:
-    """Starts commands of fedemu without an interpreter and its imports for each."""
-    with WarmStart() as started:
-        yield started
-
-
 @pytest.fixture
 def new_fleet(tmp_path: Path, warm: WarmStart) -> Iterator[Callable[..., LiveFleet]]:
     """Makes fleets that are closed at the end, and fails if one of their processes survives."""

@@ -48,8 +48,18 @@ def test_the_cases_of_a_seed_are_always_the_same_and_reach_every_method_and_acci
     assert case(2, 0) != cases[0]
 
 
-def test_a_command_from_the_warm_start_ends_as_one_of_a_shell(tmp_path: Path, warm: WarmStart) -> None:
+def test_a_command_from_the_warm_start_reads_writes_and_ends_as_one_of_a_shell(
+    tmp_path: Path, warm: WarmStart, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = tmp_path / "log"
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text("rounds = 3\n")
+    reading, writing = os.pipe()
+    read = warm.start(["validate", "mine.toml"], Path(f"/dev/fd/{writing}"), os.environ)
+    os.close(writing)
+    with open(reading) as pipe:
+        assert "rounds       3," in pipe.read()
+    assert read.wait(300) == 0
     wrong = warm.start(["validate", "digits", "--set", "local.speed=1"], log, os.environ)
     assert wrong.wait(300) == 2
     assert log.read_text().startswith("fedemu: ")

@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +15,10 @@ from fedemu.coordinator.record.row import read_rows
 from fedemu.ops.cli import commands
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import load_experiment
-from fedemu.ops.notebook import calls, settings
-from fedemu.ops.notebook.play import Ended
+from fedemu.ops.notebook import calls, play, settings
 from fedemu.ops.notebook.shown import Shown
 from fedemu.ops.running.folder import claim
+from fedemu.ops.stress.warm import WarmStart
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 
@@ -27,9 +29,26 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture
+def _forked(monkeypatch: pytest.MonkeyPatch, warm: WarmStart) -> None:
+    """The processes of runs are forked. Those that ``test_kernel.py`` starts are the ordinary ones."""
+
+    def popen(command: Sequence[str], *, env: Mapping[str, str], **_: Any) -> Any:
+        reading, writing = os.pipe()
+        words = command[command.index("fedemu.ops.cli") + 1 :]
+        started: Any = warm.start(words, Path(f"/dev/fd/{writing}"), env)
+        os.close(writing)
+        started.stderr = os.fdopen(reading, errors="replace")
+        return started
+
+    kept = {name: getattr(play.subprocess, name) for name in ("DEVNULL", "PIPE", "TimeoutExpired")}
+    monkeypatch.setattr(play, "subprocess", SimpleNamespace(Popen=popen, **kept))
+
+
 TINY = {"name": "mine", "rounds": 5, "fleet": {"devices": 6, "per_round": 2}}
 
 
+@pytest.mark.usefixtures("_forked")
 async def test_a_run_works_beside_a_running_loop_and_gives_its_results(capfd: pytest.CaptureFixture[str]) -> None:
     """A notebook has a running event loop, and so has this test."""
     results = fedemu.run(TINY, out="here", transport="memory", rounds=1, local__epochs=1)
@@ -42,9 +61,12 @@ async def test_a_run_works_beside_a_running_loop_and_gives_its_results(capfd: py
     assert fedemu.open_run("here") == results
 
 
+@pytest.mark.usefixtures("_forked")
 def test_several_seeds_are_one_group_that_goes_on_and_is_compared_as_by_the_command(
-    capfd: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for plots in ("COMPARISON_PLOTS", "WIDE_COMPARISON_PLOTS"):
+        monkeypatch.setattr(f"fedemu.ops.compare.page.page.{plots}", {})
     quiet: dict[str, Any] = {"transport": "memory", "progress": False, "runtime__report": False}
     group = fedemu.run(TINY, out="seeds", seeds=[2], rounds=1, **quiet)
     assert group.page.exists()
@@ -126,9 +148,9 @@ def test_the_transport_is_the_one_that_was_asked_for(
 ) -> None:
     seen: list[Runtime] = []
 
-    def ended(directory: Path, runtime: Runtime, shown: Shown) -> Ended:
+    def ended(directory: Path, runtime: Runtime, shown: Shown) -> play.Ended:
         seen.append(runtime)
-        return Ended(5, "that is all")
+        return play.Ended(5, "that is all")
 
     monkeypatch.setattr(calls, "play", ended)
     with pytest.raises(FedemuError, match="that is all"):
@@ -136,6 +158,7 @@ def test_the_transport_is_the_one_that_was_asked_for(
     assert [runtime.transport for runtime in seen] == [transport]
 
 
+@pytest.mark.usefixtures("_forked")
 def test_an_error_in_somebodys_own_code_is_the_cause(tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text("def build(input_shape, classes):\n    return {}['layers']\n")
@@ -146,6 +169,7 @@ def test_an_error_in_somebodys_own_code_is_the_cause(tmp_path: Path) -> None:
     assert not Path("here").exists()
 
 
+@pytest.mark.usefixtures("_forked")
 def test_seeds_are_kept_if_a_later_one_of_them_cannot_be_played(tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text(
