@@ -5,6 +5,7 @@ One process for all tests starts commands of fedemu.
 
 from __future__ import annotations
 
+import gc
 import logging
 import resource
 from collections.abc import Callable, Iterator
@@ -13,6 +14,17 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 
 from fedemu.ops.stress.warm import WarmStart
+
+
+def pytest_collection() -> None:
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """The collector does not look again and again at modules and tests, of which none is ever garbage."""
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(10_000)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
