@@ -18,6 +18,7 @@ from fedemu.ops.engines.slurm import SlurmJob, explained, submit, write_job
 from fedemu.ops.experiment.runtime import MOST_TRAINERS
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.running.folder import claim, give_back
+from fedemu.ops.running.together import require_metrics_ports
 from fedemu.ops.running.words import say
 from fedemu.ops.track.kinds import check as check_trackers
 
@@ -99,6 +100,7 @@ def slurm(
         options=sbatch or (),
     )
     job.check(checked, out)
+    require_metrics_ports(runtime)
     check_trackers(runtime.track.to)
     find_data(checked)
     directory = claim(checked, out)

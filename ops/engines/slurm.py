@@ -98,6 +98,8 @@ def write_job(directory: Path, experiment: Experiment, runtime: Runtime, job: Sl
         "PYTHON": quote(sys.executable),
         "RUN": quote(str(run)),
         "DEVICES": str(experiment.fleet.devices),
+        # The first node has the coordinator, too, whose metrics have the port that was given.
+        "METRICS": f" --metrics-port {runtime.metrics_port + 1}" if runtime.metrics_port else "",
         "ALLOWED": "".join(f" --allow-code {quote(place)}" for place in named_places(experiment)),
     }
     text = re.sub(r"@([A-Z]+)@", lambda found: words[found[1]], _TEMPLATE.read_text(encoding="utf-8"))

@@ -43,7 +43,7 @@ node() {
     "$python" -m fedemu keys approve "node-$place" "$own/machine.key" --keys "$keys" >/dev/null || exit
     for _ in 1 2 3 4 5 6; do
         "$python" -m fedemu device --n $count --connect "$address" --keys "$own" --server-key "$keys/machine.key" \
-            --state "$run/devices/$place"@ALLOWED@
+            --state "$run/devices/$place"@METRICS@@ALLOWED@
         code=$?
         if [ $code -le 128 ]; then exit $code; fi # above 128 a signal has killed it
         echo "the supervisor of place $place was killed on $(hostname); starting it again" >&2

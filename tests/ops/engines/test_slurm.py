@@ -73,6 +73,13 @@ def test_the_script_asks_for_what_was_said_and_freezes_the_experiment(
     assert "36.0 h are the limit" in told
 
 
+def test_devices_have_the_metrics_port_after_that_of_the_coordinator_on_their_node(tmp_path: Path) -> None:
+    assert call("slurm", "digits-small", "--set", "runtime.metrics_port=9464", "--out", "mine") == 0
+    script = (tmp_path / "mine" / "job.sh").read_text()
+    assert "export FEDEMU_RUNTIME__METRICS_PORT=9464\n" in script
+    assert '--state "$run/devices/$place" --metrics-port 9465\n' in script
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -84,6 +91,7 @@ def test_the_script_asks_for_what_was_said_and_freezes_the_experiment(
         (["--sbatch", "mem=3"], "--sbatch 'mem=3' is no option"),
         (["--out", 'a"b'], "choose another folder with --out"),
         (["--set", "local.lr=0"], "local.lr = 0 must be above 0"),
+        (["--set", "runtime.metrics_port=65535"], "runtime.metrics_port = 65535 leaves no port after it"),
         (["--submit"], "there is no sbatch on this machine; leave out --submit, and"),
     ],
 )
