@@ -20,7 +20,7 @@ from fedemu.ops.data.apart import entry_here
 from fedemu.ops.data.cache import read
 from fedemu.ops.engines.actor import MOST_RESTARTS, Handed, Place, Report
 from fedemu.ops.engines.nodes import settle
-from fedemu.ops.engines.places import share
+from fedemu.ops.engines.places import metrics_ports, share
 from fedemu.ops.engines.sending import SentFile, offer
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.experiment.sources import read_frozen
@@ -114,12 +114,13 @@ class RayFleet:
             raise DataError(f"the data of this run are not in {self._entry} any more; go on with --resume")
         self._files: Sequence[SentFile] | None = None
         plain = {**json.loads(runtime.model_dump_json()), "server_key": runtime.server_key}
+        ports = metrics_ports(runtime.metrics_port, places)
         self._handed = {
             place: Handed(
                 place=place,
                 count=count,
                 run=str(directory.absolute()),
-                runtime=plain,
+                runtime={**plain, "metrics_port": ports[place]},
                 keys=_pair(Path(runtime.keys), place),
                 experiment=experiment.to_bytes(),
                 data=corpus.digest,

@@ -12,6 +12,7 @@ from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import NOT_SETTINGS, toml_of
 from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.ops.extras import require
+from fedemu.ops.running.together import LAST_PORT
 from fedemu.protocol.errors import ConfigurationError
 
 PATIENCE_SECONDS: Final = 600.0
@@ -65,6 +66,19 @@ def share(devices: int, places: int) -> list[int]:
     """How many devices each place has. The first ones have one more if the devices do not divide evenly."""
     each, over = divmod(devices, places)
     return [each + (place < over) for place in range(places)]
+
+
+def metrics_ports(first: int, places: int) -> list[int]:
+    """The port of each place's metrics, from ``first`` on: places may share a node. 0 means none, for all of them.
+
+    Raises ConfigurationError if there are not so many ports.
+    """
+    if first + places - 1 > LAST_PORT:
+        raise ConfigurationError(
+            f"the metrics of {places} places need as many ports from {first} on, and {LAST_PORT} is the last one; "
+            "choose a lower one with --metrics-port"
+        )
+    return [first and first + place for place in range(places)]
 
 
 def variables(runtime: Runtime) -> Iterator[tuple[str, str]]:

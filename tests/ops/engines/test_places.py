@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fedemu.ops.engines.places import variables
+from fedemu.ops.engines.places import metrics_ports, variables
 from fedemu.ops.experiment.sources import load_experiment
+from fedemu.protocol.errors import ConfigurationError
 
 
 @pytest.fixture(autouse=True)
@@ -35,3 +36,11 @@ def test_texts_that_are_read_as_texts_stay_plain_and_other_values_are_toml() -> 
         "FEDEMU_TRACK__PROJECT": "mine",
         "FEDEMU_TRACK__TO": '["tensorboard"]',
     }
+
+
+def test_each_place_has_a_metrics_port_of_its_own_because_places_may_share_a_node() -> None:
+    assert metrics_ports(9465, 3) == [9465, 9466, 9467]
+    assert metrics_ports(65534, 2) == [65534, 65535]
+    assert metrics_ports(0, 3) == [0, 0, 0]
+    with pytest.raises(ConfigurationError, match="the metrics of 3 places need as many ports from 65534 on"):
+        metrics_ports(65534, 3)
