@@ -26,7 +26,7 @@ from fedemu.ops.results.results import Results
 from fedemu.ops.running.codes import INTERRUPTED, USAGE
 from fedemu.ops.running.folder import RUNS, claim, clear_claim, give_back, keep_grown, reopen
 from fedemu.ops.running.together import run_together
-from fedemu.ops.running.words import is_complete, say
+from fedemu.ops.running.words import at_address, is_complete, say
 from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError
 
@@ -195,7 +195,7 @@ def _conclude(group: SeedGroup, print_summaries: bool) -> None:
 
 def _say_how_to_go_on(group: SeedGroup) -> None:
     say("or go on with all seeds; those that are done are kept:")
-    say(f"fedemu run --resume {shlex.quote(str(group.folder))}")
+    say(f"fedemu {at_address('run', group.runtime)} --resume {shlex.quote(str(group.folder))}")
 
 
 def abandon(group: SeedGroup) -> None:

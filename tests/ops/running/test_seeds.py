@@ -210,6 +210,17 @@ def test_a_group_of_which_a_folder_cannot_be_made_leaves_none(
     assert runs.ran == [(0, True)]
 
 
+def test_the_command_that_goes_on_names_the_places_that_were_named_for_the_group(
+    runs: FakeRuns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs.codes = {0: INTERRUPTED}
+    places = ("--bind", "tcp://127.0.0.1:5600", "--metrics-port", "9464", "--keys", "my keys")
+    assert call("digits-small", "--seeds", "0,1", "--out", "group", *places) == INTERRUPTED
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "fedemu run --bind tcp://127.0.0.1:5600 --keys 'my keys' --metrics-port 9464 --resume group"
+    )
+
+
 @pytest.mark.parametrize(("seed", "begun"), [(1, False), (0, True)])
 def test_a_group_that_has_begun_keeps_what_is_left_to_do(
     runs: FakeRuns, seed: int, begun: bool, capsys: pytest.CaptureFixture[str]
