@@ -110,13 +110,16 @@ class LeaseSearch:
     def claim(self, granted: Granted) -> LeaseFolder:
         """Begin another life with the granted lease, in its old folder or a new one. The search is over.
 
-        Raises ConfigurationError if the folder cannot be used.
+        Old leases are removed only for a new one. A run that goes on may have many in this state folder, as behind
+        edges, and their supervisors come one after another. Raises ConfigurationError if the folder cannot be used.
         """
         own, self._current = self._current, None
-        if own is None or own.record.lease != granted.lease:
-            if own is not None:
-                own.close()
-            own = create_lease(self._state, granted, self._count)
+        if own is not None and own.record.lease == granted.lease:
+            own.begin()
+            return own
+        if own is not None:
+            own.close()
+        own = create_lease(self._state, granted, self._count)
         own.begin()
         prune(self._state)
         return own

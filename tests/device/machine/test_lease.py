@@ -103,6 +103,18 @@ def test_old_leases_are_removed_with_all_they_hold(tmp_path: Path) -> None:
     assert not (tmp_path / "run_0").exists()
 
 
+def test_many_supervisors_of_a_run_that_goes_on_find_all_of_their_leases_one_after_another(tmp_path: Path) -> None:
+    tokens = [f"lease {number}" for number in range(KEPT + 3)]
+    for lease in [LeaseSearch(tmp_path, 3).claim(a_grant(token)) for token in tokens]:
+        lease.close()
+    assert sorted(found(tmp_path)) == sorted(tokens)
+    for token in tokens:
+        search = LeaseSearch(tmp_path, 3)
+        assert token in search
+        search.claim(a_grant(token)).close()
+    assert sorted(found(tmp_path)) == sorted(tokens)
+
+
 def test_a_run_may_have_any_name(tmp_path: Path) -> None:
     lease = LeaseSearch(tmp_path, 3).claim(a_grant(run="../../ö b/c"))
     assert tmp_path in lease.folder.parents
