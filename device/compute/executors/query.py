@@ -17,7 +17,7 @@ from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.executors.cohort import EACH, sample_problem
 from fedemu.device.compute.executors.executor import Job, JobResult, Source, failed
 from fedemu.device.compute.executors.plain import looping
-from fedemu.device.compute.executors.private_torch import without_compiler
+from fedemu.device.compute.executors.private_torch import keeping_activations, without_compiler
 from fedemu.protocol.errors import TrainingError
 from fedemu.protocol.seeds import generator
 
@@ -95,8 +95,8 @@ def _ask(
         device=torch.tensor(job.device, device=device),
     )
     own = map_leaves(lambda leaf: leaf.to(device), buffer.answered)
-    # Some models cannot be mapped over samples.
-    with without_compiler(), looping():
+    # Some models cannot be mapped over samples, and the gradients of a mapped one come when it is mapped no more.
+    with without_compiler(), looping(), keeping_activations():
         outcome, keep = query.ask(memory, shared, own, facts)
     if keep is None:
         after = replace(buffer, asked=len(arrived), answered=map_leaves(_exported, outcome.own))

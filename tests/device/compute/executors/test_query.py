@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.interface import Facts, Forest, Memory, Outcome, Tree
 from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.replay.buffer import Buffer
+from fedemu.algorithms.terms.importance import AskImportance
+from fedemu.algorithms.terms.local_term import Importance
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import Objective
 from fedemu.device.compute.executors.executor import Job, JobResult
@@ -140,6 +145,31 @@ def test_an_answer_is_remembered_until_the_period_is_over(corpus: Corpus) -> Non
     assert select.asked[0][1] == {"x": [0.5, 0.5]}
     assert late.buffer is not None
     assert (held(late), late.buffer.asked, dict(late.buffer.answered)) == (([1, 2], [0, 0], 1, 2), -1, {})
+
+
+class Again(nn.Module):
+    """Two layers, of which the first may be computed again in the backward pass."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.again, self.first, self.last = again, nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = checkpoint(self.first, x, use_reentrant=False) if self.again else self.first(x)
+        logits: Tensor = self.last(inner.relu())
+        return logits
+
+
+def test_importances_of_a_model_that_computes_activations_again_are_those_of_one_that_does_not(corpus: Corpus) -> None:
+    found = []
+    for again in (True, False):
+        model = from_module(partial(Again, again))
+        measures = {"mas": Importance(lambda logits, batch, facts: logits.square().sum(), Tensor.abs, 9, 1.0)}
+        trainer = a_trainer(corpus, Select(), importance=AskImportance(model, measures))
+        (result,) = trainer.run("importance", {"model": model.init(0)}, [a_job(0, [1, 2, 3])])
+        assert isinstance(result, JobResult), result
+        found.append(result.payload["mas"])
+    assert all(torch.equal(leaf, found[1][name]) for name, leaf in found[0].items())
 
 
 def test_a_question_does_not_change_what_the_program_keeps(corpus: Corpus) -> None:
