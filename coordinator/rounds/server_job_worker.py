@@ -18,6 +18,7 @@ import torch
 
 from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.algorithms.models.randomness.draws import Draws, keys
+from fedemu.algorithms.models.randomness.private_functions import keeping_activations
 from fedemu.algorithms.models.randomness.random_functions import models_draw_by
 from fedemu.coordinator.record import checkpoint
 from fedemu.protocol.errors import ConfigurationError
@@ -84,7 +85,7 @@ def run(job: ServerJob, place: Place, stepped: Callable[[int], None]) -> None:
         step, carry, finished = 0, checkpoint.canonical(job.init()), False
     reported = 0.0
     while not finished and step < job.steps:
-        with models_draw_by(place.draws(step)):
+        with models_draw_by(place.draws(step)), keeping_activations():
             carry, finished = _checked(job.step(carry, step))
         step += 1
         if not finished and step < job.steps and step % job.checkpoint_every == 0:

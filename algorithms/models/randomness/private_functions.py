@@ -6,13 +6,15 @@ torch's functions that are written in Python hand themselves to a context. A con
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional
+from torch.utils import checkpoint
 
 
 def opened(function: Any) -> Callable[..., Any] | None:
@@ -45,3 +47,23 @@ def inside_vmap() -> bool:
 def inside_transform() -> bool:
     """Whether ``vmap``, ``grad`` or another transformation of ``torch.func`` is around this call."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+@contextmanager
+def keeping_activations() -> Iterator[None]:
+    """Let ``torch.utils.checkpoint`` keep activations, which it would compute again in the backward pass.
+
+    By then a module that was called with variables from outside has its own ones again, which have no gradients.
+    """
+    kept: dict[str, Any] = {
+        "_checkpoint_hook": lambda frame: nullcontext(),
+        "CheckpointFunction": SimpleNamespace(apply=lambda function, preserve, *arguments: function(*arguments)),
+    }
+    original = {name: getattr(checkpoint, name) for name in kept}
+    try:
+        for name, value in kept.items():
+            setattr(checkpoint, name, value)
+        yield
+    finally:
+        for name, value in original.items():
+            setattr(checkpoint, name, value)

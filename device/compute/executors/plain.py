@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedemu.algorithms.models.randomness.private_functions import keeping_activations
 from fedemu.device.compute.executors.private_torch import (
     inside_transform,
-    keeping_activations,
     tree_flatten,
     tree_map_only,
     tree_unflatten,

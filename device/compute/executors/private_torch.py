@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import checkpoint
 
 # ``TorchDispatchMode`` is documented, but its module is private.
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,7 +30,6 @@ __all__ = [
     "changes_memory",
     "has_product",
     "inside_transform",
-    "keeping_activations",
     "operator_name",
     "product",
     "product_formula",
@@ -48,26 +46,6 @@ LOG_SOFTMAX: Mapping[str, Callable[..., Any]] = {
     "aten::_log_softmax_backward_data": torch._log_softmax_backward_data,
 }
 """The two operators behind ``log_softmax`` and its gradient, which have no public binding with these arguments."""
-
-
-@contextmanager
-def keeping_activations() -> Iterator[None]:
-    """Let ``torch.utils.checkpoint`` keep activations, which it would compute again in the backward pass.
-
-    By then a module that was called with variables from outside has its own ones again, which have no gradients.
-    """
-    kept: dict[str, Any] = {
-        "_checkpoint_hook": lambda frame: nullcontext(),
-        "CheckpointFunction": SimpleNamespace(apply=lambda function, preserve, *arguments: function(*arguments)),
-    }
-    original = {name: getattr(checkpoint, name) for name in kept}
-    try:
-        for name, value in kept.items():
-            setattr(checkpoint, name, value)
-        yield
-    finally:
-        for name, value in original.items():
-            setattr(checkpoint, name, value)
 
 
 def has_product() -> bool:

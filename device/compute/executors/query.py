@@ -12,12 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from fedemu.algorithms.interface import Batch, Facts, Forest, Memory, Outcome, Query, Tree
+from fedemu.algorithms.models.randomness.private_functions import keeping_activations
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.executors.cohort import EACH, sample_problem
 from fedemu.device.compute.executors.executor import Job, JobResult, Source, failed
 from fedemu.device.compute.executors.plain import looping
-from fedemu.device.compute.executors.private_torch import keeping_activations, without_compiler
+from fedemu.device.compute.executors.private_torch import without_compiler
 from fedemu.protocol.errors import TrainingError
 from fedemu.protocol.seeds import generator
 

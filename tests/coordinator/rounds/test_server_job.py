@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint as checkpoint_activations
 
 from fedemu.algorithms.interface import ServerJob
 from fedemu.algorithms.trees import model_digest
@@ -70,6 +71,27 @@ async def test_a_job_runs_in_another_process_and_gives_its_last_carry(tmp_path: 
     assert result["sum"] == 10
     assert result["pid"] != os.getpid()
     assert not psutil.pid_exists(int(result["pid"]))
+
+
+async def test_a_module_that_computes_activations_again_has_the_gradients_of_variables_from_outside(tmp_path: Path):
+    layer = torch.nn.Linear(2, 1, bias=False).requires_grad_(False)
+
+    class Again(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return checkpoint_activations(lambda y: self.layer(y).square(), x, use_reentrant=False)
+
+    def step(carry, index):
+        weight = carry["weight"].clone().requires_grad_()
+        found = torch.func.functional_call(Again(), {"layer.weight": weight}, (torch.tensor([[2.0, 3.0]]),))
+        (slope,) = torch.autograd.grad(found.sum(), weight)
+        return {"weight": slope}, True
+
+    job = ServerJob("again", lambda: {"weight": torch.ones(1, 2)}, step, 1, 1)
+    assert (await run_server_job(job, tmp_path, 1, 0, ignore))["weight"].tolist() == [[20.0, 30.0]]
 
 
 async def test_the_last_step_is_told_even_where_the_job_was_done_before(tmp_path: Path):

@@ -14,13 +14,13 @@ from torch.utils import _python_dispatch
 from torch.utils.checkpoint import checkpoint
 
 import fedemu.device.compute.executors.private_torch as private_torch
+from fedemu.algorithms.models.randomness.private_functions import keeping_activations
 from fedemu.device.compute.executors.private_torch import (
     LOG_SOFTMAX,
     OperationWatcher,
     changes_memory,
     has_product,
     inside_transform,
-    keeping_activations,
     operator_name,
     product,
     tree_flatten,
@@ -185,7 +185,7 @@ def test_activation_checkpoints_give_gradients_of_variables_from_outside(reentra
         (slope,) = torch.autograd.grad(found.sum(), weight)
     assert slope.tolist() == [[2.0, 3.0], [2.0, 3.0]], (
         f"torch {torch.__version__} computes activations again in another way. Look in torch/utils/checkpoint.py for "
-        f"what keeping_activations in {FILE} has to replace."
+        "what keeping_activations in algorithms/models/randomness/private_functions.py has to replace."
     )
 
 
