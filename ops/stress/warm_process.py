@@ -37,7 +37,7 @@ MODULES: Mapping[str, Callable[[list[str]], Callable[[], object]]] = {
     "fedemu.device.compute.nursery": lambda words: lambda: _nurse(words),
 }
 """What ``python -m MODULE`` does, by module: from its arguments to the function that does it."""
-SPARE = {"device": 5, "run": 2}
+SPARE = {"device": 5, "run": 2, "sweep": 2}
 """How many processes a command can start without an interpreter, by its name. Further ones get an interpreter."""
 ANSWER_SECONDS = 20.0
 """A blank process that does not answer for so long is left alone, and an interpreter is started instead."""
@@ -159,7 +159,7 @@ def _be(work: Callable[[], object], spare: int) -> NoReturn:
     code = 1
     try:
         if spare:
-            _start_from(Blanks(spare))
+            start_from(Blanks(spare))
         result = work()
         code = result if isinstance(result, int) else 0
     except SystemExit as ended:
@@ -176,7 +176,7 @@ def _be(work: Callable[[], object], spare: int) -> NoReturn:
         os._exit(code)
 
 
-def _start_from(blanks: Blanks) -> None:
+def start_from(blanks: Blanks) -> None:
     """Make ``subprocess`` and asyncio take a blank process wherever they would start fedemu with an interpreter."""
     ordinary = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 

@@ -16,6 +16,8 @@ import sys
 import traceback
 from pathlib import Path
 
+from fedemu.ops.stress.warm_process import Blanks, start_from
+
 DONE = "-- done --"
 IMPORTED = (
     "torch",
@@ -29,6 +31,8 @@ IMPORTED = (
 )
 MOST_ROUNDS = 2
 """Runs of pages stop after this number of rounds, whatever ``--rounds`` says."""
+SPARE = {"fedemu": 1, "blocks": 8}
+"""How many processes of fedemu a program can start that have everything imported, too. Further ones are ordinary."""
 CLIENT = """#!{python} -SEs
 import json, os, socket, sys
 if os.environ.get("FEDEMU_RUNTIME__TRANSPORT") == "zmq":
@@ -78,6 +82,7 @@ def _answer(line: socket.socket) -> None:
     sys.path.insert(0, folder)
     code = 1
     try:
+        start_from(Blanks(SPARE[name]))
         if name == "blocks":
             _execute_files()
         else:
