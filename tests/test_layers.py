@@ -370,3 +370,9 @@ def test_a_light_process_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(*(name for name in {HEAVY!r} if name in sys.modules))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.strip() == ""
+
+
+def test_a_page_is_served_without_waiting_for_what_only_a_story_needs() -> None:
+    code = f"import sys, fedemu.ops.live.serving; print(*(name for name in {HEAVY!r} if name in sys.modules))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.strip() == "aiohttp"

@@ -19,7 +19,6 @@ from fedemu.coordinator.record.records import newest_record
 from fedemu.device.memory.replay_buffer import read_buffer
 from fedemu.device.memory.store import PREFIX, SUFFIX
 from fedemu.ops.assembly.behaviours import open_behaviours
-from fedemu.ops.assembly.partition import build_partition
 from fedemu.ops.assembly.stream import open_stream
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment import Experiment
@@ -66,6 +65,9 @@ class Stories:
 def _open(experiment: Experiment) -> Holdings | str:
     """The holdings of an experiment, or a sentence that says why they cannot be had."""
     try:
+        # It imports torch, for which no page should wait that tells no story.
+        from fedemu.ops.assembly.partition import build_partition
+
         corpus = open_corpus(experiment)
         partition = build_partition(corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)
         plan, _ = open_stream(experiment, corpus, partition)
