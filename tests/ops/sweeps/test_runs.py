@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedemu.ops.experiment.sources import read_frozen
+from fedemu.ops.stress.warm import WarmStart
 from fedemu.ops.sweeps.plan import Planned, load_sweep, planned
 from fedemu.ops.sweeps.runs import Progress, is_over, play
 from fedemu.ops.sweeps.sweep import begin, loaded, prepare, run_sweep
@@ -21,6 +22,7 @@ from fedemu.protocol.errors import ConfigurationError
 
 pytestmark = pytest.mark.timeout(600)
 
+INTERPRETER = (sys.executable, "-m", "fedemu.ops.cli")
 SMALL = """
 [[parts]]
 name = "small"
@@ -33,30 +35,31 @@ set = ["fleet.devices=6", "fleet.per_round=3"]
 def sweep(folder: Path, *more: str) -> list[str]:
     path = folder / "sweep.toml"
     path.write_text(SMALL, encoding="utf-8")
-    return [sys.executable, "-m", "fedemu.ops.cli", "sweep", str(path), "--out", str(folder / "runs"), *more]
+    return ["sweep", str(path), "--out", str(folder / "runs"), *more]
 
 
 def digest(directory: Path) -> str:
     return str(json.loads((directory / "summary.json").read_text())["model_digest"])
 
 
-def test_runs_side_by_side_are_the_runs_alone_and_a_killed_sweep_goes_on(tmp_path: Path) -> None:
-    alone = tmp_path / "alone"
-    arguments = ["run", "digits-small", "--transport", "memory", "--rounds", "2", "--devices", "6"]
-    arguments += ["--set", "fleet.per_round=3", "--set", "runtime.report=false", "--out", str(alone)]
-    subprocess.run([sys.executable, "-m", "fedemu.ops.cli", *arguments], check=True, capture_output=True)
+def test_runs_side_by_side_are_the_runs_alone_and_a_killed_sweep_goes_on(tmp_path: Path, warm: WarmStart) -> None:
+    alone, log = tmp_path / "alone", tmp_path / "log"
+    words = ["run", "digits-small", "--transport", "memory", "--rounds", "2", "--devices", "6"]
+    words += ["--set", "fleet.per_round=3", "--set", "runtime.report=false", "--out", str(alone)]
+    assert warm.start(words, log, os.environ).wait(400) == 0, log.read_text()
 
-    killed = subprocess.Popen(sweep(tmp_path, "--at-once", "2"), stderr=subprocess.DEVNULL)
+    killed = warm.start(sweep(tmp_path, "--at-once", "2"), log, os.environ)
     first = tmp_path / "runs" / "small" / "digits-small" / "seed-1"
     deadline = time.monotonic() + 400
     while not (first / "config.toml").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.wait()
+    killed.kill()
+    killed.wait(400)
 
-    again = subprocess.run(sweep(tmp_path, "--at-once", "2"), capture_output=True, text=True, check=True)
-    assert "2 runs" in again.stderr
+    again = warm.start(sweep(tmp_path, "--at-once", "2"), log, os.environ)
+    assert again.wait(400) == 0, log.read_text()
+    assert "2 runs" in log.read_text()
     assert (tmp_path / "runs" / "compare" / "compare.html").exists()
     assert digest(first) == digest(alone)
 
@@ -140,7 +143,7 @@ def test_an_interrupt_stops_the_runs_and_says_how_to_go_on(tmp_path: Path) -> No
     words = sweep(tmp_path, "--at-once", "2")
     endless = SMALL.replace("rounds = 2", "rounds = 1_000_000")
     (tmp_path / "sweep.toml").write_text(endless, encoding="utf-8")
-    begun = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    begun = subprocess.Popen([*INTERPRETER, *words], stderr=subprocess.PIPE, text=True)
     first = tmp_path / "runs" / "small" / "digits-small" / "seed-1"
     deadline = time.monotonic() + 400
     while not (first / "config.toml").exists():
