@@ -30,6 +30,22 @@ pytestmark = [
 PATIENCE = 120.0
 """Seconds for a condition that an idle machine meets in one or two."""
 DEVICES = 20
+SLOW = """
+import time
+from torch import nn
+
+
+class Slow(nn.Module):
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.top = nn.Linear(64, classes)
+
+    def forward(self, x):
+        time.sleep(0.01)
+        logits = self.top(x.flatten(1))
+        return logits if logits.sum().item() > 0 else logits * 1  # so its steps are not recorded, and each one sleeps
+"""
+"""A model with which a round takes about a second, so that pages stay small while the tests go on, and no computing."""
 
 
 def wait_until(condition: Callable[[], Any], what: str) -> Any:
@@ -85,9 +101,10 @@ class Live:
     def __init__(self, folder: Path) -> None:
         self.directory = folder / "run"
         settings = ["--devices", str(DEVICES), "--rounds", "100000", "--trainers", "1"]
-        # With so many epochs a round takes about a second, so that pages stay small while the tests go on.
+        model = folder / "slow.py"
+        model.write_text(SLOW)
         # No device crashes by itself, because a button reaches only devices that have a process just then.
-        for setting in ("fleet.per_round=4", "runtime.report=false", "local.epochs=300", "faults.crash_rate=0"):
+        for setting in ("fleet.per_round=4", "runtime.report=false", "faults.crash_rate=0", f"model.name={model}:Slow"):
             settings += ["--set", setting]
         words = ["run", "digits-small", "--out", str(self.directory), *settings, "--page"]
         self.shown = Shown(*words, log=folder / "terminal")
