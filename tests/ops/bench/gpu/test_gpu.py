@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,25 @@ from fedemu.ops.bench.training.workloads import WORKLOADS
 from fedemu.protocol.errors import ConfigurationError
 
 CPU = torch.device("cpu")
+TINY = replace(QUICK, scale=0.001)
 
 
+@pytest.fixture
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work ``digits`` has two devices."""
+
+    def few(cohorts: int) -> Any:
+        made: Any = WORKLOADS["digits"](cohorts)
+        return replace(made, cohorts=[made.cohorts[0][:2]])
+
+    monkeypatch.setattr("fedemu.ops.bench.gpu.lines.WORKLOADS", {"digits": few})
+
+
+@pytest.mark.usefixtures("_few")
 def test_a_work_is_measured_one_by_one_and_in_stacks_and_beside_the_peak() -> None:
     told: list[str] = []
     peak = gpu.peak_of(CPU, 64)
-    measured = list(lines(QUICK, told.append, CPU, peak, ["digits"], (1, 8)))
+    measured = list(lines(TINY, told.append, CPU, peak, ["digits"], (1, 8)))
     assert [(line.work, line.stack, line.graphs, line.why) for line in measured] == [
         ("digits", 1, False, ""),
         ("digits", 8, False, ""),
@@ -61,12 +75,13 @@ def test_an_update_of_the_cnn_takes_so_many_operations_for_each_image(work: str,
     """
     made: Any = WORKLOADS[work](1)
     model, algorithm = open_algorithm(made.experiment, made.corpus)
-    indices = made.cohorts[0][0][:50]
+    indices = made.cohorts[0][0][:10]
     jobs = [Job(device=0, round=1, task=0, indices=indices)]
     counted = operations(algorithm.programs["train"], {"model": model.init(1)}, jobs, Source(made.corpus, 1, CPU))
-    assert counted == each * 50 * made.experiment.local.epochs
+    assert counted == each * 10 * made.experiment.local.epochs
 
 
+@pytest.mark.usefixtures("_few")
 @pytest.mark.parametrize(("error", "why"), [(MemoryError(), "MemoryError"), (ValueError("so\nand so"), "so")])
 def test_a_work_that_fails_says_why_and_the_next_one_is_measured(
     error: Exception, why: str, monkeypatch: pytest.MonkeyPatch
@@ -75,7 +90,7 @@ def test_a_work_that_fails_says_why_and_the_next_one_is_measured(
         raise error
 
     monkeypatch.setattr("fedemu.ops.bench.gpu.lines._rates", fails)
-    found = list(lines(QUICK, lambda line: None, CPU, 1.0, ["digits"], (1, 8)))
+    found = list(lines(TINY, lambda line: None, CPU, 1.0, ["digits"], (1, 8)))
     assert [(line.stack, line.why) for line in found] == [(1, why), (8, why)]
 
 
@@ -83,7 +98,7 @@ def test_several_trainers_are_measured_and_a_machine_without_the_service_says_so
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    found, why = shares(QUICK, lambda line: None, "cpu", ["digits"], (2,))
+    found, why = shares(TINY, lambda line: None, "cpu", ["digits"], (2,))
     (share,) = found
     assert (share.work, share.trainers, share.service, share.why) == ("digits", 2, False, "")
     assert share.updates_per_second is not None
