@@ -61,7 +61,8 @@ def test_the_page_of_an_unfinished_run_holds_its_plots_and_numbers(run_directory
     assert "Diagnosed rounds" not in page
 
 
-def test_the_page_of_a_run_that_learnt_nothing_says_so(run_directory: Path) -> None:
+def test_the_page_of_a_run_that_learnt_nothing_says_so(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "PLOTS", {})
     (run_directory / "summary.json").write_text(json.dumps({"outcome": "completed", "chance_accuracy": 0.31}))
     learnt = [row | {"test_samples": 1000} for row in rows(3)]
     (run_directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in learnt))
