@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import sys
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
@@ -16,6 +16,7 @@ import pytest
 
 from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import LiveFleet
+from fedemu.ops.stress.warm import WarmStart
 
 MONITORING = Path(__file__).parents[2] / "ops" / "watching" / "monitoring"
 
@@ -26,7 +27,7 @@ def _port() -> int:
 
 @pytest.mark.skipif(which("prometheus") is None, reason="prometheus (Debian package prometheus) is not installed")
 def test_prometheus_scrapes_a_fleet_tells_of_its_crash_and_is_silent_when_a_run_is_over(
-    new_fleet: Callable[..., LiveFleet], tmp_path: Path
+    new_fleet: Callable[..., LiveFleet], tmp_path: Path, warm: WarmStart
 ) -> None:
     coordinator, supervisor, own = _port(), _port(), _port()
     text = (MONITORING / "prometheus.yml").read_text()
@@ -68,9 +69,9 @@ def test_prometheus_scrapes_a_fleet_tells_of_its_crash_and_is_silent_when_a_run_
             wait_for('ALERTS{alertname="CoordinatorDown",alertstate="firing"}')
 
             # Another run on the same port, from its beginning to its end.
-            run = [sys.executable, "-m", "fedemu.ops.cli", "run", "digits-small", "--transport", "memory"]
-            run += ["--rounds", "30", "--set", "runtime.report=false", "--metrics-port", str(coordinator)]
-            subprocess.run(run, cwd=tmp_path, capture_output=True, timeout=120, check=True)
+            run = ["run", "digits-small", "--transport", "memory", "--out", str(tmp_path / "run"), "--rounds", "30"]
+            run += ["--set", "runtime.report=false", "--metrics-port", str(coordinator)]
+            assert warm.start(run, tmp_path / "log", os.environ).wait(120) == 0, (tmp_path / "log").read_text()
             wait_for('up{job="fedemu-coordinator"} == bool 0')
             assert _value(own, 'last_over_time(fedemu_run_state{state="completed"}[1h])') == 1.0
             down = f'count_over_time((up{{instance="127.0.0.1:{coordinator}"}} == 0)[5s:250ms])'

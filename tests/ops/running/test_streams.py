@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from fedemu.coordinator import serve
 from fedemu.device.machine import supervisor
 from fedemu.ops.edges import edge
+from fedemu.ops.stress.warm import WarmStart
 
 COMMAND = [sys.executable, "-m", "fedemu.ops.cli", "run", "digits-small", "--rounds", "3"]
 IN_MEMORY = ["--transport", "memory"]
@@ -39,14 +41,15 @@ def test_a_run_without_a_place_for_its_lines_is_completed(tmp_path: Path, stream
     assert (run / "report.html").exists()
 
 
-def test_a_run_whose_reader_goes_away_is_completed(tmp_path: Path) -> None:
+def test_a_run_whose_reader_goes_away_is_completed(tmp_path: Path, warm: WarmStart) -> None:
     run = tmp_path / "run"
-    command = [*COMMAND, *IN_MEMORY, "--set", "runtime.report=false", "--out", str(run)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        assert process.stdout is not None
-        assert b"digits-small" in process.stdout.readline()
-        process.stdout.close()
-        assert process.wait(100) == 0
+    words = [*COMMAND[-4:], *IN_MEMORY, "--set", "runtime.report=false", "--out", str(run)]
+    reading, writing = os.pipe()
+    process = warm.start(words, Path(f"/dev/fd/{writing}"), os.environ)
+    os.close(writing)
+    with open(reading) as lines:
+        assert "digits-small" in lines.readline()
+    assert process.wait(100) == 0
     assert outcome(run) == ("completed", 3)
 
 
