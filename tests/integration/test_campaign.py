@@ -52,6 +52,9 @@ def test_a_command_from_the_warm_start_reads_writes_and_ends_as_one_of_a_shell(
     tmp_path: Path, warm: WarmStart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "log"
+    wrong = warm.start(["validate", "digits", "--set", "local.speed=1"], log, os.environ)
+    assert wrong.wait(300) == 2
+    assert log.read_text().startswith("fedemu: ")
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text("rounds = 3\n")
     reading, writing = os.pipe()
@@ -60,9 +63,6 @@ def test_a_command_from_the_warm_start_reads_writes_and_ends_as_one_of_a_shell(
     with open(reading) as pipe:
         assert "rounds       3," in pipe.read()
     assert read.wait(300) == 0
-    wrong = warm.start(["validate", "digits", "--set", "local.speed=1"], log, os.environ)
-    assert wrong.wait(300) == 2
-    assert log.read_text().startswith("fedemu: ")
     waiting = warm.start(["device", "--connect", "tcp://127.0.0.1:9", "--state", str(tmp_path)], log, os.environ)
     assert os.getsid(waiting.pid) == waiting.pid
     blanks = psutil.wait_procs(waiting.children(), timeout=0)[1]
