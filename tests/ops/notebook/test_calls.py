@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,7 +42,7 @@ def _forked(monkeypatch: pytest.MonkeyPatch, warm: WarmStart) -> None:
         started.stderr = os.fdopen(reading, errors="replace")
         return started
 
-    kept = {name: getattr(play.subprocess, name) for name in ("DEVNULL", "PIPE", "TimeoutExpired")}
+    kept = {name: getattr(subprocess, name) for name in ("DEVNULL", "PIPE", "TimeoutExpired")}
     monkeypatch.setattr(play, "subprocess", SimpleNamespace(Popen=popen, **kept))
 
 
