@@ -64,19 +64,25 @@ def conclude(directory: Path, code: int, command: str, *, new: bool, print_summa
 
 
 def at_address(command: str, runtime: Runtime) -> str:
-    """The command that resumes a run at the addresses and places, and with the keys, that were named for it."""
+    """The command that resumes a run at the addresses and places, and with the keys, that were named for it.
+
+    A run in one process has none of them but its metrics.
+    """
     words = [command]
-    if "bind" in runtime.model_fields_set:
+    alone = runtime.transport == "memory" and command == "run"
+    if alone:
+        words += ["--transport", "memory"]
+    if "bind" in runtime.model_fields_set and not alone:
         words += ["--bind", shlex.quote(runtime.bind)]
-    if runtime.keys:
+    if runtime.keys and not alone:
         words += ["--keys", shlex.quote(runtime.keys)]
-    if runtime.on:
+    if runtime.on and not alone:
         words += ["--on", shlex.quote(runtime.on), *(["--nodes", str(runtime.nodes)] if runtime.nodes else [])]
     if runtime.metrics_port:
         named = "metrics_address" in runtime.model_fields_set
         words += ["--metrics-port", str(runtime.metrics_port)]
         words += ["--metrics-address", shlex.quote(runtime.metrics_address)] if named else []
-    return " ".join([*words, "--insecure"] if runtime.insecure else words)
+    return " ".join([*words, "--insecure"] if runtime.insecure and not alone else words)
 
 
 def processes(experiment: Experiment, runtime: Runtime) -> str:

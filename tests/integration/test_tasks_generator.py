@@ -85,7 +85,7 @@ def test_ctrl_c_during_the_training_of_the_generator_leaves_a_run_that_goes_on_i
     process.send_signal(signal.SIGINT)
     code, told = process.wait(300), log.read_text()
     assert code == 4, told
-    assert f"fedemu run --resume {run}" in told
+    assert f"fedemu run --transport memory --resume {run}" in told
     kept = load_job(run / "checkpoint", BEGINS, 0)
     assert kept is not None
     assert (kept.step, kept.finished) == (CHECKPOINT, False)

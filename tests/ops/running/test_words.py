@@ -9,7 +9,7 @@ import pytest
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.running.folder import claim
-from fedemu.ops.running.words import conclude, liveness_line, processes
+from fedemu.ops.running.words import at_address, conclude, liveness_line, processes
 
 Write = Callable[..., None]
 EXPERIMENT = Experiment(name="tiny", rounds=3)
@@ -113,3 +113,10 @@ def test_a_fleet_too_large_for_usual_signs_of_life_says_how_often_they_come() ->
     )
     assert liveness_line(load_experiment("digits", [*large, "liveness.most_per_second=25000"], {})[0]) == ""
     assert liveness_line(load_experiment("digits", [*large[:1], "fleet.wake=on-demand"], {})[0]) == ""
+
+
+def test_a_run_in_one_process_goes_on_in_one_process() -> None:
+    settings = ["runtime.transport=memory", "runtime.bind=tcp://127.0.0.1:5600", "runtime.metrics_port=9464"]
+    _, memory = load_experiment("digits-small", settings, {})
+    assert at_address("run", memory) == "run --transport memory --metrics-port 9464"
+    assert at_address("coordinator", memory) == "coordinator --bind tcp://127.0.0.1:5600 --metrics-port 9464"
