@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedemu.device.memory.store import PREFIX, SUFFIX
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.files import is_of_disk, make_durable, refusal_of, write_whole
 from fedemu.protocol.messages import Granted
@@ -144,6 +145,12 @@ def create_lease(state: Path, granted: Granted, count: int) -> LeaseFolder:
     if lock is None:
         raise ConfigurationError(f"Another supervisor works in {folder}; stop it, or choose another state folder.")
     return LeaseFolder(folder, _read(folder / "lease.json") or LeaseRecord(granted.lease, granted.run, count, 0), lock)
+
+
+def sizes_with_own_states(state: Path) -> set[int]:
+    """The numbers of devices of those leases in a state folder whose devices have kept own states."""
+    kept = (path for path in state.glob("*/*/lease.json") if any(path.parent.glob(f"devices/*/{PREFIX}*{SUFFIX}")))
+    return {record.count for path in kept if (record := _read(path)) is not None}
 
 
 def prune(state: Path) -> None:

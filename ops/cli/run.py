@@ -19,7 +19,7 @@ from fedemu.ops.engines.places import patient_machine, require_engine, waits
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.live.starting import start_page
-from fedemu.ops.running.folder import claim, give_back, keep_grown, reopen
+from fedemu.ops.running.folder import claim, give_back, keep_grown, reopen, require_own_states
 from fedemu.ops.running.portable import start_again_portably
 from fedemu.ops.running.seeds import (
     SeedGroup,
@@ -352,6 +352,8 @@ def _open(
     if resume is None:
         find_data(experiment)
         return claim(experiment, out), experiment, runtime
+    if not computes_here and not is_complete(resume, experiment):
+        require_own_states(resume, experiment, runtime)
     keep_grown(resume, experiment)
     return resume, experiment, runtime
 

@@ -19,7 +19,7 @@ from fedemu.ops.notebook.seeds import SeedResults
 from fedemu.ops.notebook.settings import Source, load, named, overrides
 from fedemu.ops.notebook.shown import Shown, open_shown
 from fedemu.ops.running.codes import INTERRUPTED, USAGE
-from fedemu.ops.running.folder import claim, give_back, keep_grown, reopen, take_back_growth
+from fedemu.ops.running.folder import claim, give_back, keep_grown, reopen, require_own_states, take_back_growth
 from fedemu.ops.running.seeds import SeedGroup, abandon, is_group, new_group, parse_seeds, reopen_group
 from fedemu.ops.running.words import is_complete
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, UnreachableError
@@ -191,6 +191,8 @@ def _go_on(folder: Path, seeds: Seeds | None, written: list[str], progress: bool
         chosen = None if seeds is None else _seeds(seeds)
         return _run_group(reopen_group(folder, chosen, written, os.environ), progress)
     checked, runtime = reopen(folder, written, os.environ)
+    if not is_complete(folder, checked):
+        require_own_states(folder, checked, runtime)
     keep_grown(folder, checked)
     if is_complete(folder, checked):
         return Result.read(folder)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedemu.coordinator.record.row import read_rows
 from fedemu.coordinator.record.run_directory import alone_in, claim_folder
+from fedemu.device.machine.lease import sizes_with_own_states
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, check_resume, read_frozen, write_frozen
 from fedemu.ops.experiment.traces import TRACES_FILE
@@ -73,6 +74,24 @@ def reopen(
             f"with that version: {error}"
         ) from None
     return check_resume(frozen, overrides, environment)
+
+
+def require_own_states(directory: Path, experiment: Experiment, runtime: Runtime) -> None:
+    """Raise ConfigurationError if a run cannot go on in this way without losing the own states of its devices.
+
+    A machine finds them by its number of devices. Everything in one process is one machine, whatever ``tree.edges``.
+    """
+    if not experiment.tree.edges or runtime.on:
+        return
+    in_memory = runtime.transport == "memory"
+    each, over = divmod(experiment.fleet.devices, 1 if in_memory else experiment.tree.edges[-1])
+    sizes = {each, each + 1} if over else {each}
+    if (kept := sizes_with_own_states(directory / "devices")) and not kept & sizes:
+        before, now = ("zmq", "memory") if in_memory else ("memory", "zmq")
+        raise ConfigurationError(
+            f"the devices of {directory} have states of their own at other machines than with the transport {now}, "
+            f"because of tree.edges; go on with --transport {before}"
+        )
 
 
 def keep_grown(directory: Path, experiment: Experiment) -> None:

@@ -24,7 +24,7 @@ from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, check_resume, load_experiment, read_frozen
 from fedemu.ops.results.results import Results
 from fedemu.ops.running.codes import INTERRUPTED, USAGE
-from fedemu.ops.running.folder import RUNS, claim, clear_claim, give_back, keep_grown, reopen
+from fedemu.ops.running.folder import RUNS, claim, clear_claim, give_back, keep_grown, reopen, require_own_states
 from fedemu.ops.running.together import run_together
 from fedemu.ops.running.words import at_address, is_complete, say
 from fedemu.ops.track.kinds import check as check_trackers
@@ -122,6 +122,8 @@ def reopen_group(
         for seed in claimed if seeds is None else seeds:
             if seed in claimed:
                 experiment, _ = reopen(claimed[seed], [*overrides, f"seed={seed}"], environment)
+                if not is_complete(claimed[seed], experiment):
+                    require_own_states(claimed[seed], experiment, runtime)
                 keep_grown(claimed[seed], experiment)
                 members.append(Member(claimed[seed], experiment, new=False))
             else:

@@ -12,9 +12,16 @@ from fedemu.coordinator.record.records import write_record
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.record.run_directory import RunDirectory, frozen_files
-from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import read_frozen
-from fedemu.ops.running.folder import claim, give_back, keep_grown, reopen, take_back_growth
+from fedemu.ops.running.folder import (
+    claim,
+    give_back,
+    keep_grown,
+    reopen,
+    require_own_states,
+    take_back_growth,
+)
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 EXPERIMENT = Experiment(name="tiny", rounds=3)
@@ -169,3 +176,21 @@ def test_a_run_that_has_grown_may_be_reopened_again() -> None:
     played(directory := claim(EXPERIMENT, None))
     keep_grown(directory, reopen(directory, ["rounds=5"], {})[0])
     assert reopen(directory, [], {})[0].rounds == 5
+
+
+@pytest.mark.parametrize(("count", "now", "other"), [(20, "zmq", "memory"), (10, "memory", "zmq")])
+def test_own_states_at_other_machines_are_not_lost_by_another_transport(count: int, now: str, other: str) -> None:
+    experiment = Experiment.model_validate(
+        {"name": "tiny", "fleet": {"devices": 20, "per_round": 5}, "tree": {"edges": 2}}
+    )
+    directory = claim(experiment, Path("run"))
+    lease = directory / "devices" / "tiny" / "0123"
+    (lease / "devices" / "7").mkdir(parents=True)
+    (lease / "lease.json").write_text(f'{{"lease": "L", "run": "tiny", "count": {count}, "life": 1}}')
+    there, elsewhere = (Runtime.model_validate({"transport": transport}) for transport in (now, other))
+    require_own_states(directory, experiment, there)  # no device has a state of its own
+    (lease / "devices" / "7" / "own-1.0.0.safetensors").touch()
+    require_own_states(directory, experiment, elsewhere)
+    require_own_states(directory, experiment.model_copy(update={"tree": EXPERIMENT.tree}), there)
+    with pytest.raises(ConfigurationError, match=f"because of tree.edges; go on with --transport {other}"):
+        require_own_states(directory, experiment, there)
