@@ -16,7 +16,7 @@ from fedemu.ops.sweeps.hold import await_left, held
 from fedemu.ops.sweeps.plan import Part, Planned, runs_of
 from fedemu.ops.sweeps.runs import Failed, Progress, is_over, play
 from fedemu.ops.sweeps.search import Study
-from fedemu.ops.sweeps.sweep import begin, decode_first, finish, loaded, prepare, wanted
+from fedemu.ops.sweeps.sweep import begin, decode_first, finish, loaded, prepare, require_own_ports, wanted
 from fedemu.protocol.errors import FedemuError
 
 
@@ -41,6 +41,7 @@ def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int
                 over = len(study.over())
                 if at_once is None or not over:
                     at_once = begin(folder, runs, left, experiments, at_once)
+                require_own_ports(experiments, left, at_once)
                 for number, choices in batch:
                     say(f"trial {number + 1} of {trials}: {', '.join(map(override_of, choices))}")
                 progress = Progress(left, at_once, later=max(0, trials - over - len(batch)) * seeds)

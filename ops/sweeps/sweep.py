@@ -72,6 +72,7 @@ def run_sweep(
         with held(folder):
             left = [run for run in runs if not is_over(folder / run.folder, wanted(experiments, run))]
             progress = Progress(left, begin(folder, runs, left, experiments, at_once))
+            require_own_ports(experiments, left, progress.at_once)
             decode_first(experiments[run.folder][0] for run in left if run.folder in experiments)
             await_left([folder / run.folder for run in left])
             failed = play(folder, left, progress, command)
@@ -89,24 +90,25 @@ def wanted(experiments: Loaded, run: Planned) -> Experiment | None:
 def begin(
     folder: Path, runs: Sequence[Planned], left: Sequence[Planned], experiments: Loaded, at_once: int | None
 ) -> int:
-    """Say how much there is to do. Returns the number of runs at a time.
-
-    Raises ConfigurationError if runs at the same time would have to serve their metrics on the same port.
-    """
+    """Say how much there is to do. Returns the number of runs at a time."""
     why = ""
     if at_once is None:
         device_type = next((runtime.device_type for _, runtime in experiments.values()), "auto")
         at_once, why = default_at_once((experiment for experiment, _ in experiments.values()), device_type)
         why = f" ({why}; --at-once says another number)"
-    port = next((runtime.metrics_port for _, runtime in experiments.values() if runtime.metrics_port), 0)
-    if port and min(at_once, len(left)) > 1:
-        raise ConfigurationError(
-            f"runtime.metrics_port = {port} serves the metrics of one run, and {at_once} are to run at a time; choose "
-            "--at-once 1, or --set runtime.metrics_port=0"
-        )
     done = len(runs) - len(left)
     say(f"sweep: {counted(len(runs), 'run')}, {done} of them done already, {at_once} at a time{why}, in {folder}")
     return at_once
+
+
+def require_own_ports(experiments: Loaded, left: Sequence[Planned], at_once: int) -> None:
+    """Raise ConfigurationError if runs at the same time would have to serve their metrics on the same port."""
+    ports = [experiments[run.folder][1].metrics_port for run in left if run.folder in experiments]
+    if at_once > 1 and (port := next((port for port in ports if port and ports.count(port) > 1), 0)):
+        raise ConfigurationError(
+            f"runtime.metrics_port = {port} serves the metrics of one run, and {min(at_once, len(left))} are to run at "
+            "a time; choose --at-once 1, or --set runtime.metrics_port=0"
+        )
 
 
 def decode_first(experiments: Iterable[Experiment]) -> None:

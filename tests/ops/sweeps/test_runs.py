@@ -16,7 +16,7 @@ from fedemu.ops.experiment.sources import read_frozen
 from fedemu.ops.stress.warm import WarmStart
 from fedemu.ops.sweeps.plan import Planned, load_sweep, planned
 from fedemu.ops.sweeps.runs import Progress, is_over, play
-from fedemu.ops.sweeps.sweep import begin, loaded, prepare, run_sweep
+from fedemu.ops.sweeps.sweep import loaded, prepare, require_own_ports, run_sweep
 from fedemu.ops.sweeps.table import others_in_table, write_table
 from fedemu.protocol.errors import ConfigurationError
 
@@ -126,8 +126,8 @@ def test_runs_at_the_same_time_cannot_serve_their_metrics_on_one_port(tmp_path: 
     said = r"runtime\.metrics_port = 9100 serves the metrics of one run, and 2 are to run at a time; choose --at-once 1"
     with pytest.raises(ConfigurationError, match=said):
         run_sweep(tmp_path, runs, loaded(runs), 2, "again")
-    assert begin(tmp_path, runs, runs, loaded(runs), 1) == 1
-    assert begin(tmp_path, runs, runs[:1], loaded(runs), 2) == 2
+    require_own_ports(loaded(runs), runs, at_once=1)
+    require_own_ports(loaded(runs), runs[:1], at_once=2)
 
 
 def test_the_time_left_is_that_of_runs_of_the_same_part_or_of_all() -> None:

@@ -13,6 +13,7 @@ from fedemu.ops.sweeps.plan import Part, Planned
 from fedemu.ops.sweeps.runs import Failed
 from fedemu.ops.sweeps.search import BATCH, Study, parse_space
 from fedemu.ops.sweeps.searching import run_search
+from fedemu.protocol.errors import ConfigurationError
 
 PART = Part.model_construct(
     name="", experiments=["digits-small"], presets=[], methods=[], grid={}, seeds=[1, 2], set=[]
@@ -111,3 +112,15 @@ def test_a_figure_that_no_run_has_is_named(
     assert run_search(tmp_path, PART, study, 1, 1, "again") == 0
     told = "none of 1 trial has a result: runs completed without a last_accuracy, which needs 100 rounds\n"
     assert told in capsys.readouterr().err
+
+
+def test_trials_at_the_same_time_cannot_serve_their_metrics_on_one_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(monkeypatch)
+    study = Study(tmp_path, parse_space(["local.lr=0.1..1"]), "final_accuracy", seed=1)
+    part = PART.model_copy(update={"set": ["runtime.metrics_port=9464"]})
+    with pytest.raises(ConfigurationError, match=r"^runtime\.metrics_port = 9464 serves the metrics of one run, and 2"):
+        run_search(tmp_path, part, study, 1, 2, "again")
+    assert run_search(tmp_path, part, study, 1, 1, "again") == 0
+    assert fleet.played == [["001/seed-1", "001/seed-2"]]
