@@ -1,23 +1,37 @@
-"""Random generators that belong to the whole process: those of Python's ``random``, of ``numpy.random`` and of torch.
+"""Random generators that belong to the whole process: those of Python's ``random`` and of ``numpy.random``.
 
-Nothing here seeds them. Who seeds them for a while, and restores them at the end, does so alone.
+Who seeds them for a while does so here, and so alone: in memory a model is evaluated while devices are trained.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import numpy as np
 
 _alone: AbstractContextManager[object]
 
 
-def alone_with_generators() -> AbstractContextManager[object]:
-    """A context in which no other thread is in one: in memory a model is evaluated while devices are trained.
+@contextmanager
+def seeded(python: int, numpy: Sequence[int]) -> Iterator[None]:
+    """A context in which both draw by these seeds. At the end they are as they were before.
 
-    A thread may enter it again while it is in it.
+    Other threads that want to enter one wait meanwhile, so torch's generators may be seeded within it, too. A thread
+    may enter another one while it is in one. ``numpy`` are numbers below 2**32.
     """
-    return _alone
+    with _alone:
+        before, legacy = random.getstate(), np.random.get_state()
+        random.seed(python)
+        np.random.seed(numpy)
+        try:
+            yield
+        finally:
+            random.setstate(before)
+            np.random.set_state(legacy)
 
 
 def _begin() -> None:

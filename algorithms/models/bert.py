@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 from fedemu.algorithms.data.language import PAD
 from fedemu.algorithms.interface import Outputs, Tree
+from fedemu.algorithms.models.torch_module import under_seed
 from fedemu.protocol.errors import ConfigurationError
 
 _INSTALL = "install it with pip install 'fedemu[language]'"
@@ -48,9 +49,7 @@ class MaskedBert:
     def _build(self, seed: int) -> Any:
         from transformers import BertForMaskedLM
 
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return BertForMaskedLM(copy.deepcopy(self._configuration))
+        return under_seed(lambda: BertForMaskedLM(copy.deepcopy(self._configuration)), seed)
 
 
 class _Reader(nn.Module):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -21,7 +19,7 @@ from fedemu.algorithms.models.layers import batch_statistics
 from fedemu.algorithms.models.randomness.random_functions import repeatable
 from fedemu.algorithms.trees import map_leaves, only
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.generators import alone_with_generators
+from fedemu.protocol.generators import seeded
 
 T = TypeVar("T")
 ModuleKind = Literal["dense", "convolutional"]
@@ -172,16 +170,9 @@ def under_seed(build: Callable[[], T], seed: int) -> T:
 
     Later draws are as if it had not been.
     """
-    with alone_with_generators(), torch.random.fork_rng(devices=[]):
-        python, legacy = random.getstate(), np.random.get_state()
+    with seeded(seed, [seed % 2**32, seed >> 32]), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed([seed % 2**32, seed >> 32])
-        try:
-            return build()
-        finally:
-            random.setstate(python)
-            np.random.set_state(legacy)
+        return build()
 
 
 def unrepeated(module: nn.Module, leaves: Tree) -> str | None:

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from fedemu.algorithms.models.randomness.draws import KEY_SHAPE, Draws
 from fedemu.algorithms.models.randomness.keyed_layers import LAYERS
 from fedemu.algorithms.models.randomness.private_functions import inside_transform, opened
-from fedemu.protocol.generators import alone_with_generators
+from fedemu.protocol.generators import seeded
 
 
 class Keyed(TorchFunctionMode):
@@ -81,19 +81,15 @@ def seeded_alike(device: torch.device) -> Iterator[Callable[[], bool]]:
         torchs = [each.get_state().numpy().tobytes() for each in own]
         return random.getstate(), str(np.random.get_state()), *torchs
 
-    with alone_with_generators():
-        python, legacy, torchs = random.getstate(), np.random.get_state(), [each.get_state() for each in own]
-        seed = _present().seed()
-        random.seed(seed)
-        np.random.seed([seed % 2**32, seed >> 32])
+    seed = _present().seed()
+    with seeded(seed, [seed % 2**32, seed >> 32]):
+        torchs = [each.get_state() for each in own]
         for each in own:
             each.manual_seed(seed)
         begun = states()
         try:
             yield lambda: not own or states() != begun
         finally:
-            random.setstate(python)
-            np.random.set_state(legacy)
             for each, state in zip(own, torchs, strict=True):
                 each.set_state(state)
 

@@ -6,12 +6,10 @@ step. It is the slowest way, and does whatever an ordinary training loop does.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +20,7 @@ from fedemu.device.compute.executors.private_torch import (
     tree_map_only,
     tree_unflatten,
 )
-from fedemu.protocol.generators import alone_with_generators
+from fedemu.protocol.generators import seeded
 
 
 @contextmanager
@@ -33,18 +31,18 @@ def plain(key: Tensor) -> Iterator[None]:
     """
     words = [int(word) % 2**32 for word in key.cpu()]
     devices = [key.device] if key.is_cuda else []
-    with alone_with_generators(), torch.random.fork_rng(devices=devices), keeping_activations():
-        python, legacy, original = random.getstate(), np.random.get_state(), torch.func.grad
-        random.seed(words[0] << 32 | words[1])
-        np.random.seed(words)
+    with (
+        seeded(words[0] << 32 | words[1], words),
+        torch.random.fork_rng(devices=devices),
+        keeping_activations(),
+    ):
+        original = torch.func.grad
         torch.manual_seed(words[0] << 31 | words[1] >> 1)
         torch.func.grad = _grad_in_place_of(original)
         try:
             yield
         finally:
             torch.func.grad = original
-            random.setstate(python)
-            np.random.set_state(legacy)
 
 
 def _grad_in_place_of(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -278,16 +278,22 @@ async def test_an_edge_below_learns_at_its_own_edge_that_a_blob_is_not_known_the
     assert root.needs == 0, "the coordinator would call the edge unknown, which would begin anew, and ask again"
 
 
-async def test_edges_behind_edges_send_their_sums_through_them(
-    root: Any, join: Any, settle: Any, start_edge: Any
-) -> None:
-    await start_edge("edge", "lower")
+async def two_replies(root: Any, join: Any, settle: Any) -> Any:
+    """A device at the edge and one at the edge below it have replied. Returns the latter."""
     near, far = await join(0), await join(1, "lower")
     root.hub.send(root.station, GATHER)
     await settle()
     near.reply([1.0, 2.0], 1)
     far.reply([4.0, 5.0], 2)
     await settle()
+    return far
+
+
+async def test_edges_behind_edges_send_their_sums_through_them(
+    root: Any, join: Any, settle: Any, start_edge: Any
+) -> None:
+    await start_edge("edge", "lower")
+    await two_replies(root, join, settle)
     root.hub.send(root.station, edge.Sum(ask="1.0.0", epoch=7, devices=(0, 1)))
     _, partial, frames = await root.hears(edge.Partial)
     assert set(partial.devices) == {0, 1}
@@ -300,12 +306,7 @@ async def test_a_device_that_replies_at_two_edges_spoils_no_sum_of_its_neighbour
 ) -> None:
     await start_edge("edge", "lower")
     await start_edge("edge", "beside")
-    near, far = await join(0), await join(1, "lower")
-    root.hub.send(root.station, GATHER)
-    await settle()
-    near.reply([1.0, 2.0], 1)
-    far.reply([4.0, 5.0], 2)
-    await settle()
+    far = await two_replies(root, join, settle)
     moved = await join(1, place)
     moved.reply([4.0, 5.0], examples)
     await settle()
