@@ -158,4 +158,7 @@ def wait_for_rounds(run: Started, out: Path, rounds: int) -> None:
 
 
 def lives(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -382,12 +382,36 @@ def _rounds_of_arrivals(directory: Path) -> set[int]:
     return {row.round for row in rows for at in enrolled if row.wall_time - row.round_seconds < at < row.wall_time}
 
 
+HELD_UP = """
+import time
+from pathlib import Path
+from torch import nn
+
+SIGN = Path({sign!r})
+
+
+class HeldUp(nn.Module):
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.top = nn.Linear(64, classes)
+
+    def forward(self, x):
+        time.sleep(0.005 if SIGN.exists() else 0)
+        logits = self.top(x.flatten(1))
+        return logits if logits.sum().item() > 0 else logits * 1  # so its steps are not recorded, and each one waits
+"""
+"""A model that is slow while a file is there. The bits of its results don't depend on that."""
+
+
 @pytest.mark.timeout(900)
 def test_a_sweep_on_ray_that_is_interrupted_brings_its_runs_back_and_goes_on(cluster: Any, tmp_path: Path) -> None:
     name = f"interrupted-{os.getpid()}"
     (tmp_path / "mine.toml").write_text(printed("digits-small"))
-    words = ["sweep", "mine.toml", "--seeds", "1", "--rounds", "60", "--out", "sweep", "--on", "ray"]
-    words += ["--set", f"name={name}", "--set", "runtime.transport=memory"]
+    slow, model = tmp_path / "slow", tmp_path / "held_up.py"
+    slow.touch()
+    model.write_text(HELD_UP.format(sign=str(slow)))
+    words = ["sweep", "mine.toml", "--seeds", "1", "--rounds", "20", "--out", "sweep", "--on", "ray"]
+    words += ["--set", f"name={name}", "--set", "runtime.transport=memory", "--set", f"model.name={model}:HeldUp"]
     command = [sys.executable, "-m", "fedemu", *words]
     environment = os.environ | {"RAY_ADDRESS": cluster.address, "FEDEMU_LOCAL__LR": "0.02"}
 
@@ -404,10 +428,11 @@ def test_a_sweep_on_ray_that_is_interrupted_brings_its_runs_back_and_goes_on(clu
     [summary] = (tmp_path / "sweep").glob("**/seed-1/summary.json")
     stopped = json.loads(summary.read_text())
     assert stopped["outcome"] == "interrupted"
-    assert 0 < stopped["rounds"] < 60
+    assert 0 < stopped["rounds"] < 20
+    slow.unlink()
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=LONGEST_SECONDS)
     assert len((tmp_path / "sweep" / "sweep.csv").read_text().splitlines()) == 2
-    given = ["rounds=60", "runtime.transport=memory", "local.lr=0.02"]
+    given = ["rounds=20", "runtime.transport=memory", "local.lr=0.02", f"model.name={model}:HeldUp"]
     experiment, runtime = load_experiment("digits-small", given, {})
     alone = claim(experiment, tmp_path / "alone")
     assert run_together(alone, experiment, runtime, new=True, print_summary=False) == 0
