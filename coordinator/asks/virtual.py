@@ -133,12 +133,10 @@ class VirtualAsk(AskMachine):
 
     def joined(self, device: DeviceId, now: float) -> list[Action]:
         """The device is connected: it gets its Work, and Proceed if it may proceed. Its wait begins anew."""
-        if device not in self._members:
+        if not self.pending(device):
             return []
         self._present.add(device)
         self._absent.pop(device, None)
-        if not self.pending(device):
-            return []
         if device in self._kept:
             return []
         wait = self._unscheduled.get(device) or self._running.get(device)
@@ -158,11 +156,10 @@ class VirtualAsk(AskMachine):
         return []
 
     def underway(self, device: DeviceId, now: float) -> None:
-        wait = self._running.get(device)
-        if wait is not None:
-            wait.moved = now
-            # What has begun to come will come, or its connection ends. A copy would only make it slower.
-            wait.again = max(wait.again, now + MOST_RESENDS * self.terms.resend)
+        wait = self._running[device]
+        wait.moved = now
+        # What has begun to come will come, or its connection ends. A copy would only make it slower.
+        wait.again = max(wait.again, now + MOST_RESENDS * self.terms.resend)
 
     @property
     def running(self) -> Collection[DeviceId]:
@@ -232,7 +229,7 @@ class VirtualAsk(AskMachine):
         if now - wait.moved < give_up and longest < self.terms.answer_timeout:
             longest, limit = self.terms.answer_timeout, "fleet.answer_timeout"
         since = max(wait.since, self._progress)
-        if (here and now - since > longest) or now - max(wait.first, self._progress) > longest + give_up:
+        if now - since > longest or now - max(wait.first, self._progress) > longest + give_up:
             return Missed("sent no result", now - since, limit)
         return None
 

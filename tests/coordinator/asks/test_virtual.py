@@ -34,15 +34,15 @@ def drop(at: float, back: float | None = None) -> Scheduled:
     )
 
 
-def opened(schedules: list[Scheduled | None], wanted: int, **more: Any) -> VirtualAsk:
+def opened(schedules: list[Scheduled | None], wanted: int, now: float = 0.0, **more: Any) -> VirtualAsk:
     """An ask whose devices are all connected and have told their schedules. A device with None declines."""
     machine = VirtualAsk(terms(len(schedules), wanted, **more), map(DeviceId, range(len(schedules))))
-    machine.open(0.0)
+    machine.open(now)
     for index, schedule in enumerate(schedules):
         if schedule is None:
-            machine.failed(DeviceId(index), 0.0)
+            machine.failed(DeviceId(index), now)
         else:
-            machine.scheduled(DeviceId(index), schedule, 0.0)
+            machine.scheduled(DeviceId(index), schedule, now)
     return machine
 
 
@@ -157,7 +157,7 @@ def test_too_few_candidates_are_told_late_while_the_others_train() -> None:
         Tell(DeviceId(2), Proceed(ask=str(ASK))),
         Tell(DeviceId(1), Late(ask=str(ASK))),
     ]
-    assert machine.away == {2: 1500.0}
+    assert (machine.away, machine.causes) == ({2: 1500.0}, {2: "offline"})
 
 
 def test_devices_after_the_last_accepted_one_are_cancelled() -> None:
@@ -215,6 +215,19 @@ def test_the_time_for_which_the_coordinator_stood_still_does_not_count() -> None
     assert machine.tick(195.0) == []
     assert machine.awaited(195.0) == (1, 60.0, 0.0)
     assert machine.tick(195.1) == [Tell(DeviceId(1), Proceed(ask=str(ASK)))]
+    machine = VirtualAsk(terms(1, 1, give_up=60.0, resend=60.0), [DeviceId(0)])
+    machine.open(0.0)
+    machine.stalled(130.0)
+    assert machine.tick(189.9) == []
+    assert machine.tick(190.0) == [Give(DeviceId(0))]
+    machine = opened([finish(10), finish(20)], 2, give_up=60.0, answer_timeout=600.0)
+    machine.result(DeviceId(0), 1.0)
+    machine.underway(DeviceId(1), 2.0)
+    machine.stalled(130.0)
+    machine.tick(191.9)
+    assert not machine.given_up
+    machine.tick(192.0)
+    assert machine.given_up == {1: ("sent no result", 61.0, "fleet.give_up")}
 
 
 def test_a_large_cohort_that_is_given_up_at_once_costs_a_few_steps_for_each_device(calls_in: Any) -> None:
@@ -230,23 +243,27 @@ def test_a_large_cohort_that_is_given_up_at_once_costs_a_few_steps_for_each_devi
 
 
 def test_a_device_that_does_not_answer_its_work_within_give_up_fails() -> None:
-    machine = VirtualAsk(terms(1, 1, give_up=60.0), [DeviceId(0)])
+    machine = VirtualAsk(terms(2, 1, give_up=60.0), [DeviceId(0)])
     machine.open(0.0)
     machine.tick(61.0)
-    assert table(machine) == "f"
+    assert table(machine) == "ff"
     assert machine.perturbed
-    assert machine.given_up == {0: ("did not answer its work", 61.0, "fleet.give_up")}
+    assert machine.given_up == {
+        0: ("did not answer its work", 61.0, "fleet.give_up"),
+        1: ("had no connection", 61.0, "fleet.give_up"),
+    }
 
 
-def test_training_may_take_four_times_the_longest_gap_between_results() -> None:
-    machine = opened([finish(10), finish(20), finish(30)], 3, give_up=60.0, answer_timeout=600.0)
-    machine.tick(600.0)
+@pytest.mark.parametrize("first", [100.0, 10.0])
+def test_training_may_take_four_times_the_longest_gap_between_results(first: float) -> None:
+    machine = opened([finish(10), finish(20), finish(30)], 3, now=7000.0, give_up=60.0, answer_timeout=600.0)
+    machine.tick(7600.0)
     assert not machine.verdicts
-    machine.result(DeviceId(0), 100.0)
-    machine.result(DeviceId(1), 110.0)
-    machine.tick(510.0)
+    machine.result(DeviceId(0), 7000.0 + first)
+    machine.result(DeviceId(1), 7110.0)
+    machine.tick(7510.0)
     assert DeviceId(2) not in machine.verdicts
-    machine.tick(510.1)
+    machine.tick(7510.1)
     assert machine.verdicts[DeviceId(2)] == "failed"
     assert machine.given_up[DeviceId(2)].limit == "four times the longest wait before"
 
@@ -317,6 +334,9 @@ def test_a_message_without_an_answer_is_sent_again_ever_more_rarely() -> None:
     machine.scheduled(DeviceId(0), finish(3), 40.0)
     assert machine.tick(41.0) == []
     assert machine.tick(42.0) == [Give(DeviceId(0)), Tell(DeviceId(0), Proceed(ask=str(ASK)))]
+    machine.joined(DeviceId(0), 43.0)
+    assert machine.tick(44.9) == []
+    assert machine.tick(45.0) == [Give(DeviceId(0)), Tell(DeviceId(0), Proceed(ask=str(ASK)))]
 
 
 def test_a_rejection_names_its_reason() -> None:
