@@ -107,7 +107,8 @@ class Leases:
             if key and self.held_by(key) + count > self.places(key, 0):
                 self._reclaim(now, key)
             count = min(count, self.places(key, self.held_by(key)))
-        if count > self.devices - self.granted and (wait := self._reclaim(now)) is not None:
+        wait = self._reclaim(now) if count > self.devices - self.granted else None
+        if wait is not None and count > self.devices - self.granted:
             raise RefusedError(
                 "fleet_full",
                 f"Too few of the {self.devices} devices of this run are free, but machines that are away lose theirs "

@@ -126,6 +126,11 @@ def test_devices_whose_machine_is_away_for_long_or_was_revoked_do_not_count_in_t
     assert len(roster.enroll(b"c", 4, None, "", 2.0 + roster.leases.hold, KEY)) == 4
     roster.leave_all(b"c", -math.inf)
     assert len(roster.enroll(b"d", 4, None, "", 3.0 + roster.leases.hold, KEY)) == 4
+    roster = a_roster(Quotas(devices=4))
+    away = roster.enroll(b"a", 2, None, "", 0.0, KEY)
+    roster.leave_all(b"a", 1.0)
+    assert len(roster.enroll(b"b", 2, None, "", 2.0 + roster.leases.hold, KEY)) == 2
+    assert roster.enroll(b"c", 2, away.token, "", 200.0, KEY) is away, "nobody has needed its places"
 
 
 def test_a_key_has_as_many_sessions_as_its_quota_and_places_get_free_when_they_end() -> None:

@@ -192,6 +192,21 @@ def test_an_abandoned_lease_is_given_away_only_when_indices_run_out_and_its_hold
     assert not grants.holds(first.token, 0)
 
 
+def test_a_machine_that_fits_into_abandoned_places_does_not_wait_for_those_of_others_who_are_away() -> None:
+    grants = leases(6)
+    for peer, left in ((A, 0.0), (B, 50.0), (C, 30.0)):
+        grants.enroll(peer, 2, None, "", 0.0)
+        grants.leave(peer, left)
+    with pytest.raises(RefusedError, match="lose theirs within 49 s"):
+        grants.enroll(b"d", 3, None, "", 61.0)
+    assert grants.enroll(b"d", 2, None, "", 61.0).ranges == ((0, 2),)
+    grants = leases(4)
+    for peer, left in ((A, 0.0), (B, 50.0)):
+        grants.enroll(peer, 2, None, "", 0.0)
+        grants.leave(peer, left)
+    assert grants.enroll(b"d", 2, None, "", 61.0).ranges == ((0, 2),)
+
+
 def test_a_lease_belongs_to_the_key_that_got_it() -> None:
     grants = leases()
     lease = grants.enroll(A, 3, None, "", 0.0, "key")
@@ -207,7 +222,7 @@ def test_a_lease_that_was_granted_without_keys_belongs_to_the_first_key_that_com
     written: list[Any] = [{"grant": "old", "ranges": [[0, 3]], "host": ""}]
     grants = leases(journal=written.append)
     grants.replay(written, left=0.0)
-    for peer, key in ((A, "key"), (B, "")):
+    for peer, key in ((A, "key"), (B, ""), (C, "key")):
         grants.enroll(peer, 3, "old", "", 0.0, key)
         assert not grants.holds("old", 0, "another")
         assert (grants.held_by("key"), grants.held_by("")) == (3, 0)
