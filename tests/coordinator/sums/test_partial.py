@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedemu.algorithms.interface import Reducer, mean, total, weighted_mean
+from fedemu.algorithms.interface import Reducer, collect, mean, total, weighted_mean
 from fedemu.coordinator.sums.digits import Digits, Packed
 from fedemu.coordinator.sums.leaf import Leaf, widened
 from fedemu.coordinator.sums.partial import PackedPartial, Partial
@@ -27,7 +27,9 @@ def reduced(reducer: Reducer, values: Any, examples: list[int] | None = None, dt
     arrays = [np.array(value, DTYPES[dtype]) for value in values]
     sums = empty(reducer, dtype, len(arrays[0]))
     sums.fold([{"a/x": array} for array in arrays], examples or [1] * len(arrays))
-    return sums.finish()["a"]["x"].tolist()
+    found = sums.finish()["a"]["x"].tolist()
+    assert sums.unpack(sums.pack()).finish()["a"]["x"].tolist() == found
+    return found
 
 
 def numbers(array: NDArray[Any], dtype: str) -> list[Fraction]:
@@ -162,11 +164,13 @@ def test_the_size_of_a_packed_sum_does_not_depend_on_the_number_of_replies():
 
 @pytest.mark.parametrize("groups", [[0, 0], [0, 2], [2, 0]])
 def test_replies_without_examples_count_only_if_no_reply_has_any(groups):
-    sums = [empty(weighted_mean), empty(weighted_mean)]
+    sums, one = [empty(weighted_mean), empty(weighted_mean)], empty(weighted_mean)
     for part, count in zip(sums, groups, strict=True):
-        part.fold([{"a/x": np.array([1.0 + count], np.float32)}, {"a/x": np.array([5.0], np.float32)}], [count, 0])
+        replies = [{"a/x": np.array([1.0 + count], np.float32)}, {"a/x": np.array([5.0], np.float32)}]
+        part.fold(replies, [count, 0])
+        one.fold(replies, [count, 0])
     sums[0].merge(sums[1])
-    assert sums[0].finish()["a"]["x"].tolist() == [3.0]
+    assert sums[0].finish()["a"]["x"].tolist() == one.finish()["a"]["x"].tolist() == [3.0]
 
 
 def test_an_empty_sum_changes_nothing_and_has_no_value():
@@ -176,6 +180,12 @@ def test_an_empty_sum_changes_nothing_and_has_no_value():
     sums.fold([{"a/x": np.array([2.0], np.float32)}], [0])
     sums.merge(empty(weighted_mean))
     assert sums.finish()["a"]["x"].tolist() == [2.0]
+
+
+def test_what_is_collected_is_not_added_up():
+    sums = Partial({"a": collect, "b": total}, {"a/x": Leaf("float32", (1,)), "b/x": Leaf("float32", (1,))})
+    sums.fold([{"a/x": np.array([2.0], np.float32), "b/x": np.array([3.0], np.float32)}], [1])
+    assert sums.pack().sums.keys() == {"b/x"}
 
 
 def test_a_packed_sum_of_other_tensors_is_refused():
