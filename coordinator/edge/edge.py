@@ -243,9 +243,8 @@ class Edge:
         return True
 
     def _take_in(self, peer: bytes) -> None:
-        """An edge below takes its place, unless this one has none itself yet. Then it asks again."""
-        if self._stationed is None:
-            return
+        """An edge below takes its place."""
+        assert self._stationed is not None, "the relay keeps its message until this edge has a place itself"
         if not self._relay.hub.may_be_edge(peer):
             self._relay.send(peer, wire.Refused(reason=edge.NO_EDGE, detail=edge.no_edge(self._relay.hub.key_of(peer))))
             return

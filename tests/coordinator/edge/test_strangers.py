@@ -140,6 +140,7 @@ async def test_a_connection_that_wants_more_of_blobs_than_a_run_needs_is_closed(
     await settle()
     for _ in range(10):
         device.dealer.send(wire.Need(digest=blob.digest, offset=0, length=2**24))
+    device.dealer.send(wire.Need(digest=blob.digest, offset=0, length=1))
     await settle()
     assert device.kinds().count("blob") == 4, "64 MiB, and eight times the blob"
     assert next(record.getMessage() for record in caplog.records) == "a connection was closed: too_much (1 so far)"
