@@ -19,6 +19,7 @@ from fedemu.coordinator.fleet.online_times import OnlineTimes, horizon
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.service.answers import REFUSED_PEERS, Refusals, Verdicts
+from fedemu.coordinator.service.comings import EDGES_AT_ONCE, Comings
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.coordinator.service.underway import Underway
 from fedemu.coordinator.settings import Settings
@@ -37,9 +38,6 @@ AboutAsk = wire.Scheduled | wire.Result | edge.Held | wire.Failed | wire.Decline
 
 SMALL_CHUNK = 2**16
 """A chunk of a blob of at most so many bytes is read at once: a thread would cost more."""
-EDGES_AT_ONCE = 1000
-EDGES_PER_SECOND = 0.1
-"""Events tell of so many edges at once, and of so many more in each second."""
 FEW = 10
 """So many refusals for one reason are events of their own."""
 _BEAT = wire.Beat()
@@ -94,9 +92,7 @@ class Reception:
         self._key_of = key_of
         self._cut = cut
         self._may_be_edge = may_be_edge
-        self._untold: set[bytes] = set()
-        """The edges of which no event has told, because there were too many."""
-        self._edges_left, self._edge_at = float(EDGES_AT_ONCE), timeline.now()
+        self._comings = Comings()
         self._vouched: dict[bytes, str] = {}
         """The keys of channels behind edges, as these say."""
         self._ended: Counter[str] = Counter()
@@ -290,7 +286,8 @@ class Reception:
             if lease.token != message.lease and (lost := self.roster.forget_states(lease)):
                 self.perturbed = True
                 self._observers.event("own_states_lost", devices=lost)
-            self._observers.event("enroll", host=lease.host, devices=len(lease))
+            if (told := self._comings.comes(peer, lease.token, now)) is not None:
+                self._observers.event("enroll", host=lease.host, devices=len(lease), **told)
             if difference := likeness.note(message.compute, host):
                 self._observers.event("mixed_compute", host=host, detail=difference)
             self.changed.set()
@@ -310,21 +307,10 @@ class Reception:
         )
         self._send(peer, stationed, ())
         if anew:
-            if self._may_tell_of_edge(now):
-                self._observers.event("edge", host=message.host)
-            else:
-                self._untold.add(peer)
+            if (told := self._comings.comes(peer, "edges", now, EDGES_AT_ONCE)) is not None:
+                self._observers.event("edge", host=message.host, **told)
             if self.exchange is not None:
                 self.exchange.station_joined(peer)
-
-    def _may_tell_of_edge(self, now: float) -> bool:
-        """Whether an event tells of an edge. Strangers who call themselves edges must not fill the disk."""
-        self._edges_left = min(EDGES_AT_ONCE, self._edges_left + EDGES_PER_SECOND * (now - self._edge_at))
-        self._edge_at = now
-        if self._edges_left < 1:
-            return False
-        self._edges_left -= 1
-        return True
 
     def _hello(self, peer: bytes, message: wire.Hello, now: float) -> None:
         before = self.roster.device_of(peer)
@@ -347,8 +333,9 @@ class Reception:
         self._send(peer, welcome, ())
         if not seated.anew:
             return
-        if self.roster.planned is None:
-            self._observers.event("join", device=device, incarnation=message.incarnation)
+        # A device that sleeps until it is asked comes all the time: an event tells only if it goes without being told.
+        if self.roster.planned is None and (told := self._comings.comes(device, device, now)) is not None:
+            self._observers.event("join", device=device, incarnation=message.incarnation, **told)
         if self.exchange is not None:
             if seated.replaced is not None:
                 self.exchange.left(device, now)
@@ -405,9 +392,9 @@ class Reception:
 
     def _gone(self, peer: bytes, device: DeviceId | None, event: str, now: float, **fields: Any) -> None:
         self.refusals.forget(peer)
-        if device is None and peer in self._untold:
-            self._untold.discard(peer)
-        else:
+        if device is not None and self.roster.planned is not None:
+            fields |= self._comings.comes(device, device, now) or {}
+        if self._comings.goes(peer if device is None else device):
             self._observers.event(event, device=device, **fields)
         if self.exchange is not None:
             self.exchange.station_left(peer, now)

@@ -18,6 +18,7 @@ from fedemu.coordinator.record.run import Run, read_run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
 from fedemu.coordinator.service import reception
+from fedemu.coordinator.service.comings import AT_ONCE
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN, Limits, encode
@@ -122,12 +123,12 @@ async def test_a_disk_that_does_not_take_the_event_of_a_channel_that_is_closed_e
         await running
 
 
-async def test_strangers_who_call_themselves_edges_fill_no_disk(
-    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until, monkeypatch: pytest.MonkeyPatch
+async def test_devices_supervisors_and_edges_that_come_and_go_without_end_fill_no_disk(
+    make_plan: MakePlan, make_fleet: MakeFleet, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reception, "EDGES_AT_ONCE", 10)
-    fleet = make_fleet()
-    running = asyncio.create_task(play(make_plan(rounds=1)))
+    fleet, plan = make_fleet(), make_plan(devices=7)
+    running = asyncio.create_task(serve(plan))
     await until(lambda: fleet.granted is not None)
     heard: list[wire.Message] = []
     strangers = [
@@ -136,14 +137,36 @@ async def test_strangers_who_call_themselves_edges_fill_no_disk(
         )
         for _ in range(25)
     ]
+
+    def heard_of(kind: type[wire.Message]) -> list[Any]:
+        return [message for message in heard if isinstance(message, kind)]
+
     for stranger in strangers:
         stranger.send(Station(host="x"))
-    await until(lambda: len([message for message in heard if isinstance(message, edge_messages.Stationed)]) == 25)
+    await until(lambda: len(heard_of(edge_messages.Stationed)) == 25)
     for stranger in strangers:
         stranger.send(wire.Bye(reason="bored"))
-    _, left = await running
+    foreigner = strangers[0]
+    foreigner.send(wire.Enroll(count=1))
+    await until(lambda: len(heard_of(wire.Granted)) == 1)
+    granted = heard_of(wire.Granted)[0]
+    device = granted.ranges[0][0]
+    times = AT_ONCE + 20
+    for incarnation in range(times):
+        foreigner.send(wire.Hello(device=device, incarnation=2 * incarnation, lease=granted.lease))
+        foreigner.send(wire.Hello(device=device, incarnation=2 * incarnation + 1, lease=granted.lease))
+        foreigner.send(wire.Bye(reason="busy"))
+        foreigner.send(wire.Enroll(count=1, lease=granted.lease))
+    await until(lambda: len(heard_of(wire.Granted)) == 1 + times)
+    running.cancel()
+    await asyncio.wait([running])
+    left = read_run(plan.directory)
     assert len(left.named("edge")) == 10
     assert len([event for event in left.named("leave") if event["reason"] == "bored"]) == 10
+    of_device = [event for event in left.named("join") if event["device"] == device]
+    assert AT_ONCE <= len(of_device) < 2 * times
+    assert len([event for event in left.named("leave") if event["reason"] == "busy"]) < times
+    assert len([event for event in left.named("enroll") if event["devices"] == 1]) < times
 
 
 async def test_asking_twice_for_places_is_one_event(make_plan: MakePlan, make_fleet: MakeFleet, play: Play) -> None:

@@ -1,0 +1,57 @@
+"""Which comings and goings events tell of: whoever comes and goes without end must not fill the disk.
+
+This is a machine without I/O. ``now`` is a monotonic clock in real seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Final
+
+AT_ONCE: Final = 100
+"""Events tell of so many comings of one device, and of one supervisor, at once."""
+EDGES_AT_ONCE: Final = 1000
+"""The same of all edges together: without keys, anybody may call himself one."""
+PER_SECOND: Final = 0.1
+"""So many more are told in each second."""
+
+
+@dataclass(slots=True)
+class _Tale:
+    """How many comings may be told at the moment ``at``, and how many were not since the last one that was."""
+
+    left: float
+    at: float
+    untold: int = 0
+
+
+class Comings:
+    """Counts comings by who comes, and remembers the sessions of which an event told: only their goings are told."""
+
+    def __init__(self) -> None:
+        self._tales: dict[Hashable, _Tale] = {}
+        self._told: set[Hashable] = set()
+
+    def comes(self, session: Hashable, who: Hashable, now: float, at_once: int = AT_ONCE) -> dict[str, int] | None:
+        """A session begins. None if no event tells of it, otherwise what the event adds.
+
+        That is ``untold``, the number of comings of ``who`` since the event before of which none told, unless it is 0.
+        """
+        tale = self._tales.setdefault(who, _Tale(float(at_once), now))
+        tale.left = min(at_once, tale.left + PER_SECOND * (now - tale.at))
+        tale.at = now
+        if tale.left < 1:
+            tale.untold += 1
+            self._told.discard(session)
+            return None
+        tale.left -= 1
+        untold, tale.untold = tale.untold, 0
+        self._told.add(session)
+        return {"untold": untold} if untold else {}
+
+    def goes(self, session: Hashable) -> bool:
+        """A session is over. Returns whether an event tells of it."""
+        told = session in self._told
+        self._told.discard(session)
+        return told

@@ -1,0 +1,17 @@
+"""Which comings and goings events tell of, with a clock that the tests set."""
+
+from __future__ import annotations
+
+from fedemu.coordinator.service.comings import AT_ONCE, PER_SECOND, Comings
+
+
+def test_somebody_who_comes_too_often_is_told_of_now_and_then_with_the_number_of_the_others() -> None:
+    comings = Comings()
+    assert [comings.comes(7, 7, 5.0) for _ in range(AT_ONCE)] == [{}] * AT_ONCE
+    assert comings.goes(7)
+    assert [comings.comes(7, 7, 5.0) for _ in range(3)] == [None] * 3
+    assert not comings.goes(7)
+    assert comings.comes(8, 8, 5.0) == {}
+    assert comings.comes(7, 7, 5.0 + 1 / PER_SECOND) == {"untold": 3}
+    assert comings.goes(7)
+    assert not comings.goes(7)
