@@ -13,7 +13,7 @@ from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import overrides_of
 from fedemu.ops.data.apart import find_data
 from fedemu.ops.engines import kubernetes as cluster
-from fedemu.ops.engines.places import patient
+from fedemu.ops.engines.places import patient, require_no_edges, require_processes
 from fedemu.ops.engines.slurm import SlurmJob, explained, submit, write_job
 from fedemu.ops.experiment.runtime import MOST_TRAINERS
 from fedemu.ops.experiment.sources import load_experiment
@@ -99,6 +99,8 @@ def slurm(
         account=account,
         options=sbatch or (),
     )
+    require_no_edges(checked, "fedemu slurm")
+    require_processes(runtime, "fedemu slurm")
     job.check(checked, out)
     require_metrics_ports(runtime)
     check_trackers(runtime.track.to)
@@ -186,6 +188,8 @@ def kubernetes(
         state=machine_storage,
         data=data,
     )
+    require_no_edges(checked, "fedemu kubernetes")
+    require_processes(runtime, "fedemu kubernetes")
     pods.check(checked)
     folder = out or Path(f"kubernetes-{pods.name}")
     cluster.write_manifests(folder, checked, runtime, pods)

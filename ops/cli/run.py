@@ -15,7 +15,7 @@ from fedemu.ops.cli import options
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, overrides_of
 from fedemu.ops.data.apart import find_data
-from fedemu.ops.engines.places import patient_machine, require_engine, waits
+from fedemu.ops.engines.places import patient_machine, require_engine, require_no_edges, waits
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.live.starting import start_page
@@ -154,7 +154,9 @@ def run(
     if on is not None:
         require_engine(on)
         if resume is None:
-            overrides += waits(*load_experiment(experiment, overrides, os.environ))
+            asked, own = load_experiment(experiment, overrides, os.environ)
+            require_no_edges(asked, f"--on {on}")
+            overrides += waits(asked, own)
     if seeds is not None or (resume is not None and is_group(resume)):
         if page:
             raise ConfigurationError("--page is for one run, and here are several seeds; watch them with fedemu watch")

@@ -30,6 +30,23 @@ def require_engine(on: str) -> None:
     require("ray", "ray", "--on ray")
 
 
+def require_no_edges(experiment: Experiment, command: str) -> None:
+    """Raise ConfigurationError if an experiment asks for edges, which ``command`` does not start."""
+    if experiment.tree.edges:
+        raise ConfigurationError(
+            f"{command} starts no edges, and tree.edges asks for them; add --set tree.edges=0, the results are the same"
+        )
+
+
+def require_processes(runtime: Runtime, command: str) -> None:
+    """Raise ConfigurationError if everything is to be in one process, and ``command`` starts several."""
+    if runtime.transport == "memory":
+        raise ConfigurationError(
+            f"{command} starts processes on several machines, and runtime.transport = memory is one process; add "
+            "--set runtime.transport=zmq"
+        )
+
+
 def waits(experiment: Experiment, runtime: Runtime) -> list[str]:
     """The same waits as ``patient``, as overrides."""
     waiting, own = patient(experiment, runtime)

@@ -59,3 +59,13 @@ def test_a_page_that_does_not_start_leaves_no_run_directory(
         with pytest.raises(SystemExit) as ended:
             commands.app([command, "digits-small", "--page", "--out", str(tmp_path / "new")], prog_name="fedemu")
         assert (ended.value.code, started, list(tmp_path.iterdir())) == (code, [], [])
+
+
+def test_a_run_whose_devices_ray_places_has_no_edges(
+    started: list[Runtime], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "digits-small", "--on", "ray", "--set", "tree.edges=2", "--out", str(tmp_path / "new")]
+    with pytest.raises(SystemExit) as ended:
+        commands.app(words, prog_name="fedemu")
+    assert (ended.value.code, started, list(tmp_path.iterdir())) == (2, [], [])
+    assert "--on ray starts no edges, and tree.edges asks for them; add --set tree.edges=0" in capsys.readouterr().err

@@ -189,6 +189,8 @@ def test_a_machine_that_is_told_of_an_interruption_ends_and_so_is_started_again(
         (["--machine-storage", "0Gi"], "--machine-storage '0Gi' is no size; write it as in 500Mi or 10Gi"),
         (["--cpus", "1025"], "--cpus 1025 must be from 1 to 1024"),
         (["--gpus", "0"], "--gpus 0 must be from 1 to 1024"),
+        (["--set", "tree.edges=2"], "fedemu kubernetes starts no edges, and tree.edges asks for them; add --set"),
+        (["--set", "runtime.transport=memory"], "runtime.transport = memory is one process; add --set runtime.tr"),
         (["--out", "there"], "there cannot be written: File exists; choose another --out"),
     ],
 )

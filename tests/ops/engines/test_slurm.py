@@ -92,6 +92,8 @@ def test_devices_have_the_metrics_port_after_that_of_the_coordinator_on_their_no
         (["--out", 'a"b'], "choose another folder with --out"),
         (["--set", "local.lr=0"], "local.lr = 0 must be above 0"),
         (["--set", "runtime.metrics_port=65535"], "runtime.metrics_port = 65535 leaves no port after it"),
+        (["--set", "tree.edges=[1, 2]"], "fedemu slurm starts no edges, and tree.edges asks for them; add --set"),
+        (["--set", "runtime.transport=memory"], "runtime.transport = memory is one process; add --set runtime.tr"),
         (["--submit"], "there is no sbatch on this machine; leave out --submit, and"),
     ],
 )
