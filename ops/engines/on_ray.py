@@ -28,6 +28,7 @@ from fedemu.ops.figures import counted, readable_bytes
 from fedemu.ops.keys.store import KeyFolder
 from fedemu.ops.running.devices import called
 from fedemu.ops.running.exits import exit_code_of
+from fedemu.ops.running.folder import PLACES, read_places
 from fedemu.ops.running.words import say
 from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError, UnreachableError
 from fedemu.protocol.host.files import write_whole
@@ -102,11 +103,12 @@ class RayFleet:
         import ray
 
         living = [node for node in ray.nodes() if node["Alive"]]
-        places = min(runtime.nodes or len(living), devices)
+        self._file = directory / PLACES
+        known = read_places(directory)
+        # A resumed run has the places that it had: another division would leave the own states of devices behind.
+        places = len(known) or min(runtime.nodes or len(living), devices)
         self._bundle = bundle(living, runtime.device_type, runtime.trainers)
         self._group = ray.util.placement_group([self._bundle] * places, strategy="STRICT_SPREAD")
-        self._file = directory / "places.json"
-        known = json.loads(self._file.read_text()) if self._file.exists() else {}
         experiment = read_frozen(directory)
         self._entry = entry_here(experiment)  # the coordinator has decoded the data before it listened
         corpus = read(self._entry)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from fedemu.coordinator.record.row import read_rows
 from fedemu.coordinator.record.run_directory import alone_in, claim_folder
@@ -15,10 +17,13 @@ from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, check_resume, read_frozen, write_frozen
 from fedemu.ops.experiment.traces import TRACES_FILE
 from fedemu.ops.experiment.unchanged import require_unchanged
+from fedemu.ops.figures import counted
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.files import usable
 
 RUNS = Path("runs")
+PLACES = "places.json"
+"""The file of a run directory in which an engine keeps the records of the leases of its places."""
 _ANOTHER = "choose another folder with --out"
 _before_growth: dict[Path, Experiment] = {}
 """The experiments of runs that this process has given more rounds, as they were."""
@@ -80,18 +85,36 @@ def require_own_states(directory: Path, experiment: Experiment, runtime: Runtime
     """Raise ConfigurationError if a run cannot go on in this way without losing the own states of its devices.
 
     A machine finds them by its number of devices. Everything in one process is one machine, whatever ``tree.edges``.
+    An engine has divided them among its places.
     """
-    if not experiment.tree.edges or runtime.on:
+    kept = sizes_with_own_states(directory / "devices")
+    if runtime.on:
+        if kept:
+            raise ConfigurationError(f"the devices of {directory} have states of their own here; go on without --on")
+        places = len(read_places(directory))
+        if places and min(runtime.nodes or places, experiment.fleet.devices) != places:
+            raise ConfigurationError(
+                f"the devices of {directory} are divided among {counted(places, 'place')}, which keep their own "
+                f"states; go on with --nodes {places}"
+            )
+        return
+    if not experiment.tree.edges:
         return
     in_memory = runtime.transport == "memory"
     each, over = divmod(experiment.fleet.devices, 1 if in_memory else experiment.tree.edges[-1])
     sizes = {each, each + 1} if over else {each}
-    if (kept := sizes_with_own_states(directory / "devices")) and not kept & sizes:
+    if kept and not kept & sizes:
         before, now = ("zmq", "memory") if in_memory else ("memory", "zmq")
         raise ConfigurationError(
             f"the devices of {directory} have states of their own at other machines than with the transport {now}, "
             f"because of tree.edges; go on with --transport {before}"
         )
+
+
+def read_places(directory: Path) -> dict[str, Any]:
+    """The records of the leases of each place at which an engine has put devices of a run, empty if none has."""
+    file = directory / PLACES
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
 
 
 def keep_grown(directory: Path, experiment: Experiment) -> None:

@@ -15,6 +15,7 @@ from fedemu.coordinator.record.run_directory import RunDirectory, frozen_files
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import read_frozen
 from fedemu.ops.running.folder import (
+    PLACES,
     claim,
     give_back,
     keep_grown,
@@ -194,3 +195,15 @@ def test_own_states_at_other_machines_are_not_lost_by_another_transport(count: i
     require_own_states(directory, experiment.model_copy(update={"tree": EXPERIMENT.tree}), there)
     with pytest.raises(ConfigurationError, match=f"because of tree.edges; go on with --transport {other}"):
         require_own_states(directory, experiment, there)
+    with pytest.raises(ConfigurationError, match="have states of their own here; go on without --on"):
+        require_own_states(directory, EXPERIMENT, Runtime(on="ray"))
+
+
+def test_a_run_goes_on_at_as_many_places_as_an_engine_has_divided_its_devices_among() -> None:
+    directory = claim(EXPERIMENT, Path("run"))
+    require_own_states(directory, EXPERIMENT, Runtime(on="ray", nodes=3))
+    (directory / PLACES).write_text('{"0": {}, "1": {"test/0123/lease.json": "{}"}}')
+    for nodes in (0, 2):
+        require_own_states(directory, EXPERIMENT, Runtime(on="ray", nodes=nodes))
+    with pytest.raises(ConfigurationError, match="divided among 2 places, which keep their own states; go on with --"):
+        require_own_states(directory, EXPERIMENT, Runtime(on="ray", nodes=3))
