@@ -36,16 +36,17 @@ def to_line(values: Mapping[str, Any]) -> bytes:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a log; empty if there is no such file. Raises ConfigurationError for a damaged line."""
-    return [value for _, value in numbered_lines(path)]
-
-
-def numbered_lines(path: Path, after: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a log, each with the number of its line from 1, without those of the first ``after`` lines.
-
-    A last line without a line break is still being written and does not count.
-    """
     text = path.read_bytes() if path.is_file() else b""
-    for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines()[after:], after + 1):
+    # A last line without a line break is still being written and does not count.
+    return [value for _, value in numbered_lines(path, text[: text.rfind(b"\n") + 1])]
+
+
+def numbered_lines(path: Path, text: bytes, before: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects in ``text``, whole lines of a log, each with the number of its line. ``before`` lines come before.
+
+    Raises ConfigurationError for a damaged line.
+    """
+    for number, line in enumerate(text.splitlines(), before + 1):
         if line:
             yield number, read_object(line, place_of(path, number))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedemu.coordinator.record.growing import GrowingLog
 from fedemu.coordinator.record.json_lines import damaged, numbered_lines, place_of, plain
 from fedemu.protocol.messages import OUTCOMES
 from fedemu.protocol.wording import demand
@@ -144,22 +145,27 @@ def read_rows(directory: Path) -> tuple[Row, ...]:
 
 
 class RowLog:
-    """The rows of a run directory for one who follows the run: each is read once."""
+    """The rows of a run directory for one who follows the run: each is read once, unless the file began anew."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "metrics.jsonl"
+        self._log = GrowingLog(self._path)
         self._lines = 0
 
     def more(self) -> tuple[Row, ...]:
         """The rows since the last call. Raises ConfigurationError for a line that is damaged."""
-        rows, number = [], self._lines
-        for number, line in numbered_lines(self._path, self._lines):
+        text, anew = self._log.look()
+        if anew:
+            self._lines = 0
+        rows = []
+        for number, line in numbered_lines(self._path, text, self._lines):
             if line.get("round") is not None:
                 try:
                     rows.append(Row.read(line))
                 except ValueError as error:
                     raise damaged(place_of(self._path, number), str(error)) from error
-        self._lines = number
+        self._log.read(text)
+        self._lines += len(text.splitlines())
         return tuple(rows)
 
 

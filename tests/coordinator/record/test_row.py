@@ -114,13 +114,27 @@ def test_a_line_that_does_not_tell_its_round_is_no_row_and_a_damaged_one_is_name
 def test_who_follows_a_run_reads_each_row_once(tmp_path: Path) -> None:
     path, log = tmp_path / "metrics.jsonl", RowLog(tmp_path)
     assert log.more() == ()
-    path.write_text('{"round":1}\n\n{"round":2}\n{"rou')
+    path.write_text('{"round":1}\n\n{"round":2}\n' + "\n" * 64 + '{"rou')
     assert log.more() == (Row(round=1), Row(round=2))
     assert log.more() == ()
-    path.write_text('what was read is not read again\n\n\n{"round":3}\n{}\n{"round":"four"}\n')
+    with path.open("r+b") as file:
+        file.write(b"not again")  # what was read is not read again
+        file.seek(0, 2)
+        file.write(b'nd":3}\n{}\n{"round":"four"}\n')
     for _ in range(2):
-        with pytest.raises(ConfigurationError, match=r"^line 6 of .*metrics\.jsonl cannot be read: round is 'four'"):
+        with pytest.raises(ConfigurationError, match=r"^line 70 of .*metrics\.jsonl cannot be read: round is 'four'"):
             log.more()
+
+
+def test_who_follows_a_run_reads_its_rows_anew_after_they_were_cut_off(tmp_path: Path) -> None:
+    path, log = tmp_path / "metrics.jsonl", RowLog(tmp_path)
+    path.write_text('{"round":1}\n{"round":2}\n{"round":3}\n')
+    log.more()
+    path.write_text('{"round":1}\n{"round":2,"loss":1.0}\n')
+    assert log.more() == (Row(round=1), Row(round=2, loss=1.0))
+    path.write_text('{"round":1}\n{"round":"two"}\n')
+    with pytest.raises(ConfigurationError, match=r"^line 2 of "):
+        log.more()
 
 
 def test_rows_are_read_without_torch_and_numpy() -> None:

@@ -1,0 +1,28 @@
+"""A log is read on from where it was."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fedemu.coordinator.record.growing import GrowingLog
+
+
+def test_a_look_reads_whole_new_lines_until_they_are_taken_as_read(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = GrowingLog(path)
+    assert log.look() == (b"", False)
+    path.write_bytes(b"one\ntwo\nthr")
+    for _ in range(2):
+        assert log.look() == (b"one\ntwo\n", False)
+    assert log.look(most=5) == (b"one\n", False)
+    log.read(b"one\n")
+    log.read(b"two\n")
+    with path.open("ab") as file:
+        file.write(b"ee\n")
+    assert log.look() == (b"three\n", False)
+
+
+def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log.jsonl")
+    assert GrowingLog(tmp_path / "log.jsonl").look() == (b"", False)
