@@ -103,7 +103,7 @@ def slurm(
     require_processes(runtime, "fedemu slurm")
     job.check(checked, out)
     require_metrics_ports(runtime)
-    check_trackers(runtime.track.to)
+    check_trackers(runtime.track.to, runtime.track.out)
     find_data(checked)
     directory = claim(checked, out)
     try:

@@ -24,6 +24,7 @@ from fedemu.ops.pages.paper import paper_of
 from fedemu.ops.results.listing import find
 from fedemu.ops.running.exits import complain
 from fedemu.ops.track.kinds import check as check_trackers
+from fedemu.ops.track.kinds import places
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
 
@@ -158,7 +159,9 @@ def export(
     out: Annotated[
         str,
         typer.Option(
-            metavar="FOLDER|ADDRESS", help="Where the tracker writes. Default: DIR/track/.", show_default=False
+            metavar="FOLDER|ADDRESS",
+            help="Where the tracker writes. Several write into FOLDER/NAME each. Default: DIR/track/.",
+            show_default=False,
         ),
     ] = "",
     project: Annotated[
@@ -168,9 +171,9 @@ def export(
     """Tell trackers of a run: settings, rows, figures, model and digest. What they know already is not told again."""
     from fedemu.ops.track.export import export as tell
 
-    check_trackers(to)
-    for name in dict.fromkeys(to):
-        print(tell(directory, name, out, project))
+    check_trackers(to, out)
+    for name, place in places(to, out).items():
+        print(tell(directory, name, place, project))
     return 0
 
 
@@ -184,7 +187,7 @@ def validate(
     """Check an experiment without running it: its settings, data, model, method, partition and first training step."""
     checked, runtime = load_experiment(experiment, overrides_of(settings, runtime__log_level=log_level), os.environ)
     logging.getLogger().setLevel(runtime.log_level.upper())
-    check_trackers(runtime.track.to)
+    check_trackers(runtime.track.to, runtime.track.out)
     place = find_data(checked)
     facts = _facts(checked, runtime) | {"data": f"{checked.data.dataset} ({place.kind.replace('_', ' ')})"}
     # Importing torch takes seconds, and the error of a wrong setting should not wait for it.

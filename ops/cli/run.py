@@ -350,7 +350,7 @@ def _open(
         require_metrics_ports(runtime)
         require_room_here(experiment, runtime)
     require_processor(runtime.device_type)
-    check_trackers(runtime.track.to)
+    check_trackers(runtime.track.to, runtime.track.out)
     if resume is None:
         find_data(experiment)
         return claim(experiment, out), experiment, runtime

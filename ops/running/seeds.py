@@ -93,7 +93,7 @@ def new_group(
     loaded = [load_experiment(source, [*overrides, f"seed={seed}"], environment) for seed in seeds]
     experiment, runtime = loaded[0]
     require_processor(runtime.device_type)
-    check_trackers(runtime.track.to)
+    check_trackers(runtime.track.to, runtime.track.out)
     find_data(experiment)
     folder = out if out is not None else _next_free(experiment.name)
     if out is not None and (out.is_file() or (out.is_dir() and any(out.iterdir()))):
@@ -116,7 +116,7 @@ def reopen_group(
     """
     wanted, runtime = resumed_group(folder, overrides, environment)
     require_processor(runtime.device_type)
-    check_trackers(runtime.track.to)
+    check_trackers(runtime.track.to, runtime.track.out)
     claimed, group = _claimed(folder), SeedGroup(folder, members := [], runtime)
     with _whole_or_not_at_all(group):
         for seed in claimed if seeds is None else seeds:

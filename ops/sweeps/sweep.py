@@ -48,7 +48,7 @@ def prepare(folder: Path, experiments: Loaded) -> None:
     if folder.is_file():
         raise ConfigurationError(f"{folder} is a file; name a folder with --out")
     for place, (experiment, runtime) in experiments.items():
-        check_trackers(runtime.track.to)
+        check_trackers(runtime.track.to, runtime.track.out)
         find_data(experiment)
         require_same(folder / place, experiment)
 

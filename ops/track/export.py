@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ from fedemu.coordinator.record.json_lines import read_object
 from fedemu.coordinator.record.row import RowLog
 from fedemu.coordinator.record.run import read_run, read_summary
 from fedemu.ops.experiment import Experiment
-from fedemu.ops.track.kinds import KINDS, tracker
+from fedemu.ops.track.kinds import file_name, tracker
 from fedemu.ops.track.numbers import numbers_of, parameters_of
 from fedemu.ops.track.tracker import Ended, Memory, Tracked
 from fedemu.protocol.errors import ConfigurationError, FedemuError
@@ -32,10 +31,10 @@ class Export:
 
     def __init__(self, directory: Path, name: str, out: str = "", project: str = "fedemu") -> None:
         run = read_run(directory)
-        self.out = out or str((directory / FOLDER / _file_name(name)).resolve())
+        self.out = out or str((directory / FOLDER / file_name(name)).resolve())
         self._directory = directory
         self._log = RowLog(directory)
-        self._state_file = directory / FOLDER / f"{_file_name(name)}.json"
+        self._state_file = directory / FOLDER / f"{file_name(name)}.json"
         known = self._read_states().get(self.out, {})
         if "://" not in self.out and not Path(self.out).exists():
             known = {}  # somebody has removed what was written
@@ -55,6 +54,8 @@ class Export:
             memory=known.get("memory", {}),
         )
         self._state_file.parent.mkdir(exist_ok=True)
+        if "://" not in self.out:
+            Path(self.out).parent.mkdir(parents=True, exist_ok=True)
         self._memory: Memory = self._tracker.begin(self._tracked) or {}
         self._keep()
 
@@ -123,10 +124,6 @@ def export(directory: Path, name: str, out: str = "", project: str = "fedemu") -
             raise ConfigurationError(f"{name} failed: {error.filename} can't be used: {error.strerror}") from error
         raise ConfigurationError(f"{name} failed: {type(error).__name__}: {error}") from error
     return exporting.out
-
-
-def _file_name(name: str) -> str:
-    return name if name in KINDS else re.sub(r"[^\w.-]+", "-", name).strip("-.")
 
 
 def _settings(config: str) -> dict[str, Any]:

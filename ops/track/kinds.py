@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from fedemu.ops.extras import require
@@ -25,8 +27,17 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def check(names: Iterable[str]) -> None:
-    """Raise ConfigurationError if one of ``names`` is no tracker, or if its extra is not installed."""
+def check(names: Iterable[str], out: str = "") -> None:
+    """Raise ConfigurationError if one of ``names`` is no tracker, or if its extra is not installed.
+
+    Also if there are several, and ``out`` is an address, of which only one of them can be.
+    """
+    names = dict.fromkeys(names)
+    if len(names) > 1 and "://" in out:
+        raise ConfigurationError(
+            f"{out} is the address of one tracker, and {len(names)} are named; name one, or give a folder, in which "
+            "each writes into one of its own"
+        )
     for name in names:
         if name in KINDS:
             require(KINDS[name].needs, name, f"tracking to {name}", f"leave {name} out of track.to")
@@ -36,6 +47,19 @@ def check(names: Iterable[str]) -> None:
             )
         else:
             load(name)
+
+
+def places(names: Iterable[str], out: str) -> dict[str, str]:
+    """Where each tracker writes: at ``out``, or if there are several, each in a folder of its own there."""
+    names = dict.fromkeys(names)
+    if len(names) < 2 or not out:
+        return dict.fromkeys(names, out)
+    return {name: str(Path(out) / file_name(name)) for name in names}
+
+
+def file_name(name: str) -> str:
+    """The name of a tracker as that of a file."""
+    return name if name in KINDS else re.sub(r"[^\w.-]+", "-", name).strip("-.")
 
 
 def tracker(name: str) -> Tracker:

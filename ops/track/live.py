@@ -16,7 +16,7 @@ from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.experiment.runtime import Track
 from fedemu.ops.track.export import FOLDER
-from fedemu.ops.track.kinds import check
+from fedemu.ops.track.kinds import check, places
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.files import write_whole
 
@@ -37,8 +37,8 @@ class Followers(Observers):
         self._told: set[str] = set()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._logs: dict[str, Path] = {}
-        settings = json.dumps({"out": track.out, "project": track.project})
-        for name in track.to:
+        for name, out in places(track.to, track.out).items():
+            settings = json.dumps({"out": out, "project": track.project})
             words = command("fedemu-track", "fedemu.ops.track.follow", str(directory), name, settings)
             try:
                 self._start(name, words)
@@ -125,7 +125,7 @@ def _as_before(file: Path, track: Track, say: Callable[[str], None]) -> Track:
         return track
     try:
         before = Track.parse(json.loads(file.read_bytes()))
-        check(before.to)
+        check(before.to, before.out)
     except FileNotFoundError:
         return track
     except (OSError, ValueError, ConfigurationError) as error:

@@ -16,10 +16,11 @@ import pytest
 from PIL import Image
 
 from fedemu.coordinator.record.row import Row
+from fedemu.ops.cli import commands
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import write_frozen
 from fedemu.ops.track.export import Export, export
-from fedemu.ops.track.kinds import check
+from fedemu.ops.track.kinds import check, places
 from fedemu.ops.track.numbers import numbers_of
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
@@ -151,6 +152,25 @@ def test_each_place_is_told_by_itself_and_again_when_it_was_removed(run: Path, o
     Path(first).rmdir()
     export(run, own, first)
     assert sum("round" in line for line in told(first)) == 2
+
+
+def test_several_trackers_with_one_place_each_have_a_folder_of_their_own_there(
+    run: Path, own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other.py").write_text(OWN)
+    names, out = (own, f"{tmp_path / 'other.py'}:Mine"), tmp_path / "new" / "out"
+    words = ["export", str(run), *(word for name in names for word in ("--to", name))]
+    with pytest.raises(SystemExit) as ended:
+        commands.app([*words, "--out", str(out)], prog_name="fedemu")
+    assert ended.value.code == 0
+    told_at = capsys.readouterr().out.split()
+    assert len(told_at) == len(set(told_at)) == 2
+    assert {Path(place).parent for place in told_at} == {out}
+    assert [sum("round" in line for line in told(place)) for place in told_at] == [2, 2]
+    assert [*places(names, str(out)).values()] == told_at
+    assert places(["mlflow"], "http://there") == {"mlflow": "http://there"}
+    with pytest.raises(ConfigurationError, match="http://there is the address of one tracker, and 2 are named; name"):
+        check(["mlflow", own], "http://there")
 
 
 def test_a_place_that_is_told_while_another_one_is_followed_is_told_nothing_twice(
