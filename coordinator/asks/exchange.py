@@ -69,6 +69,8 @@ class Exchange:
             self._at_edges = AtEdges(machine, branches, sink, self._accept, self._perform, self._told)
         self._works: dict[DeviceId, Work] = {}
         self._stateless: set[DeviceId] = set()
+        self._unwilling: set[DeviceId] = set()
+        """The devices that have failed or declined. What they say of it again has no effect."""
         self._alive: set[DeviceId] = set()
         """The devices that are not lost if they are given up: they were heard of since, or an edge had their reply."""
         self._turns = Turns(apart, self._fail)
@@ -114,7 +116,8 @@ class Exchange:
                 self._result(device, message, frames, now)
             case Scheduled() if device in self._works:
                 self._perform(self.machine.scheduled(device, message, now))
-            case Failed() | Declined() if self.machine.pending(device) and not self._is_kept(device):
+            case Failed() | Declined() if self._may_fail(device):
+                self._unwilling.add(device)
                 self._failed(device, message, now)
         self._collect(now)
 
@@ -150,6 +153,9 @@ class Exchange:
         """An edge has sent the sum of what it was asked for."""
         if (at_edges := self._at_edges) is not None and message.epoch == self.parts.epoch:
             self._turns.take(lambda: at_edges.merge(station, message, frames, now))
+
+    def _may_fail(self, device: DeviceId) -> bool:
+        return self.machine.pending(device) and device not in self._unwilling and not self._is_kept(device)
 
     def _is_kept(self, device: DeviceId) -> bool:
         return self._at_edges is not None and self._at_edges.has(device)

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from fedemu.algorithms.interface import total
-from fedemu.coordinator.asks.ask import Missed, Terms
+from fedemu.coordinator.asks.ask import AskMachine, Missed, Terms
 from fedemu.coordinator.asks.branches import Branches
 from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.asks.folding import Folding
 from fedemu.coordinator.asks.parts import AskParts
 from fedemu.coordinator.asks.payload import FILE_THRESHOLD, PayloadTemplate
+from fedemu.coordinator.asks.virtual import VirtualAsk
 from fedemu.coordinator.asks.wall import WallAsk
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
@@ -25,7 +26,7 @@ from fedemu.coordinator.settings import Settings
 from fedemu.coordinator.sums.leaf import Leaf
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.ids import AskId, DeviceId
-from fedemu.protocol.messages import Failed, Result, TensorSpec
+from fedemu.protocol.messages import Failed, Result, Scheduled, TensorSpec
 from fedemu.protocol.sharing import edge_messages as edge
 
 ASK = AskId(1, 0, 0)
@@ -47,10 +48,17 @@ class Thread:
 
 
 class Play:
-    """An ask under the wall clock that wants two replies of ``size`` numbers, and what it sends."""
+    """An ask that wants two replies of ``size`` numbers, and what it sends. It goes by the wall clock by default."""
 
     def __init__(
-        self, folder: Path, size: int, apart: Any, wanted: int = 2, keeps: bool = False, edges: Any = None
+        self,
+        folder: Path,
+        size: int,
+        apart: Any,
+        wanted: int = 2,
+        keeps: bool = False,
+        edges: Any = None,
+        kind: type[AskMachine] = WallAsk,
     ) -> None:
         self.sent: list[tuple[int, str]] = []
         self.leaf = Leaf("float32", (size,))
@@ -58,7 +66,7 @@ class Play:
         spill = folder / "spill" if keeps else None
         parts = AskParts(ASK, "train", 0, 0.0, 10.0, 0, 7, (), {}, 1.0, 0.0, template, False, None, 1e30, spill)
         settings = Settings(run="test", seed=1, rounds=1, devices=len(DEVICES), per_round=wanted)
-        machine = WallAsk(Terms(ASK, DEVICES, wanted, 0.0, 10.0), DEVICES)
+        machine = kind(Terms(ASK, DEVICES, wanted, 0.0, 10.0), DEVICES)
         self.roster = Roster(settings)
         self.folding = Folding({"model": total}, template.leaves, apart)
         self.exchange = Exchange(parts, machine, self.roster, self._send, Observers(), apart, self.folding, edges)
@@ -128,6 +136,16 @@ async def test_a_failure_for_which_a_device_tells_no_reason_has_an_unknown_one(t
     play = Play(tmp_path, SMALL, thread)
     play.exchange.receive(DEVICES[0], Failed(ask=str(ASK), reason=""), (), 1.0)
     assert (play.verdicts, play.exchange.failures) == ({0: "failed"}, {"unknown": 1})
+
+
+async def test_a_device_that_waits_for_its_turn_fails_once_however_often_it_says_so(
+    tmp_path: Path, thread: Thread
+) -> None:
+    play = Play(tmp_path, SMALL, thread, kind=VirtualAsk)
+    play.exchange.receive(DEVICES[0], Scheduled(ask=str(ASK), event="finish", at=1.0), (), 1.0)
+    for detail in ("no memory", "no time"):
+        play.exchange.receive(DEVICES[0], Failed(ask=str(ASK), reason="trainer", detail=detail), (), 1.0)
+    assert (play.verdicts, play.exchange.failures) == ({}, {"no memory": 1}), "each failure is an event"
 
 
 async def test_nothing_is_added_to_the_sum_but_what_is_accepted(tmp_path: Path, thread: Thread) -> None:
