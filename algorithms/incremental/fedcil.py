@@ -94,7 +94,7 @@ class FedCIL(RememberingFedAvg):
         return {**super().reduce, **({"locals": collect.of("delta")} if self._iterations else {})}
 
     def merged(self, state: RememberingState, reply: Reply, context: Context) -> Script[Tree]:
-        average = add(state.variables, reply.values["delta"])
+        average = self.classifier.moved(state.variables, reply.values["delta"])
         if not self._iterations:
             return average
         carry: Tree = yield self.job(state, average, reply.values["locals"], reply.devices, context)

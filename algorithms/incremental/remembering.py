@@ -26,7 +26,6 @@ from fedemu.algorithms.models.growing import Growing
 from fedemu.algorithms.models.layer_statistics import Watched, unwatched
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD
-from fedemu.algorithms.trees import add
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -85,7 +84,7 @@ class RememberingFedAvg:
     def merged(self, state: RememberingState, reply: Reply, context: Context) -> Script[Tree]:
         """A part of the round: the next variables, from the devices' reply."""
         yield from ()
-        return add(state.variables, reply.values["delta"])
+        return self.classifier.moved(state.variables, reply.values["delta"])
 
     def remember(self, state: RememberingState, context: Context) -> Script[Forest]:
         """A part of the round before ``context.task`` begins: the trees to keep of the tasks up to ``state.task``."""

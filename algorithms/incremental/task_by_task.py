@@ -24,7 +24,7 @@ from fedemu.algorithms.interface import (
     Selecting,
     Tree,
 )
-from fedemu.algorithms.models.growing import Growing
+from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.training.class_losses import cross_entropy_among, task_temperature_cross_entropy
 from fedemu.protocol.errors import ConfigurationError
 
@@ -91,10 +91,15 @@ class TaskByTask(Generic[S]):
 
     def round(self, state: TaskState[S], context: Context) -> Script[TaskState[S]]:
         inner: Any = state.inner
-        if context.task != state.task and not _grows_inside(inner):
+        if _grows_inside(inner):
+            return TaskState((yield from self._inner.round(inner, context)), context.task)
+        if context.task != state.task:
             variables = self._model.entered(inner.variables, context.task, context.seed)
             inner = dataclasses.replace(inner, variables=variables)
-        return TaskState((yield from self._inner.round(inner, context)), context.task)
+        after: Any = yield from self._inner.round(inner, context)
+        # Devices have no say in which classes have been seen, whatever their replies hold.
+        seen = {SEEN: inner.variables[SEEN]}
+        return TaskState(dataclasses.replace(after, variables={**after.variables, **seen}), context.task)
 
     def variables(self, state: TaskState[S]) -> Tree:
         return self._inner.variables(state.inner)

@@ -21,6 +21,7 @@ from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.algorithms.models.layer_statistics import observed
 from fedemu.algorithms.models.layers import uniform
 from fedemu.algorithms.streams.tasks import ClassTasks
+from fedemu.algorithms.trees import add
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.own_code import account
@@ -144,6 +145,10 @@ class Growing:
                 after |= {name: _with_rows(after[name], rows, leaf) for name, leaf in drawn.items()}
                 after[SEEN] = torch.where(rows, 1.0, after[SEEN])
         return after
+
+    def moved(self, variables: Tree, delta: Tree) -> Tree:
+        """The variables after a ``delta`` of devices, who have no say in which classes have been seen."""
+        return {**add(variables, delta), SEEN: variables[SEEN]}
 
     def _drawn(self, variables: Tree, task: int, seed: int) -> Tree:
         """A new classifier as torch would draw it. A task takes its rows from it."""

@@ -26,7 +26,17 @@ from fedemu.algorithms.incremental.fedcil_local import (
     generator_of,
     without_gan,
 )
-from fedemu.algorithms.interface import Batch, Context, DeviceReply, Facts, Picturing, Revealing, Tree
+from fedemu.algorithms.interface import (
+    Batch,
+    Context,
+    DeviceReply,
+    Facts,
+    Picturing,
+    Reply,
+    Revealing,
+    ServerJob,
+    Tree,
+)
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import SEEN, growing
 from fedemu.algorithms.models.resnet import resnet18
@@ -216,6 +226,16 @@ def test_consolidation_trains_the_classifier_and_ends_the_same_if_it_is_resumed(
         return float(functional.cross_entropy(MODEL.apply(variables, end["data/x"], False)[0].logits, end["data/y"]))
 
     assert loss(model) < loss(without_gan(average))
+
+
+def test_devices_have_no_say_in_which_classes_are_consolidated() -> None:
+    method, context = fedcil(INGREDIENTS, **SHORT), Context(1, 0, 3, 4)
+    state = method.init(MODEL.init(0), context)
+    lie = {name: torch.full_like(leaf, -2.0) for name, leaf in state.variables.items()}
+    reply = Reply({"delta": lie, "locals": []}, ())
+    job = next(method.merged(state, reply, context))
+    assert isinstance(job, ServerJob)
+    assert job.init()[f"model/{SEEN}"].tolist() == [1, 0, 1, 0]
 
 
 def test_without_samples_there_is_nothing_to_consolidate() -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fedemu.algorithms.incremental.fedprox_plus import fedprox_plus
 from fedemu.algorithms.incremental.task_by_task import TaskByTask, with_tasks
-from fedemu.algorithms.interface import Context, Facts, Model, Picturing, Script, Tree
+from fedemu.algorithms.interface import Context, Facts, Model, Picturing, Reply, Script, Tree
 from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState, fedavg
 from fedemu.algorithms.methods.scaffold import scaffold
 from fedemu.algorithms.models.feed_forward import cnn, mlp
@@ -258,6 +258,20 @@ def test_every_kind_of_state_can_grow(name: str, little_fleet: Callable[..., Any
     fleet.play([0, 1])
     assert fleet.model[SEEN].sum() == 4
     assert all(bool(torch.isfinite(leaf).all()) for leaf in fleet.model.values())
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedlwf_2t"])
+def test_devices_have_no_say_in_which_classes_have_been_seen(name: str) -> None:
+    algorithm, context = build_algorithm(name, {}, INGREDIENTS), Context(1, 0, 0, 4)
+    state = algorithm.init(MODEL.init(0), context)
+    script = algorithm.round(state, context)
+    ask: Any = next(script)
+    lie = {key: torch.full_like(leaf, -2.0) for key, leaf in ask.shared["model"].items()}
+    with pytest.raises(StopIteration) as end:
+        script.send(Reply({"delta": lie}, ()))
+    after = algorithm.variables(end.value.value)
+    assert after[SEEN].tolist() == [1, 0, 1, 0]
+    assert torch.equal(after["fc1.bias"], ask.shared["model"]["fc1.bias"] - 2)
 
 
 def test_methods_stay_as_they_are_if_the_model_does_not_grow_or_they_grow_it_themselves() -> None:
