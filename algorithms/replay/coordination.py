@@ -104,7 +104,8 @@ class MeanTargets:
         self.last = reply.values[_CHANGE]
         change = map_leaves(Tensor.double, self.last)
         self.sums = add(self.sums, change) if self.sums else change
-        self.devices += int(reply.values[_JOINED][_DEVICES])
+        # A device joins once at most, whatever it says.
+        self.devices += min(max(0, int(reply.values[_JOINED][_DEVICES])), len(reply.devices))
 
     def total(self) -> Tree:
         return self.sums
