@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedemu.algorithms.interface import Reducer
 from fedemu.coordinator.asks.branches import packed_of
@@ -41,11 +42,13 @@ class Gathering:
         """
         if (known := self._kept.get(device)) is not None:
             return known[1]
-        said = {name: getattr(result, name) for name in wire.Result.__struct_fields__ if name in _OF_HELD}
+        said: dict[str, Any] = {
+            name: getattr(result, name) for name in wire.Result.__struct_fields__ if name in _OF_HELD
+        }
         try:
             check(result.tensors, frames, self.template, self.gather.max_norm)
         except PayloadError as error:
-            return edge.Held(**said, reason=error.reason, detail=str(error)[:2048])
+            return edge.Held(**said | {"reason": error.reason, "detail": str(error)[:2048]})
         held = edge.Held(**said)
         self._kept[device] = (spill(self._folder, device, result.tensors, frames), held)
         return held

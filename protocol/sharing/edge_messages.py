@@ -51,7 +51,7 @@ class Vouch(Message):
 class Held(Message):
     """A result of a device, on its channel: the edge keeps the tensors. With a ``reason`` they cannot be used.
 
-    The other fields are those of Result.
+    The other fields are those of Result. Reasons become labels of metrics, so there are no others than these.
     """
 
     ask: AskText
@@ -61,7 +61,7 @@ class Held(Message):
     label_counts: Annotated[tuple[Size, ...], Meta(max_length=65536)] | None = None
     seconds: RealSeconds | None = None
     epoch: Size | None = None
-    reason: Name = ""
+    reason: Literal["", "names", "dtype", "shape", "nonfinite", "norm"] = ""
     detail: Sentence = ""
 
 

@@ -18,6 +18,7 @@ from fedemu.protocol.codec import DOWN, UP, Envelope, Limits, encode
 from fedemu.protocol.errors import MalformedMessage, ProtocolError
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.sharing.bundle import MOST_BYTES, Bundle, BundleDecoder, Outbox, parts_of, tag_of
+from fedemu.protocol.sharing.edge_messages import Held, up_decoder
 from fedemu.protocol.sharing.hub import SPARE_BUNDLES, Charge, Hub, charge_nothing
 from fedemu.protocol.sharing.pack import Pack
 from fedemu.protocol.sharing.relay import Relay
@@ -332,6 +333,15 @@ def test_a_bundle_that_does_not_fit_its_frames_is_malformed(bundle: Any, frames:
     header = encode(Bundle(channels=bundle[0], frames=bundle[1]))
     with pytest.raises(MalformedMessage, match="does not fit"):
         BundleDecoder(UP).decode([*header, *[b"x"] * frames])
+
+
+def test_an_edge_makes_up_no_reason_for_a_result_that_cannot_be_used() -> None:
+    held: dict[str, Any] = {"ask": "1.0.0", "examples": 1, "steps": 1, "metrics": {}}
+    up = up_decoder(Limits())
+    assert up.decode(encode(Held(**held, reason="norm"))).message.reason == "norm"
+    made_up: Any = {"reason": "no\nnorm"}
+    with pytest.raises(MalformedMessage, match="reason"):
+        up.decode(encode(Held(**held, **made_up)))
 
 
 def test_an_outbox_never_makes_a_bundle_that_is_too_large() -> None:
