@@ -275,7 +275,7 @@ class Reception:
     def _enroll(self, peer: bytes, message: wire.Enroll, now: float) -> None:
         before = self.roster.leases.of_peer(peer)
         # Other machines and the coordinator's own people may get to read this name.
-        key, host = self._owner(peer), readable(message.host).replace("\n", " ")
+        key, host = self._owner(peer), _one_line(message.host)
         likeness = self.roster.likeness
         if sentence := likeness.refusal(message.compute, host):
             raise RefusedError("compute", sentence)
@@ -368,7 +368,7 @@ class Reception:
         lease = self.roster.leases.of_peer(peer)
         # A machine knows after it got its places. Somebody else would only like to be read by people.
         if lease is not None and (count := self._told_refusal(wire.UNABLE)):
-            self._observers.event("unable", host=lease.host, detail=detail, count=count)
+            self._observers.event("unable", host=lease.host, detail=_one_line(detail), count=count)
 
     def _too_much(self, peer: bytes) -> None:
         """Close a connection that sends or wants more than a run needs. An honest device would come back."""
@@ -428,3 +428,8 @@ class Reception:
         self._refused[counted] += 1
         count = self._refused[counted]
         return count if count < FEW or is_milestone(count) else 0
+
+
+def _one_line(text: str) -> str:
+    """What a peer has written, for people, as one line of their terminal or log."""
+    return readable(text).replace("\n", " ")

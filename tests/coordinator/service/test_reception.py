@@ -80,7 +80,7 @@ async def test_events_tell_of_the_first_refusals_and_of_machines_that_cannot_tak
         stranger = fleet.network.connect(fleet.address, DOWN, lambda envelope: heard.append(envelope.message), print)
         stranger.send(wire.Heartbeat())
     await until(lambda: len(heard) == 23)
-    fleet.supervisor.send(wire.Bye(reason=wire.UNABLE, detail="this machine was not told to run net.py"))
+    fleet.supervisor.send(wire.Bye(reason=wire.UNABLE, detail="this machine\nwas not told to run\x1bnet.py"))
     _, left = await running
     assert [event["count"] for event in left.named("refusal")] == [*range(1, 10), 10]
     (unable,) = left.named("unable")
