@@ -9,11 +9,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final
 
-AT_ONCE: Final = 100
-"""Events tell of so many comings of one device, and of one supervisor, at once."""
-EDGES_AT_ONCE: Final = 1000
-"""The same of all edges together: without keys, anybody may call himself one."""
-PER_SECOND: Final = 0.1
+AT_ONCE: Final = 1000
+"""Events tell of so many comings of one device, of one supervisor, and of all edges together, at once.
+
+Without keys, anybody may call himself an edge.
+"""
+PER_SECOND: Final = 1.0
 """So many more are told in each second."""
 
 
@@ -33,13 +34,13 @@ class Comings:
         self._tales: dict[Hashable, _Tale] = {}
         self._told: set[Hashable] = set()
 
-    def comes(self, session: Hashable, who: Hashable, now: float, at_once: int = AT_ONCE) -> dict[str, int] | None:
+    def comes(self, session: Hashable, who: Hashable, now: float) -> dict[str, int] | None:
         """A session begins. None if no event tells of it, otherwise what the event adds.
 
         That is ``untold``, the number of comings of ``who`` since the event before of which none told, unless it is 0.
         """
-        tale = self._tales.setdefault(who, _Tale(float(at_once), now))
-        tale.left = min(at_once, tale.left + PER_SECOND * (now - tale.at))
+        tale = self._tales.setdefault(who, _Tale(AT_ONCE, now))
+        tale.left = min(AT_ONCE, tale.left + PER_SECOND * (now - tale.at))
         tale.at = now
         if tale.left < 1:
             tale.untold += 1

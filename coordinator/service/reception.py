@@ -19,7 +19,7 @@ from fedemu.coordinator.fleet.online_times import OnlineTimes, horizon
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.service.answers import REFUSED_PEERS, Refusals, Verdicts
-from fedemu.coordinator.service.comings import EDGES_AT_ONCE, Comings
+from fedemu.coordinator.service.comings import Comings
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.coordinator.service.underway import Underway
 from fedemu.coordinator.settings import Settings
@@ -307,7 +307,7 @@ class Reception:
         )
         self._send(peer, stationed, ())
         if anew:
-            if (told := self._comings.comes(peer, "edges", now, EDGES_AT_ONCE)) is not None:
+            if (told := self._comings.comes(peer, "edges", now)) is not None:
                 self._observers.event("edge", host=message.host, **told)
             if self.exchange is not None:
                 self.exchange.station_joined(peer)

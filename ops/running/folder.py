@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedemu.coordinator.record.json_lines import read_object
 from fedemu.coordinator.record.row import read_rows
 from fedemu.coordinator.record.run_directory import alone_in, claim_folder
 from fedemu.device.machine.lease import sizes_with_own_states
@@ -112,9 +112,12 @@ def require_own_states(directory: Path, experiment: Experiment, runtime: Runtime
 
 
 def read_places(directory: Path) -> dict[str, Any]:
-    """The records of the leases of each place at which an engine has put devices of a run, empty if none has."""
+    """The records of the leases of each place at which an engine has put devices of a run, empty if none has.
+
+    Raises ConfigurationError for a damaged file.
+    """
     file = directory / PLACES
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
+    return read_object(file.read_bytes(), file) if file.is_file() else {}
 
 
 def keep_grown(directory: Path, experiment: Experiment) -> None:

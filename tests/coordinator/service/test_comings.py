@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from fedemu.coordinator.service.comings import AT_ONCE, PER_SECOND, Comings
+import pytest
+
+from fedemu.coordinator.service import comings as module
+from fedemu.coordinator.service.comings import PER_SECOND, Comings
+
+AT_ONCE = 3
 
 
-def test_somebody_who_comes_too_often_is_told_of_now_and_then_with_the_number_of_the_others() -> None:
+def test_somebody_who_comes_too_often_is_told_of_now_and_then_with_the_number_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", AT_ONCE)
     comings = Comings()
     assert [comings.comes(7, 7, 5.0) for _ in range(AT_ONCE)] == [{}] * AT_ONCE
     assert comings.goes(7)

@@ -17,8 +17,7 @@ from fedemu.coordinator.record.json_lines import read_lines
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
-from fedemu.coordinator.service import reception
-from fedemu.coordinator.service.comings import AT_ONCE
+from fedemu.coordinator.service import comings
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN, Limits, encode
@@ -126,7 +125,8 @@ async def test_a_disk_that_does_not_take_the_event_of_a_channel_that_is_closed_e
 async def test_devices_supervisors_and_edges_that_come_and_go_without_end_fill_no_disk(
     make_plan: MakePlan, make_fleet: MakeFleet, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reception, "EDGES_AT_ONCE", 10)
+    monkeypatch.setattr(comings, "AT_ONCE", 10)
+    monkeypatch.setattr(comings, "PER_SECOND", 0.0)
     fleet, plan = make_fleet(), make_plan(devices=7)
     running = asyncio.create_task(serve(plan))
     await until(lambda: fleet.granted is not None)
@@ -151,7 +151,7 @@ async def test_devices_supervisors_and_edges_that_come_and_go_without_end_fill_n
     await until(lambda: len(heard_of(wire.Granted)) == 1)
     granted = heard_of(wire.Granted)[0]
     device = granted.ranges[0][0]
-    times = AT_ONCE + 20
+    times = 20
     for incarnation in range(times):
         foreigner.send(wire.Hello(device=device, incarnation=2 * incarnation, lease=granted.lease))
         foreigner.send(wire.Hello(device=device, incarnation=2 * incarnation + 1, lease=granted.lease))
@@ -164,9 +164,9 @@ async def test_devices_supervisors_and_edges_that_come_and_go_without_end_fill_n
     assert len(left.named("edge")) == 10
     assert len([event for event in left.named("leave") if event["reason"] == "bored"]) == 10
     of_device = [event for event in left.named("join") if event["device"] == device]
-    assert AT_ONCE <= len(of_device) < 2 * times
-    assert len([event for event in left.named("leave") if event["reason"] == "busy"]) < times
-    assert len([event for event in left.named("enroll") if event["devices"] == 1]) < times
+    assert len(of_device) == 10
+    assert len([event for event in left.named("leave") if event["reason"] == "busy"]) <= 10
+    assert len([event for event in left.named("enroll") if event["devices"] == 1]) == 10
 
 
 async def test_asking_twice_for_places_is_one_event(make_plan: MakePlan, make_fleet: MakeFleet, play: Play) -> None:

@@ -207,3 +207,6 @@ def test_a_run_goes_on_at_as_many_places_as_an_engine_has_divided_its_devices_am
         require_own_states(directory, EXPERIMENT, Runtime(on="ray", nodes=nodes))
     with pytest.raises(ConfigurationError, match="divided among 2 places, which keep their own states; go on with --"):
         require_own_states(directory, EXPERIMENT, Runtime(on="ray", nodes=3))
+    (directory / PLACES).write_text('{"0": {}')
+    with pytest.raises(ConfigurationError, match=r"places\.json cannot be read: .*; mend the file"):
+        require_own_states(directory, EXPERIMENT, Runtime(on="ray"))
