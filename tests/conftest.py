@@ -8,12 +8,19 @@ from __future__ import annotations
 import gc
 import logging
 import resource
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
 from fedemu.ops.stress.warm import WarmStart
+
+
+def pytest_configure() -> None:
+    """A shell that runs the tests in the background has them, and so the commands that they start, ignore Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection() -> None:
