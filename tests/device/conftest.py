@@ -55,7 +55,7 @@ TOY_CODE = ExperimentCode(
 DATA = digest_of(b"toy data")
 
 
-async def _until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> None:
+async def _until(condition: Callable[[], Any], what: str, seconds: float = 90.0) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while not condition():
@@ -183,7 +183,7 @@ class Coordinator(ScriptedCoordinator):
     async def until(self, condition: Callable[[], Any], what: str) -> None:
         await _until(condition, what)
 
-    async def everyone(self, seconds: float = 30.0) -> None:
+    async def everyone(self, seconds: float = 90.0) -> None:
         """Wait until every device is a member."""
         await _until(lambda: len(self.members) == self.devices, "the whole fleet", seconds)
 

@@ -24,7 +24,7 @@ from fedemu.protocol.transport.zeromq import ZmqNetwork
 Eventually = Callable[[Callable[[], object]], Awaitable[None]]
 
 
-async def _eventually(condition: Callable[[], object], seconds: float = 20.0) -> None:
+async def _eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Let the loop run until the condition holds. Fails if it does not hold in time."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
@@ -118,7 +118,7 @@ class Wire:
 
 @pytest.fixture
 def eventually() -> Eventually:
-    """``await eventually(condition)``: let the loop run until the condition holds. Fails after 20 seconds."""
+    """``await eventually(condition)``: let the loop run until the condition holds. Fails after 60 seconds."""
     return _eventually
 
 

@@ -145,7 +145,7 @@ async def test_an_edge_below_a_coordinator_of_another_version_ends_with_a_senten
     task = await start_edge("other", "edge")
     await settle()
     with pytest.raises(RefusedError, match="coordinator at other and this machine do not understand each other"):
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 60)
 
 
 async def test_an_edge_hears_and_answers_while_it_computes_a_sum(
@@ -204,7 +204,7 @@ async def test_an_edge_that_cannot_keep_a_result_ends_with_a_sentence(
     await settle()
     device.reply([1.0, 2.0], 1)
     with pytest.raises(FedemuError, match=r"cannot keep a payload of 8 bytes in .*results"):
-        await asyncio.wait_for(root.edge, 30)
+        await asyncio.wait_for(root.edge, 60)
 
 
 async def test_an_edge_below_is_not_asked_again_for_a_part_of_a_sum_that_is_on_its_way(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ async def test_rounds_go_all_the_way_until_stop(memory_coordinator: Any, plan: A
         assert await server.hold(1, range(6)) == {d: expected(d, 1) for d in range(6)}
         assert await server.hold(2, (1, 4)) == {d: expected(d, 2, own=expected(d, 1)) for d in (1, 4)}
         server.stop()
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 60)
     assert len(server.heard_of(Bye)) == 7
 
 

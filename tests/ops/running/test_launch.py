@@ -153,7 +153,7 @@ def test_a_stop_signal_reaches_the_coordinator_as_sigint(sign: signal.Signals) -
     checkpoints = BEGIN + "signal.signal(signal.SIGINT, lambda *_: sys.exit(4))\n" + OPEN + WAIT
     process, pids = start_launcher(checkpoints, WAITS_FOR_SIGTERM)
     process.send_signal(sign)
-    assert process.wait(timeout=20) == 4
+    assert process.wait(timeout=60) == 4
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
@@ -161,8 +161,8 @@ def test_the_children_end_when_the_launcher_is_killed() -> None:
     process, pids = start_launcher(BEGIN + OPEN + WAIT, WAITS_FOR_SIGTERM)
     children = [psutil.Process(pid) for pid in pids]
     process.kill()
-    process.wait(timeout=10)
-    _, alive = psutil.wait_procs(children, timeout=10)
+    process.wait(timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == []
 
 

@@ -79,7 +79,7 @@ def test_the_end_waits_for_the_scrape_of_the_last_values(monkeypatch: pytest.Mon
     closed = threading.Thread(target=exporter.close)
     closed.start()
     assert "fedemu_queue_depth 7.0" in _page(exporter), "it serves while it waits"
-    closed.join(timeout=10)
+    closed.join(timeout=60)
     assert not closed.is_alive()
 
 
@@ -94,10 +94,10 @@ def test_the_end_does_not_wait_where_nobody_scrapes_or_the_last_values_were_read
         _page(exporter)
     closed = threading.Thread(target=exporter.close)
     closed.start()
-    closed.join(timeout=10)
+    closed.join(timeout=60)
     assert not closed.is_alive()
 
 
 def _page(exporter: Exporter) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=5) as page:
+    with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=60) as page:
         return str(page.read().decode())

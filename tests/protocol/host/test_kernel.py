@@ -46,7 +46,7 @@ def test_a_process_ends_with_its_parent(tmp_path: Path, chosen: str, heard: str)
         assert parent.stdout is not None
         child = os.pidfd_open(int(parent.stdout.readline()))
         try:
-            parent.communicate("the end", timeout=10)
+            parent.communicate("the end", timeout=60)
             assert select.select([child], [], [], 10)[0] == [child], "the child ends within ten seconds"
         except BaseException:
             signal.pidfd_send_signal(child, signal.SIGKILL)
@@ -58,7 +58,7 @@ def test_a_process_ends_with_its_parent(tmp_path: Path, chosen: str, heard: str)
 
 def test_a_process_whose_parent_has_ended_already_exits_at_once_with_the_code() -> None:
     code = "from fedemu.protocol.host.kernel import end_with_parent; end_with_parent(1, code=7)"
-    ended = subprocess.run([sys.executable, "-c", code], timeout=30, check=False)
+    ended = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
     assert ended.returncode == 7
 
 
@@ -67,7 +67,7 @@ def test_the_name_of_a_process_is_cut_to_what_the_kernel_keeps() -> None:
         "from fedemu.protocol.host.kernel import name_process; name_process('fedemu-a-long-name')\n"
         "print(open('/proc/self/comm').read())"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.strip() == "fedemu-a-long-n"
 
 
