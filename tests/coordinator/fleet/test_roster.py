@@ -15,13 +15,14 @@ from fedemu.coordinator.fleet.admission import Admission, Quotas
 from fedemu.coordinator.fleet.columns import Columns, Mask, state_of
 from fedemu.coordinator.fleet.leases import Leases, compress
 from fedemu.coordinator.fleet.online_times import DAY, OnlineTimes, horizon
+from fedemu.coordinator.fleet.planned_times import PlannedTimes
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.settings import Settings
 from fedemu.protocol.errors import MalformedMessage, RefusedError
 from fedemu.protocol.ids import AskId, DeviceId, Digest
 from fedemu.protocol.messages import BlobRef, Hello
 
-A, B, C = b"a", b"b", b"c"
+A, B, C, D = b"a", b"b", b"c", b"d"
 
 
 def tokens() -> Callable[[], str]:
@@ -198,13 +199,13 @@ def test_a_machine_that_fits_into_abandoned_places_does_not_wait_for_those_of_ot
         grants.enroll(peer, 2, None, "", 0.0)
         grants.leave(peer, left)
     with pytest.raises(RefusedError, match="lose theirs within 49 s"):
-        grants.enroll(b"d", 3, None, "", 61.0)
-    assert grants.enroll(b"d", 2, None, "", 61.0).ranges == ((0, 2),)
+        grants.enroll(D, 3, None, "", 61.0)
+    assert grants.enroll(D, 2, None, "", 61.0).ranges == ((0, 2),)
     grants = leases(4)
     for peer, left in ((A, 0.0), (B, 50.0)):
         grants.enroll(peer, 2, None, "", 0.0)
         grants.leave(peer, left)
-    assert grants.enroll(b"d", 2, None, "", 61.0).ranges == ((0, 2),)
+    assert grants.enroll(D, 2, None, "", 61.0).ranges == ((0, 2),)
 
 
 def test_a_lease_belongs_to_the_key_that_got_it() -> None:
@@ -250,7 +251,7 @@ def test_a_journal_brings_the_leases_back() -> None:
     for peer, count in ((A, 2), (B, 3), (C, 1)):
         grants.enroll(peer, count, None, "host", 0.0, "key")
     grants.leave(B, 0.0)
-    grants.enroll(b"d", 2, None, "host", 61.0)
+    grants.enroll(D, 2, None, "host", 61.0)
     again = leases(6)
     again.replay(journal, left=0.0)
     assert again.holds("lease-0", 1)
@@ -295,6 +296,15 @@ def test_a_second_copy_of_a_hello_changes_nothing() -> None:
     assert fleet.columns.incarnation[0] == 5
 
 
+def test_a_connection_is_one_device_at_a_time() -> None:
+    fleet, lease = roster()
+    fleet.hello(B, hello(0, lease), 0.0)
+    fleet.hello(B, hello(1, lease), 0.0)
+    assert (fleet.connected, fleet.device_of(B)) == ({1: B}, 1)
+    assert fleet.leave(B, 1.0) == 1
+    assert fleet.connected == {}
+
+
 def test_once_a_session_is_over_any_incarnation_may_come() -> None:
     fleet, lease = roster()
     fleet.hello(B, hello(0, lease, 5), 0.0)
@@ -305,9 +315,13 @@ def test_once_a_session_is_over_any_incarnation_may_come() -> None:
 
 
 def test_only_its_own_supervisor_can_tell_of_a_devices_death_and_only_of_the_life_that_is_connected() -> None:
-    fleet, lease = roster()
+    settings = Settings(run="test", seed=1, rounds=1, devices=4, per_round=1)
+    fleet = Roster(settings)
+    lease = fleet.enroll(A, 3, None, "", 0.0).token
+    fleet.enroll(D, 1, None, "", 0.0)
     fleet.hello(B, hello(0, lease, 5), 0.0)
     assert fleet.died(0, 5, C) is None
+    assert fleet.died(0, 5, D) is None
     assert fleet.died(0, 4, A) is None
     assert fleet.died(9, 5, A) is None
     assert fleet.died(0, 5, A) == 0
@@ -396,6 +410,18 @@ def test_a_lost_device_is_not_asked_before_it_says_hello() -> None:
     assert fleet.lacking(60.0) == [1]
     fleet.hello(B, hello(0, lease), 0.0)
     assert chosen(fleet.eligible(0.0)) == [0, 1]
+
+
+def test_a_lost_device_that_sleeps_may_be_asked_when_its_machine_is_back() -> None:
+    fleet = Roster(
+        Settings(run="test", seed=1, rounds=1, devices=4, per_round=1), planned=PlannedTimes(4, intervals=None)
+    )
+    leases = [fleet.enroll(peer, 2, None, "", 0.0).token for peer in (A, B)]
+    fleet.columns.lost[:] = True
+    fleet.leave(A, 1.0)
+    fleet.enroll(C, 2, leases[0], "", 2.0)
+    assert chosen(fleet.eligible(0.0)) == [0, 1]
+    assert fleet.lacking(1e9) == [], "it is planned when they are on-line"
 
 
 def test_under_the_wall_clock_on_line_means_connected() -> None:
@@ -512,3 +538,14 @@ def test_a_connection_is_watched_as_long_as_a_channel_of_it_has_a_session() -> N
     assert members.heard(b"channel", 1.0)
     assert (b"channel", None) in members.expire(100.0)
     assert members.leases.peers == []
+
+
+def test_an_edge_has_a_place_as_long_as_somebody_behind_it_has_one() -> None:
+    members, lease = shared(b"channel", connection=B)
+    members.leave(A, 0.0)
+    members.station(B, "edge", 0.0)
+    assert not members.has_place(B)
+    members.enroll(b"channel", 2, lease, "", 0.0)
+    assert members.has_place(B)
+    members.leave(b"channel", 1.0)
+    assert not members.has_place(B)
