@@ -57,8 +57,9 @@ class AtEdges:
         self._branches.collect(self._machine.running, now)
         limit = self._machine.terms.answer_timeout
         for device, waited in self._branches.overdue(now, limit).items():
-            missed = Missed("is behind an edge that sent no sum", waited, "fleet.answer_timeout")
-            self._perform(self._machine.give_up(device, missed, now))
+            if self._machine.pending(device):  # otherwise its reply has come past the edge
+                missed = Missed("is behind an edge that sent no sum", waited, "fleet.answer_timeout")
+                self._perform(self._machine.give_up(device, missed, now))
 
     def stalled(self, seconds: float) -> None:
         """The coordinator stood still for so long. This time does not count for an edge that is waited for."""

@@ -248,3 +248,12 @@ def test_an_edge_that_never_sends_its_sum_costs_its_devices_their_replies() -> N
     assert play.machine.given_up == {0: ("is behind an edge that sent no sum", 121.0, "fleet.answer_timeout")}
     assert play.machine.verdicts == {1: "accepted", 0: "failed"}
     assert play.machine.perturbed
+
+
+def test_a_device_whose_reply_came_past_its_edge_is_not_given_up_for_the_sum() -> None:
+    play = Play(answer_timeout=120.0)
+    play.keep(0, b"a", 0.0)
+    play.keep(1, b"b", 0.0)
+    play.machine.result(DeviceId(0), 1.0)
+    play.edges.collect(121.0)
+    assert (play.machine.verdicts, [*play.machine.given_up]) == ({0: "accepted", 1: "failed"}, [1])
