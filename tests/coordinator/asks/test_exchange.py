@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ class Play:
         keeps: bool = False,
         edges: Any = None,
         kind: type[AskMachine] = WallAsk,
+        stations: Sequence[bytes] = (),
     ) -> None:
         self.sent: list[tuple[int, str]] = []
         self.leaf = Leaf("float32", (size,))
@@ -68,6 +69,8 @@ class Play:
         settings = Settings(run="test", seed=1, rounds=1, devices=len(DEVICES), per_round=wanted)
         machine = kind(Terms(ASK, DEVICES, wanted, 0.0, 10.0), DEVICES)
         self.roster = Roster(settings)
+        for station in stations:
+            self.roster.station(station, "edge", 0.0)
         self.folding = Folding({"model": total}, template.leaves, apart)
         self.exchange = Exchange(parts, machine, self.roster, self._send, Observers(), apart, self.folding, edges)
         self.exchange.start(0.0)
@@ -216,6 +219,15 @@ async def test_a_device_that_was_given_up_counts_as_lost_unless_it_was_heard_of(
     assert play.roster.columns.lost.tolist() == [True, False, False, False]
 
 
+async def test_edges_hear_of_an_ask_when_it_begins_or_when_they_come(tmp_path: Path, thread: Thread) -> None:
+    told: list[tuple[bytes, Any]] = []
+    gather = edge.Gather(ask=str(ASK), epoch=7, leaves=(), reducers=(), max_norm=1.0)
+    branches = Branches[Any](gather, lambda station, message: told.append((station, message)), 2.0)
+    play = Play(tmp_path, SMALL, thread, edges=branches, stations=[b"edge"])
+    play.exchange.station_joined(b"late")
+    assert told == [(b"edge", gather), (b"late", gather)]
+
+
 async def test_a_device_whose_reply_an_edge_had_is_not_lost_with_it(tmp_path: Path, thread: Thread) -> None:
     gather = edge.Gather(ask=str(ASK), epoch=7, leaves=(), reducers=(), max_norm=1.0)
     play = Play(tmp_path, SMALL, thread, edges=Branches(gather, lambda station, message: None, 2.0))
@@ -237,6 +249,17 @@ async def test_the_bytes_of_a_reply_count_once_if_an_edge_has_it_and_it_comes_fr
     play.reply(0, 2.0)
     assert play.verdicts == {0: "accepted"}
     assert play.exchange.bytes_up == play.exchange.parts.upload_bytes
+
+
+async def test_a_reply_at_an_edge_that_does_not_count_is_answered_as_one_that_comes_from_the_device(
+    tmp_path: Path, thread: Thread
+) -> None:
+    gather = edge.Gather(ask=str(ASK), epoch=7, leaves=(), reducers=(), max_norm=1.0)
+    play = Play(tmp_path, SMALL, thread, edges=Branches(gather, lambda station, message: None, 2.0))
+    play.reply(0, 1.0)
+    for device in (DEVICES[0], DeviceId(9)):
+        play.exchange.held(device, edge.Held(ask=str(ASK), examples=3, steps=1, metrics={}), b"edge", 2.0)
+    assert play.sent == [(0, "accepted"), (0, "duplicate"), (9, "late")]
 
 
 async def test_a_full_disk_ends_the_ask(tmp_path: Path, thread: Thread) -> None:
