@@ -167,11 +167,13 @@ class TestStore:
     def test_parts_that_wait_to_be_sent_take_no_memory_and_outlive_their_blob(self, tmp_path: Path) -> None:
         store = BlobStore(tmp_path)
         digest = store.put(b"0123456789" * 10_000)
+        descriptors = len(os.listdir("/dev/fd"))
         tracemalloc.start()
         parts = [store.read(digest, offset, 50_000) for offset in range(1000)]
         held, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert held < 1_000_000
+        assert len(os.listdir("/dev/fd")) < descriptors + 100
         store.evict(())
         assert parts[3][:10] == b"3456789012"
         with pytest.raises(BlobError, match="is not here"):
@@ -289,6 +291,13 @@ class TestDownloads:
         with pytest.raises(BlobError, match="too many pieces"):
             store.receive(DIGEST, 2049, SIZE, DATA[2049:2050])
         assert list(tmp_path.iterdir()) == []
+
+    def test_pieces_that_touch_count_as_one_however_long_the_first_is_missing(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path)
+        for offset in range(1, 2048):
+            store.receive(DIGEST, offset, SIZE, DATA[offset : offset + 1])
+        store.receive(DIGEST, 2048, SIZE, DATA[2048:])
+        assert store.receive(DIGEST, 0, SIZE, DATA[:1])
 
     def test_an_empty_blob_is_complete_at_once(self, tmp_path: Path) -> None:
         assert BlobStore(tmp_path).receive(digest_of(b""), 0, 0, b"")

@@ -50,6 +50,15 @@ def test_what_is_here_or_under_way_is_not_asked_for_again(fetches: Fetches, tmp_
     assert fetches.want(REF, 0.0).needs == []
 
 
+def test_a_blob_that_was_removed_is_fetched_anew(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    fetches, small = Fetches(store), BlobRef(key="k", digest=digest_of(b"good"), size=4)
+    for _ in range(2):
+        (need,) = fetches.want(small, 0.0).needs
+        assert fetches.receive(*chunk(need, b"good"), 0.0).arrived == [small.digest]
+        store.evict(())
+
+
 def test_a_chunk_that_does_not_come_is_asked_for_again_once_no_other_comes_either(fetches: Fetches) -> None:
     first, *rest = fetches.want(REF, 0.0).needs
     for need in rest:
@@ -84,13 +93,20 @@ def test_chunks_grow_on_a_quick_connection(fetches: Fetches, tmp_path: Path) -> 
     lengths, _ = served(fetches, fetches.want(REF, 0.0).needs, 1e9, 1000)
     assert sum(lengths) == len(DATA)
     assert max(lengths) == CHUNK
-    assert len(lengths) < 40
+    assert lengths[:12] == [FIRST] * 4 + [2 * FIRST] * 4 + [4 * FIRST] * 4
     assert (tmp_path / REF.digest).read_bytes() == DATA
+
+
+def test_a_small_blob_on_a_quick_connection_makes_no_chunks_smaller(fetches: Fetches) -> None:
+    small = BlobRef(key="k", digest=digest_of(b"good"), size=4)
+    (need,) = fetches.want(small, 0.0).needs
+    fetches.receive(*chunk(need, b"good"), 0.0)
+    assert [need.length for need in fetches.want(REF, 0.0).needs] == [FIRST] * WINDOW
 
 
 def test_on_a_slow_connection_chunks_are_small_and_nothing_is_asked_for_twice(fetches: Fetches) -> None:
     lengths, longest = served(fetches, fetches.want(REF, 0.0).needs, 7000.0, 30)
-    assert lengths[-1] == LEAST
+    assert lengths == [FIRST] * 5 + [FIRST // 2] * 4 + [LEAST] * 21
     assert longest < 2.5, "seconds without a message, after 10 of which the coordinator would count as dead"
 
 
