@@ -39,6 +39,12 @@ CONFIG = "config.toml"
 """The frozen experiment. A folder that holds one is a run directory."""
 TRACES = "traces.json"
 """The traces that the experiment names. The file is there only if it names some."""
+_FOLDERS = ("checkpoint", "logs", "devices", "spill", "blobs")
+_FILES = (
+    ".lock", "metrics.jsonl", "events.jsonl", "asks.jsonl", "diagnosis.jsonl", "checkpoint/leases.jsonl",
+    "logs/coordinator.log", "logs/devices.log", "logs/devices.out",
+)  # fmt: skip
+"""The folders that a run writes into, and the files to which it adds."""
 _GO_ON = "make it writable, or go on in a copy of it"
 """What to do if the folder of a run that has begun cannot be written."""
 
@@ -72,6 +78,17 @@ def claim_folder(path: Path) -> None:
         _locked(path).close()
 
 
+def require_kinds(path: Path) -> None:
+    """Raise ConfigurationError if a folder of a run is none, or a file is none, such as a pipe: it would be waited for.
+
+    What is not there does not count.
+    """
+    for names, is_right, kind in ((_FOLDERS, Path.is_dir, "folder"), (_FILES, Path.is_file, "file")):
+        for place in (path / name for name in names):
+            if place.exists() and not is_right(place):
+                raise ConfigurationError(f"{place} is no {kind}; move it away, or go on in a copy without it")
+
+
 @contextlib.contextmanager
 def alone_in(path: Path) -> Iterator[None]:
     """Nobody else writes into the run of this folder meanwhile. Raises ConfigurationError if somebody does now."""
@@ -95,6 +112,7 @@ class RunDirectory:
         """The folder of large payloads, while their ask is open. Nothing in it is needed later."""
         if not (path / CONFIG).is_file():
             raise ConfigurationError(f"There is no run to resume in {path}: it has no {CONFIG}.")
+        require_kinds(path)
         with usable(path, _GO_ON):
             self._lock = _locked(path)
             self.frozen = frozen_files(path)

@@ -23,7 +23,7 @@ def holder_of(path: Path) -> int | None:
     if sys.platform != "linux":
         return None
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe is not waited for
     except OSError:
         return None
     try:

@@ -175,6 +175,8 @@ def _last_row(directory: Path) -> tuple[dict[str, Any], bool]:
 
 def _end(path: Path) -> bytes:
     """The last whole lines of a file."""
+    if _is_special(path):
+        raise OSError(f"{path} is no file")
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         length = _TAIL
@@ -196,9 +198,14 @@ def _object(text: str | bytes) -> tuple[dict[str, Any], bool]:
     return (value, False) if isinstance(value, dict) else ({}, True)
 
 
+def _is_special(path: Path) -> bool:
+    """Whether there is something else than a file, such as a pipe, at which a reader would wait."""
+    return path.exists() and not path.is_file()
+
+
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8")
+        return None if _is_special(path) else path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedemu.coordinator.record.json_lines import read_object
 from fedemu.coordinator.record.row import read_rows
-from fedemu.coordinator.record.run_directory import alone_in, claim_folder
+from fedemu.coordinator.record.run_directory import alone_in, claim_folder, require_kinds
 from fedemu.device.machine.lease import sizes_with_own_states
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, check_resume, read_frozen, write_frozen
@@ -65,9 +65,11 @@ def reopen(
     """Look at a run to continue it. Returns its experiment, perhaps with more rounds, and the runtime.
 
     More rounds are written by ``keep_grown``, when everything else was checked. ``say`` gets lines for people. Raises
-    ConfigurationError if it is no run directory, if its experiment was changed or damaged since the run began or is
-    one of another version of fedemu, or if other settings are to change.
+    ConfigurationError if it is no run directory, if something else is where it has its files and folders, if its
+    experiment was changed or damaged since the run began or is one of another version of fedemu, or if other settings
+    are to change.
     """
+    require_kinds(directory)
     unchanged = require_unchanged(directory, say)
     try:
         frozen = read_frozen(directory)

@@ -7,6 +7,7 @@ import os
 import re
 import resource
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -278,9 +279,29 @@ def test_a_file_is_no_run_directory(tmp_path: Path):
         claim_folder(tmp_path / "run" / "below")
 
 
-def test_a_run_whose_folder_cannot_be_written_may_go_on_in_a_copy(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("name", "make", "kind"),
+    [
+        ("checkpoint", Path.touch, "folder"),
+        ("logs", Path.touch, "folder"),
+        ("metrics.jsonl", Path.mkdir, "file"),
+        ("events.jsonl", os.mkfifo, "file"),
+        (".lock", os.mkfifo, "file"),
+        ("checkpoint/leases.jsonl", os.mkfifo, "file"),
+        ("logs/coordinator.log", os.mkfifo, "file"),
+    ],
+)
+def test_what_is_no_file_or_no_folder_is_named_and_not_waited_for(tmp_path: Path, name: str, make, kind: str):
     (tmp_path / "config.toml").write_text("")
-    (tmp_path / "checkpoint").write_text("in the way")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    make(tmp_path / name)
+    with pytest.raises(ConfigurationError, match=rf"/{name} is no {kind}; move it away, or go on in a copy"):
+        RunDirectory(tmp_path)
+
+
+def test_a_run_whose_folder_cannot_be_written_may_go_on_in_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "config.toml").write_text("")
+    monkeypatch.setattr(run_directory, "_locked", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(ConfigurationError, match=r"cannot be written: .*; make it writable, or go on in a copy of it"):
         RunDirectory(tmp_path)
 

@@ -128,6 +128,11 @@ def test_damaged_runs_are_listed_as_damaged(tmp_path: Path) -> None:
         (directory / name).write_bytes(content)
         assert listed(directory).state == "damaged", (name, content)
     (run(tmp_path / "folder") / "summary.json").mkdir()
+    for name in ("config.toml", "metrics.jsonl", "summary.json"):
+        (place := run(tmp_path / f"pipe-{name}", 5, "completed") / name).unlink(missing_ok=True)
+        os.mkfifo(place)
+        os.mkfifo(place.with_name(".lock"))
+        assert listed(place.parent).state == "damaged"
     assert listed(tmp_path / "folder").state == "damaged"
     huge = run(tmp_path / "huge", 5, "completed")
     (huge / "summary.json").write_text(f'{{"rounds": 5, "final_accuracy": NaN, "wall_time": {10**400}}}')
