@@ -116,10 +116,9 @@ class RunDirectory:
         with usable(path, _GO_ON):
             self._lock = _locked(path)
             self.frozen = frozen_files(path)
-            self._logs: dict[str, BinaryIO] = {
-                log: _log(path / f"{log}.jsonl")
-                for log in ("metrics", "events", "asks", *(["diagnosis"] if diagnosed else []))
-            }
+            logs = ("metrics", "events", "asks", *(["diagnosis"] if diagnosed else []))
+            self._new = [place for log in logs if not (place := path / f"{log}.jsonl").exists()]
+            self._logs: dict[str, BinaryIO] = {log: _log(path / f"{log}.jsonl") for log in logs}
             self._sums = {log: _sum_of(path / f"{log}.jsonl", None) for log in self._logs}
             self.checkpoint.mkdir(exist_ok=True)
             wait_for_disk(path)  # a checkpoint is worth nothing if the names around it are lost
@@ -228,7 +227,10 @@ class RunDirectory:
         write_whole(self.path / "summary.json", text + "\n", durable=True)
 
     def close(self) -> None:
-        """Close the logs and give up the lock."""
+        """Close the logs and give up the lock. Of logs that were not there before, empty ones do not stay."""
+        for place in self._new:
+            if place.is_file() and place.stat().st_size == 0:
+                place.unlink()
         for file in (*self._logs.values(), self._lock):
             file.close()
 

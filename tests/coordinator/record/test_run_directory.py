@@ -100,6 +100,10 @@ def test_rows_that_were_changed_are_not_gone_on_with(tmp_path: Path):
     log.write_bytes(log.read_bytes().replace(b"0.5", b"0.6"))
     with RunDirectory(tmp_path) as second, pytest.raises(ConfigurationError, match=r"metrics\.jsonl was changed"):
         second.rewind(cursor)
+    log.unlink()
+    with RunDirectory(tmp_path) as third, pytest.raises(ConfigurationError, match=r"metrics\.jsonl has 0 bytes where"):
+        third.rewind(cursor)
+    assert not log.exists(), "a refused run leaves the folder as it was"
 
 
 def test_events_that_were_changed_are_told_and_the_log_goes_on(tmp_path: Path):
