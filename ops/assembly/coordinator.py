@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from fedemu.ops.assembly.behaviours import intervals
 from fedemu.ops.assembly.named_code import record, with_digests
 from fedemu.ops.assembly.trial import tried_parts
 from fedemu.ops.experiment import Always, Experiment
+from fedemu.ops.terminal import say
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.transport.interface import Network
 
@@ -44,9 +44,9 @@ def assemble(
     torch.set_num_threads(experiment.server.threads)
     if experiment.compute.portable:
         hold_to_portable("cpu")
-    parts = tried_parts(experiment, _say)
+    parts = tried_parts(experiment, say)
     sent = with_digests(parts.experiment)
-    record(directory, sent.code, _say)
+    record(directory, sent.code, say)
     corpus, model, stream = parts.corpus, parts.model, parts.stream
     frozen = frozen_of(model)
     held_back = parts.partition.validation_indices if experiment.evaluate.validation else None
@@ -85,10 +85,6 @@ def planned_times(experiment: Experiment) -> PlannedTimes:
     """The on-line times of all devices as the experiment plans them."""
     always = isinstance(experiment.availability, Always)
     return PlannedTimes(experiment.fleet.devices, None if always else partial(intervals, experiment))
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def settings_of(experiment: Experiment, stream: StreamPlan) -> Settings:

@@ -19,7 +19,7 @@ from fedemu.ops.experiment.runtime import MOST_TRAINERS
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.running.folder import claim, give_back
 from fedemu.ops.running.together import require_metrics_ports
-from fedemu.ops.running.words import say
+from fedemu.ops.terminal import say
 from fedemu.ops.track.kinds import check as check_trackers
 
 

@@ -19,11 +19,11 @@ from fedemu.ops.experiment.sources import seed_of
 from fedemu.ops.figures import counted, span
 from fedemu.ops.running.folder import RUNS
 from fedemu.ops.running.seeds import parse_seeds
-from fedemu.ops.running.words import say
 from fedemu.ops.sweeps.grid import override_of, parse_grid
 from fedemu.ops.sweeps.plan import Part, Planned, chosen, is_sweep, load_sweep, planned, runs_of
 from fedemu.ops.sweeps.suite import open_suite, planned_suite, seconds_of, with_data
 from fedemu.ops.sweeps.sweep import loaded, prepare, run_sweep
+from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError
 
 Out = Annotated[

@@ -16,9 +16,10 @@ from fedemu.ops.edges.metrics import served
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.figures import readable_bytes
 from fedemu.ops.keys.choice import client_keys, in_words, server_keys
-from fedemu.ops.running.devices import ENDS, require_host, say
+from fedemu.ops.running.devices import ENDS, require_host
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.running.together import places, reachable, refuse_metrics_at
+from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, Interrupted
 from fedemu.protocol.host.kernel import stop_signals
 from fedemu.protocol.host.open_files import allow_open_files

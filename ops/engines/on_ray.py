@@ -29,7 +29,7 @@ from fedemu.ops.keys.store import KeyFolder
 from fedemu.ops.running.devices import called
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.running.folder import PLACES, read_places
-from fedemu.ops.running.words import say
+from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError, UnreachableError
 from fedemu.protocol.host.files import write_whole
 

@@ -36,7 +36,8 @@ from fedemu.ops.running.exits import complain, exit_code_of
 from fedemu.ops.running.launch import child_command
 from fedemu.ops.running.processes import announce
 from fedemu.ops.running.timing import timed
-from fedemu.ops.running.words import at_address, conclude, liveness_line, say, title
+from fedemu.ops.running.words import at_address, conclude, liveness_line, title
+from fedemu.ops.terminal import say
 from fedemu.ops.track.live import followers
 from fedemu.ops.watching.display import open_display
 from fedemu.ops.watching.feed import LIVE

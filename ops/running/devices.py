@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -27,6 +26,7 @@ from fedemu.ops.keys.choice import client_keys, is_private
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
 from fedemu.ops.running.device_code import DEVICE_CODE
 from fedemu.ops.running.exits import exit_code_of
+from fedemu.ops.terminal import say
 from fedemu.ops.watching.exporter import Exporter
 from fedemu.ops.watching.feed import LIVE, MACHINE, Feed, told_by
 from fedemu.ops.watching.logs import open_log
@@ -234,11 +234,6 @@ class Told(MachineObserver):
 
     def buffered(self, device: int, samples: int, size: int) -> None:
         self._metrics.buffered(device, samples, size)
-
-
-def say(text: str) -> None:
-    """Print a line for people on stderr."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def state_folder(environment: Mapping[str, str]) -> Path:

@@ -26,7 +26,8 @@ from fedemu.ops.results.results import Results
 from fedemu.ops.running.codes import INTERRUPTED, USAGE
 from fedemu.ops.running.folder import RUNS, claim, clear_claim, give_back, keep_grown, reopen, require_own_states
 from fedemu.ops.running.together import run_together
-from fedemu.ops.running.words import at_address, is_complete, say
+from fedemu.ops.running.words import at_address, is_complete
+from fedemu.ops.terminal import say
 from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError
 

@@ -21,7 +21,8 @@ from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command, last_words,
 from fedemu.ops.running.launch_rules import Child
 from fedemu.ops.running.portable import environment_for
 from fedemu.ops.running.timing import read_timing, table, timing
-from fedemu.ops.running.words import at_address, conclude, liveness_line, processes, say, title
+from fedemu.ops.running.words import at_address, conclude, liveness_line, processes, title
+from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.private import private_folder
 

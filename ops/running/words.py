@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 
 from fedemu.coordinator.record.run import read_summary
@@ -14,11 +13,7 @@ from fedemu.ops.figures import counted, span
 from fedemu.ops.results.results import Results
 from fedemu.ops.running.codes import INTERRUPTED, USAGE
 from fedemu.ops.running.folder import give_back
-
-
-def say(text: str) -> None:
-    """Print a line for people on stderr."""
-    print(text, file=sys.stderr, flush=True)
+from fedemu.ops.terminal import say
 
 
 def title(experiment: Experiment) -> str:

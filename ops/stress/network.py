@@ -20,9 +20,9 @@ from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.figures import span
 from fedemu.ops.running.folder import claim
 from fedemu.ops.running.together import run_together
-from fedemu.ops.running.words import say
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet
 from fedemu.ops.stress.wires import Quality, Wires
+from fedemu.ops.terminal import say
 from fedemu.protocol.host.source import interpreter
 
 COORDINATOR: Final = "coordinator"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedemu.ops.results.holder import holder_of
-from fedemu.ops.running.words import say
+from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import usable
 

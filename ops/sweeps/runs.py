@@ -24,8 +24,9 @@ from fedemu.ops.figures import counted, percent, span
 from fedemu.ops.running.codes import COMPLAINT, INTERRUPTED
 from fedemu.ops.running.folder import clear_claim
 from fedemu.ops.running.launch import child_command, last_words
-from fedemu.ops.running.words import is_complete, say
+from fedemu.ops.running.words import is_complete
 from fedemu.ops.sweeps.plan import Planned
+from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 Command = Callable[[Path, Planned], list[str]]

@@ -10,13 +10,13 @@ from fedemu.coordinator.record.run import Run, read_run
 from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.ops.figures import counted
 from fedemu.ops.running.codes import INTERRUPTED
-from fedemu.ops.running.words import say
 from fedemu.ops.sweeps.grid import Choice, name_of, override_of
 from fedemu.ops.sweeps.hold import await_left, held
 from fedemu.ops.sweeps.plan import Part, Planned, runs_of
 from fedemu.ops.sweeps.runs import Failed, Progress, is_over, play
 from fedemu.ops.sweeps.search import Study
 from fedemu.ops.sweeps.sweep import begin, decode_first, finish, loaded, prepare, require_own_ports, wanted
+from fedemu.ops.terminal import say
 from fedemu.protocol.errors import FedemuError
 
 

@@ -13,9 +13,9 @@ from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment.near import did_you_mean
 from fedemu.ops.experiment.presets import FOLDER
 from fedemu.ops.experiment.sources import load_experiment
-from fedemu.ops.running.words import say
 from fedemu.ops.sweeps.methods import resolved
 from fedemu.ops.sweeps.plan import Part, Planned, chosen, load_sweep, runs_of
+from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, DataError
 
 SUITES = FOLDER / "suites"

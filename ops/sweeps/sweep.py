@@ -14,11 +14,11 @@ from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.figures import counted
 from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.exits import complain
-from fedemu.ops.running.words import say
 from fedemu.ops.sweeps.hold import await_left, held
 from fedemu.ops.sweeps.machine import default_at_once
 from fedemu.ops.sweeps.plan import Planned
 from fedemu.ops.sweeps.runs import Command, Failed, Progress, command_of, is_over, play, require_same, told
+from fedemu.ops.terminal import say
 from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 

@@ -14,7 +14,7 @@ from fedemu.ops.running import seeds as seeds_module
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
 from fedemu.ops.running.folder import give_back
 from fedemu.ops.running.seeds import is_group, parse_seeds
-from fedemu.ops.running.words import say
+from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 
