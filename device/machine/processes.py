@@ -71,7 +71,6 @@ class Process:
 
     devices: list[int]
     incarnations: dict[int, int]
-    pid: int | None = None
     joined: set[int] = field(default_factory=set)
     failures: int = 0
     retired: bool = False
@@ -109,6 +108,7 @@ class DeviceProcesses:
         self._loop = asyncio.get_running_loop()
         groups = [[*devices[start : start + per_process]] for start in range(0, len(devices), per_process)]
         self._processes = [Process(group, dict.fromkeys(group, first_incarnation)) for group in groups]
+        self._pids: dict[int, int] = {}
         self._number_of = {device: number for number, group in enumerate(groups) for device in group}
         self._zygote: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -132,17 +132,17 @@ class DeviceProcesses:
     @property
     def pids(self) -> Mapping[int, int]:
         """The process ids of the living device processes, by their number."""
-        return {number: p.pid for number, p in enumerate(self._processes) if p.pid is not None}
+        return dict(self._pids)
 
     def used(self) -> float:
         """The CPU that all device processes have used so far, those that have ended included, in seconds."""
         ended = used_by_ended(self._zygote.pid) if self._zygote is not None else 0.0
-        return used(self.pids.values()) + ended
+        return used(self._pids.values()) + ended
 
     @property
     def placed(self) -> list[tuple[int, Sequence[int]]]:
         """The process ids of the living device processes, each with its devices."""
-        return [(process.pid, process.devices) for process in self._processes if process.pid is not None]
+        return [(pid, self._processes[number].devices) for number, pid in self._pids.items()]
 
     @property
     def zygote(self) -> int | None:
@@ -188,13 +188,13 @@ class DeviceProcesses:
         self._end_pauses()
         if self._starting is not None:
             self._starting.cancel()
-        if farewell is not None and self.pids:
+        if farewell is not None and self._pids:
             self._all_ended.clear()
             farewell()
             try:
                 await asyncio.wait_for(self._all_ended.wait(), seconds)
             except TimeoutError:
-                log.warning("%d device processes did not end in time; they are killed", len(self.pids))
+                log.warning("%d device processes did not end in time; they are killed", len(self._pids))
         if self._writer is not None:
             self._writer.close()  # the zygote then kills its children and ends
         if self._zygote is not None:
@@ -224,7 +224,7 @@ class DeviceProcesses:
                     self._born = self._loop.time()
                     self._ready.set_result(None)
             case Forked():
-                self._processes[message.number].pid = message.pid
+                self._pids[message.number] = message.pid
             case NotForked():
                 self._fork_later(message.number, f"could not be started: {message.detail}")
             case Ended():
@@ -273,9 +273,8 @@ class DeviceProcesses:
         if self._writer is not None:
             self._writer.close()
         self._end_pauses()  # the new zygote starts all of them
-        for number, process in enumerate(self._processes):
-            if process.pid is not None:
-                self._bury(number)
+        for number in [*self._pids]:
+            self._bury(number)
         self._ready = self._loop.create_future()
         self._starting = self._loop.create_task(self._start_again())
 
@@ -302,7 +301,7 @@ class DeviceProcesses:
 
     def _bury(self, number: int) -> None:
         process = self._processes[number]
-        process.pid = None
+        self._pids.pop(number, None)
         self._joined -= len(process.joined)
         process.joined.clear()
         self._process_ended(number)
@@ -317,7 +316,7 @@ class DeviceProcesses:
         self._retired += len(process.devices) * ((code == RETIRED) - process.retired)
         process.retired = code == RETIRED
         self._bury(number)
-        if not self.pids:
+        if not self._pids:
             self._all_ended.set()
         if self._stopping or process.retired:
             return

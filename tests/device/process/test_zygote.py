@@ -8,7 +8,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -274,15 +274,23 @@ async def test_everything_ends_when_the_pipe_closes(
     assert alive == []
 
 
-async def test_processes_that_are_asked_to_quit_end_by_themselves(
-    nursery: Callable[..., Nursery], until: Until
+async def test_processes_that_are_asked_to_quit_end_by_themselves_and_each_end_looks_at_no_other(
+    nursery: Callable[..., Nursery], until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    looks: list[int] = []
+
+    class Watched(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            looks.append(len(self))
+            return super().__iter__()
+
     place = nursery()
     await place.processes.prepare()
     place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
+    monkeypatch.setattr(place.processes, "_processes", Watched(place.processes._processes))
     await place.processes.stop(place.quit, 10.0)
-    assert place.processes.pids == {}
+    assert (place.processes.pids, looks) == ({}, [])
     assert place.deaths == []
 
 
