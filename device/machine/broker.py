@@ -282,7 +282,11 @@ class Broker:
 
     def _look(self) -> None:
         """Close the connections of strangers that take too much."""
-        self._router.look()
+        try:
+            self._router.look()
+        except FedemuError as error:
+            self._failed(error)
+            return
         self._looking = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def _advance(self, trainer: int) -> None:

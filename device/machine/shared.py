@@ -9,7 +9,7 @@ from dataclasses import replace
 from fedemu.device.bus import LIMITS
 from fedemu.device.machine.arrival import Arrival
 from fedemu.protocol.codec import Limits
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.open_files import allow_open_files, most_open_files
 from fedemu.protocol.sharing.relay import Relay
 from fedemu.protocol.transport.interface import BOUNDLESS, Network
@@ -44,7 +44,11 @@ async def _look(relay: Relay, here: Arrival) -> None:
     beat = loop.time()
     while True:
         await asyncio.sleep(LOOK_SECONDS)
-        relay.look()
+        try:
+            relay.look()
+        except FedemuError as error:
+            here.fail(error)
+            return
         if loop.time() >= beat:
             beat = loop.time() + min(BEAT_SECONDS, here.granted.heartbeat_seconds)
             here.trunk.beat()

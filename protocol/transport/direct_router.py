@@ -21,7 +21,7 @@ from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.descriptors import Turns
 from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, Screen
 from fedemu.protocol.transport.line import Line, SocketLoop, incoming_for
-from fedemu.protocol.transport.sockets import BACKLOG, check_address, reason, refuse_taken
+from fedemu.protocol.transport.sockets import BACKLOG, check_address, reason, refuse_taken, require_door
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +107,8 @@ class DirectRouter:
             self._part(known)
 
     def look(self) -> None:
+        if not self._closed:
+            require_door(self.address)
         now, bounds = self._clock(), self._bounds
         strangers = [peer for peer in self._peers.values() if not (peer.spoken and bounds.knows(peer.name))]
         strangers.sort(key=lambda peer: peer.heard)

@@ -131,7 +131,10 @@ class Router(Protocol):
         ...
 
     def look(self) -> None:
-        """Close connections that break the bounds, or whose keys were revoked. To be called a few times a second."""
+        """Close connections that break the bounds, or whose keys were revoked. To be called a few times a second.
+
+        Raises FedemuError if the file of the address was removed, so that nobody can connect any more.
+        """
         ...
 
     def key_of(self, peer: bytes) -> str:

@@ -15,7 +15,7 @@ from typing import Final
 import zmq
 
 from fedemu.protocol.codec import Limits
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.transport.curve import ClientKeys, ServerKeys, connect_with, serve_with
 
 _ROUTER_INTAKE: Final = 256
@@ -50,6 +50,15 @@ def make_context(max_sockets: int) -> zmq.Context[zmq.Socket[bytes]]:
         raise ConfigurationError(f"one process holds 1 to {limit} sockets, not {max_sockets}; use more processes")
     context.set(zmq.MAX_SOCKETS, max_sockets)
     return context
+
+
+def require_door(address: str) -> None:
+    """Raise FedemuError if the file of an ipc address, at which this process listens, was removed."""
+    path = address.removeprefix("ipc://")
+    if path != address and not path.startswith("@") and not os.path.lexists(path):
+        raise FedemuError(
+            f"{path} was removed, so no process can connect there any more; leave that folder alone, and start again"
+        )
 
 
 def bound(

@@ -17,7 +17,7 @@ from fedemu.protocol.transport.curve import KEY_CHARACTERS, ClientKeys, KeyGate,
 from fedemu.protocol.transport.endpoint import NOBLOCK, Endpoint
 from fedemu.protocol.transport.handshakes import BrokenHandshakes, HandshakeWatch
 from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, ReaderLoop, Screen, let_all_pass
-from fedemu.protocol.transport.sockets import bound, connect, make_context, unbind, unconnected
+from fedemu.protocol.transport.sockets import bound, connect, make_context, require_door, unbind, unconnected
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,10 @@ class ZmqRouter(Endpoint):
             self._connections.cut(peer)
 
     def look(self) -> None:
-        if self._connections is None or self._socket.closed:
+        if self._socket.closed:
+            return
+        require_door(self.address)
+        if self._connections is None:
             return
         self._connections.look()
         if self._connections.parting:

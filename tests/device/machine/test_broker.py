@@ -224,6 +224,19 @@ def bus_address(tmp_path: Path) -> str:
     return f"ipc://{os.path.relpath(tmp_path)}/s"
 
 
+async def test_a_machine_whose_bus_was_removed_ends_with_a_sentence(
+    bus_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "LOOK_SECONDS", 0.01)
+    network, store = DirectNetwork(asyncio.get_running_loop(), 0.1), BlobStore(tmp_path / "blobs")
+    failed: asyncio.Future[FedemuError] = asyncio.get_running_loop().create_future()
+    broker = Broker(network, bus_address, "token", store, Observed(), want=print, failed=failed.set_result)
+    (tmp_path / "s").unlink()
+    assert "was removed, so no process can connect there any more" in str(await asyncio.wait_for(failed, 30))
+    broker.close()
+    network.close()
+
+
 async def test_a_stranger_on_the_bus_is_parted_from_when_he_takes_memory(
     bus_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

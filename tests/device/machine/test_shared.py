@@ -10,8 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
+from fedemu.device.machine import shared
 from fedemu.device.machine.shared import share_link
 from fedemu.protocol.codec import encode
 from fedemu.protocol.messages import Hello, TensorSpec, Work
@@ -30,6 +32,24 @@ def a_link(folder: Path) -> tuple[str, socket.socket]:
     sock = socket.socket(socket.AF_UNIX)
     sock.setblocking(False)
     return os.path.relpath(folder / "s"), sock
+
+
+async def test_a_machine_whose_shared_connection_was_removed_ends_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "LOOK_SECONDS", 0.01)
+    loop = asyncio.get_running_loop()
+    failed: asyncio.Future[Exception] = loop.create_future()
+    granted = SimpleNamespace(heartbeat_seconds=60.0, patience=5)
+    network, trunk = DirectNetwork(loop), Trunk(MemoryNetwork(), loop)
+    here: Any = SimpleNamespace(trunk=trunk, granted=granted, fail=failed.set_result)
+    path, sock = a_link(tmp_path)
+    async with AsyncExitStack() as stack:
+        stack.callback(sock.close)
+        stack.callback(network.close)
+        share_link(here, network, f"ipc://{path}", 1, stack)
+        os.unlink(path)
+        assert "was removed, so no process can connect there any more" in str(await asyncio.wait_for(failed, 30))
 
 
 async def test_a_process_that_reads_late_gets_all_that_came_for_its_devices(tmp_path: Path, toy_work: Work) -> None:

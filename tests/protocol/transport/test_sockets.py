@@ -20,7 +20,7 @@ import pytest
 import zmq
 
 from fedemu.protocol.codec import DOWN, UP, Decoder, Limits, encode
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.messages import Beat, Blob, Bye, Heartbeat, Hello, Up
 from fedemu.protocol.transport import direct_router
 from fedemu.protocol.transport.direct import DirectNetwork
@@ -298,6 +298,18 @@ async def test_a_closed_ipc_router_leaves_no_file(sockets: Any, socket_path: Pat
     assert os.listdir(socket_path.parent) == ["s"]
     router.close()
     assert os.listdir(socket_path.parent) == []
+
+
+async def test_a_router_whose_file_was_removed_says_that_nobody_can_connect_any_more(
+    sockets: Any, socket_path: Path
+) -> None:
+    router = sockets.listen(f"ipc://{socket_path}").router
+    router.look()
+    os.unlink(socket_path)
+    with pytest.raises(FedemuError, match="s was removed, so no process can connect there any more"):
+        router.look()
+    router.close()
+    router.look()
 
 
 async def test_plain_sockets_listen_within_a_machine_alone_and_find_a_free_name(eventually: Any) -> None:
