@@ -19,7 +19,7 @@ from fedemu.protocol.errors import MalformedMessage, ProtocolError
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.sharing.bundle import MOST_BYTES, Bundle, BundleDecoder, Outbox, parts_of, tag_of
 from fedemu.protocol.sharing.edge_messages import Held, up_decoder
-from fedemu.protocol.sharing.hub import SPARE_BUNDLES, Charge, Hub, charge_nothing
+from fedemu.protocol.sharing.hub import SPARE_BUNDLES, Charge, Closing, Hub, charge_nothing
 from fedemu.protocol.sharing.pack import Pack
 from fedemu.protocol.sharing.relay import Relay
 from fedemu.protocol.sharing.trunk import Trunk
@@ -398,20 +398,27 @@ async def test_the_devices_of_a_process_share_its_connection_to_the_relay(top: T
 
 async def test_what_a_bundle_costs_beside_its_messages_is_counted() -> None:
     charged: list[tuple[int, float]] = []
+
+    def charge(connection: bytes, size: int, messages: float) -> ProtocolError | None:
+        charged.append((size, messages))
+        return Closing("more than it may send") if messages == 0.5 else None
+
     top = Top(MemoryNetwork())
-    top.open(charge=lambda connection, size, messages: charged.append((size, messages)))
+    top.open(charge)
     dealer = top.network.connect("top", DOWN, lambda envelope: None, lambda error: None)
     dealer.send(wire.Enroll(count=1))
     beat = encode(wire.Heartbeat())
     for bundle, frames in (
-        (Bundle(channels=(), frames=()), []),
+        (Bundle(channels=(), frames=(), closed=(*range(64),)), []),
         (Bundle(channels=(5,) * 127, frames=(1,) * 127), 127 * beat),
         (Bundle(channels=(), frames=(), closed=(5, *range(100, 164))), []),
+        (Bundle(channels=(), frames=(), closed=(*range(32),)), []),
     ):
         dealer.send(bundle, frames)
     await settle()
-    assert [messages for _, messages in charged] == [1 + 1 / 64, 2.0, 1 + 1 / 64, 1.0]
-    assert charged[2][0] > 64, "the bytes of a header count"
+    assert [messages for _, messages in charged] == [1 + 1 / 64, 1.0, 2.0, 1 + 1 / 64, 1.0, 1 + 1 / 64, 0.5]
+    assert charged[3][0] > 64, "the bytes of a header count"
+    assert [error.reason for error in top.refused] == ["too_much"]
 
 
 async def test_what_a_connection_sent_before_it_was_closed_is_not_read() -> None:
@@ -432,7 +439,8 @@ async def test_what_a_connection_sent_before_it_was_closed_is_not_read() -> None
 async def test_a_bundle_whose_first_message_closes_the_connection_is_read_no_further(
     eventually: Any, socket_path: Path
 ) -> None:
-    loop, heard = asyncio.get_running_loop(), list[bytes]()
+    loop, heard, faults = asyncio.get_running_loop(), list[bytes](), list[Any]()
+    loop.set_exception_handler(lambda loop, context: faults.append(context))
     network = DirectNetwork(loop)
 
     def received(peer: bytes, envelope: Envelope) -> None:
@@ -447,7 +455,7 @@ async def test_a_bundle_whose_first_message_closes_the_connection_is_read_no_fur
     dealer = network.connect(address, DOWN, lambda envelope: None, lambda error: None)
     dealer.send(Bundle(channels=(5, 6, 5), frames=(1, 1, 1)), 3 * encode(wire.Heartbeat()))
     await eventually(lambda: heard)
-    assert len(heard) == 1
+    assert (len(heard), faults) == (1, [])
     network.close()
 
 
