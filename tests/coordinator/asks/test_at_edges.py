@@ -90,8 +90,10 @@ def test_the_replies_of_an_edge_that_is_gone_are_lost() -> None:
     kept, _ = branches()
     kept.keep(DeviceId(0), b"a", "zero")
     kept.keep(DeviceId(1), b"b", "one")
+    kept.collect([DeviceId(0), DeviceId(1)], 0.0)
     assert kept.lose(b"a") == [0]
     assert kept.has(DeviceId(1))
+    assert kept.overdue(100.0, 60.0) == {1: 100.0}, "nothing is awaited of the one that is gone"
 
 
 def test_a_peer_that_leaves_and_keeps_nothing_costs_the_same_however_much_edges_keep(calls_in: Any) -> None:

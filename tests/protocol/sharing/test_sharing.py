@@ -15,7 +15,7 @@ import pytest
 
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN, UP, Envelope, Limits, encode
-from fedemu.protocol.errors import MalformedMessage, ProtocolError
+from fedemu.protocol.errors import KeyRevoked, MalformedMessage, ProtocolError
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.sharing.bundle import MOST_BYTES, Bundle, BundleDecoder, Outbox, parts_of, tag_of
 from fedemu.protocol.sharing.edge_messages import Held, up_decoder
@@ -243,6 +243,7 @@ async def test_a_device_that_falls_silent_loses_its_channel_and_no_other_does(to
     [gone] = top.over
     assert gone == next(peer for peer, message in top.heard if isinstance(message, wire.Hello) and message.device == 0)
     assert kinds(got) == ["welcome", "beat"]
+    assert below.relay.peers == 1
 
 
 async def test_a_device_in_the_middle_of_a_long_message_keeps_its_channel_and_hears_a_beat(
@@ -320,10 +321,34 @@ async def test_the_hub_can_close_a_channel(top: Top) -> None:
     peer = top.heard[-1][0]
     top.hub.cut(peer)
     await settle()
-    assert top.over == [peer]
+    assert (top.over, below.relay.peers) == ([peer], 0)
     dealer.send(wire.Bye())
     await settle()
     assert top.heard[-1][0] != peer, "what the device says afterwards comes on a new channel"
+
+
+async def test_a_device_whose_key_was_revoked_at_the_relay_hears_of_it_and_loses_its_channel(top: Top) -> None:
+    below = Below(top.network)
+    _, got = below.device(0)
+    await settle()
+    (peer,) = below.relay._channels
+    below.relay._rejected(peer, KeyRevoked())
+    await settle()
+    assert (got[-1].type, got[-1].reason, top.heard[-1][1]) == ("refused", "revoked", wire.Bye(reason=wire.REVOKED))
+    assert (len(top.over), below.relay.peers) == (1, 0)
+
+
+async def test_a_channel_may_be_closed_at_both_ends_at_once(top: Top) -> None:
+    faults: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+    below = Below(top.network)
+    dealer, _ = below.device(0)
+    await settle()
+    peer = top.heard[-1][0]
+    dealer.close()
+    top.hub.cut(peer)
+    await settle()
+    assert (top.over, below.relay.peers, faults) == ([peer], 0, [])
 
 
 @pytest.mark.parametrize(
