@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from fedemu.coordinator.asks.ask import AskMachine, Missed, Terms
 from fedemu.coordinator.asks.branches import Branches
 from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.asks.folding import Folding
-from fedemu.coordinator.asks.parts import AskParts
+from fedemu.coordinator.asks.parts import AskParts, Part
 from fedemu.coordinator.asks.payload import FILE_THRESHOLD, PayloadTemplate
 from fedemu.coordinator.asks.virtual import VirtualAsk
 from fedemu.coordinator.asks.wall import WallAsk
@@ -24,10 +24,12 @@ from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.settings import Settings
 from fedemu.coordinator.sums.leaf import Leaf
+from fedemu.coordinator.sums.partial import Partial
 from fedemu.protocol.errors import FedemuError
-from fedemu.protocol.ids import AskId, DeviceId
-from fedemu.protocol.messages import Failed, Result, Scheduled, TensorSpec
+from fedemu.protocol.ids import AskId, DeviceId, digest_of
+from fedemu.protocol.messages import BlobRef, Failed, Result, Scheduled, TensorSpec
 from fedemu.protocol.sharing import edge_messages as edge
+from fedemu.protocol.tensors import pack
 
 ASK = AskId(1, 0, 0)
 LARGE, SMALL = FILE_THRESHOLD // 4 + 1, 5
@@ -58,14 +60,18 @@ class Play:
         wanted: int = 2,
         keeps: bool = False,
         edges: Any = None,
-        kind: type[AskMachine] = WallAsk,
         stations: Sequence[bytes] = (),
+        kind: type[AskMachine] = WallAsk,
+        by_device: Mapping[DeviceId, Part] | None = None,
     ) -> None:
         self.sent: list[tuple[int, str]] = []
         self.leaf = Leaf("float32", (size,))
         template = PayloadTemplate({"model/w": self.leaf}, self.leaf.bytes)
         spill = folder / "spill" if keeps else None
-        parts = AskParts(ASK, "train", 0, 0.0, 10.0, 0, 7, (), {}, 1.0, 0.0, template, False, None, 1e30, spill)
+        shared = (BlobRef(key="model", digest=digest_of(b""), size=100),)
+        parts = AskParts(
+            ASK, "train", 0, 0.0, 10.0, 0, 7, shared, by_device or {}, 1.0, 0.0, template, keeps, None, 1e30, spill
+        )
         settings = Settings(run="test", seed=1, rounds=1, devices=len(DEVICES), per_round=wanted)
         machine = kind(Terms(ASK, DEVICES, wanted, 0.0, 10.0), DEVICES)
         self.roster = Roster(settings)
@@ -149,6 +155,40 @@ async def test_a_device_that_waits_for_its_turn_fails_once_however_often_it_says
     for detail in ("no memory", "no time"):
         play.exchange.receive(DEVICES[0], Failed(ask=str(ASK), reason="trainer", detail=detail), (), 1.0)
     assert (play.verdicts, play.exchange.failures) == ({}, {"no memory": 1}), "each failure is an event"
+
+
+@pytest.mark.parametrize(("reason", "perturbed"), [("training", False), ("trainer", True)])
+async def test_a_run_is_perturbed_by_failures_that_another_run_may_not_have(
+    tmp_path: Path, thread: Thread, reason: str, perturbed: bool
+) -> None:
+    play = Play(tmp_path, SMALL, thread)
+    play.exchange.receive(DEVICES[0], Failed(ask=str(ASK), reason=reason), (), 1.0)
+    assert (play.verdicts, play.exchange.machine.perturbed) == ({0: "failed"}, perturbed)
+
+
+async def test_a_closed_ask_changes_the_roster_by_its_outcomes_and_leaves_no_payload(
+    tmp_path: Path, thread: Thread
+) -> None:
+    own = {DEVICES[0]: ((TensorSpec(name="w", dtype="uint8", shape=(8,)),), [b"12345678"])}
+    play = Play(tmp_path, LARGE, thread, keeps=True, by_device=own)
+    assert play.exchange.bytes_down == 8 + 4 * 100, "its own tensors, and the blob of each"
+    play.reply(0, 1.0)
+    thread.may.release()
+    play.exchange.left(DEVICES[1], 2.0)
+    play.exchange.receive(DEVICES[2], Failed(ask=str(ASK), reason="own_state"), (), 3.0)
+    async with asyncio.timeout(30):
+        while len(play.verdicts) < 3:  # noqa: ASYNC110 - the check of the reply ends in a turn of the loop
+            await asyncio.sleep(0)
+    play.exchange.tick(10.0)
+    assert play.verdicts == {0: "accepted", 1: "dropped", 2: "failed", 3: "late"}
+    columns = play.roster.columns
+    columns.states[DEVICES[2]] = columns.states[DEVICES[3]] = before = AskId(0, 0, 0)
+    play.exchange.commit()
+    assert columns.states == {0: ASK, 3: before}
+    assert [columns.download_bytes(device, play.exchange.parts.shared) for device in DEVICES] == [0, 100, 100, 0]
+    play.exchange.discard()
+    with pytest.raises(ValueError, match="the payload of device 0 was discarded"):
+        play.exchange.contributions[0].payload.load()
 
 
 async def test_nothing_is_added_to_the_sum_but_what_is_accepted(tmp_path: Path, thread: Thread) -> None:
@@ -260,6 +300,36 @@ async def test_a_reply_at_an_edge_that_does_not_count_is_answered_as_one_that_co
     for device in (DEVICES[0], DeviceId(9)):
         play.exchange.held(device, edge.Held(ask=str(ASK), examples=3, steps=1, metrics={}), b"edge", 2.0)
     assert play.sent == [(0, "accepted"), (0, "duplicate"), (9, "late")]
+
+
+async def test_the_sum_of_an_edge_is_asked_for_again_and_one_of_another_life_is_not_taken(
+    tmp_path: Path, thread: Thread
+) -> None:
+    told: list[Any] = []
+    gather = edge.Gather(ask=str(ASK), epoch=7, leaves=(), reducers=(), max_norm=1.0)
+    branches = Branches[Any](gather, lambda station, message: told.append(message), 2.0)
+    play = Play(tmp_path, SMALL, thread, edges=branches, kind=VirtualAsk)
+    for device in DEVICES:
+        play.exchange.receive(device, Scheduled(ask=str(ASK), event="finish", at=1.0 + device), (), 0.0)
+    for device in DEVICES[:2]:
+        play.exchange.held(device, edge.Held(ask=str(ASK), examples=3, steps=1, metrics={}), b"edge", 1.0)
+    play.exchange.tick(3.0)
+    assert told == [edge.Sum(ask=str(ASK), epoch=7, devices=(0, 1))] * 2
+    play.exchange.stalled(600.0)
+    play.exchange.tick(603.0)
+    sums = Partial({"model": total}, {"model/w": play.leaf})
+    sums.fold([{"model/w": np.full(SMALL, value, np.float32)} for value in (1.0, 2.0)], [3, 3])
+    packed = sums.pack().sums["model/w"]
+    specs, frames = pack({"model/w": packed.digits})
+    for epoch, outcomes in ((8, {}), (7, {0: "accepted", 1: "accepted", 2: "cancelled", 3: "cancelled"})):
+        message = edge.Partial(
+            ask=str(ASK), epoch=epoch, devices=(0, 1), examples=6, lowest=(packed.lowest,), tensors=specs
+        )
+        play.exchange.partial(b"edge", message, frames, 604.0)
+        assert play.verdicts == outcomes
+    for _ in range(2):
+        thread.may.release()
+    assert (await play.folding.values([]))["model"]["w"].tolist() == [3.0] * SMALL
 
 
 async def test_a_full_disk_ends_the_ask(tmp_path: Path, thread: Thread) -> None:
