@@ -230,6 +230,46 @@ async def test_an_edge_below_is_not_asked_again_for_a_part_of_a_sum_that_is_on_i
     summing.close()
 
 
+async def test_a_part_of_the_sum_of_another_ask_is_not_taken(tmp_path: Path) -> None:
+    said: asyncio.Queue[Any] = asyncio.Queue()
+    summing = Summing(
+        tmp_path,
+        lambda message, frames: said.put_nowait((message, frames)),
+        lambda station, message: None,
+        said.put_nowait,
+        lambda station: False,
+    )
+    summing.gather(GATHER)
+    summing.join(b"below")
+    summing.kept_by(b"below", 3)
+    summing.begin(edge.Sum(ask="1.0.0", epoch=7, devices=(3,)))
+    below = Gathering(GATHER, tmp_path)
+    for ask, epoch, values in (("0.0.0", 7, [9.0, 9.0]), ("1.0.0", 6, [9.0, 9.0]), ("1.0.0", 7, [4.0, 5.0])):
+        total = below.sum([({"delta/w": np.array(values, np.float32)}, 2)])
+        message, frames = below.told(total, [3])
+        summing.merge(b"below", Envelope(replace(message, ask=ask, epoch=epoch), tuple(frames)))
+    async with asyncio.timeout(30):
+        partial, frames = await said.get()
+    assert (partial.devices, value(partial, frames)) == ((3,), [4.0, 5.0])
+    summing.close()
+
+
+async def test_an_edge_hears_of_a_sum_that_cannot_be_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(gathering: Gathering, kept: Any) -> Partial:
+        raise MemoryError
+
+    monkeypatch.setattr(Gathering, "sum", broken)
+    failed: asyncio.Queue[BaseException] = asyncio.Queue()
+    summing = Summing(
+        tmp_path, lambda message, frames: None, lambda station, message: None, failed.put_nowait, lambda station: False
+    )
+    summing.gather(GATHER)
+    summing.begin(edge.Sum(ask="1.0.0", epoch=7, devices=(3,)))
+    async with asyncio.timeout(30):
+        assert isinstance(await failed.get(), MemoryError)
+    summing.close()
+
+
 async def test_results_of_another_ask_pass(root: Any, join: Any, settle: Any) -> None:
     device = await join(0)
     device.reply([1.0, 2.0], 1)
