@@ -105,6 +105,24 @@ def test_the_ask_whose_job_has_waited_longest_comes_first() -> None:
         finish(queue, group)
 
 
+def test_a_job_that_comes_while_others_wait_begins_when_its_turn_comes() -> None:
+    queue = a_queue(capacity=1, jobs=2)
+    groups = queue.dispatch(5.0)
+    queue.submit(a_job(2), 6.0)
+    for _ in range(2):
+        finish(queue, groups[-1])
+        groups += queue.dispatch(10.0)
+    assert devices(groups) == [[0], [1], [2]]
+    assert len({group.number for group in groups}) == 3, "the word of the end of one is not taken for that of another"
+
+
+def test_a_job_that_comes_again_when_its_blobs_are_here_waits_no_more() -> None:
+    queue = a_queue()
+    queue.submit(a_job(0), 0.0, [Digest(MODEL.digest)])
+    queue.submit(a_job(0), 1.0)
+    assert devices(queue.dispatch(5.0)) == [[0]]
+
+
 def test_a_job_waits_for_its_blobs_while_others_pass() -> None:
     queue = a_queue()
     queue.submit(a_job(0), 0.0, [Digest("a" * 64)])

@@ -56,6 +56,7 @@ def test_a_lease_that_a_living_supervisor_holds_is_not_found(tmp_path: Path) -> 
 def test_leases_of_another_number_of_devices_are_left_alone(tmp_path: Path) -> None:
     LeaseSearch(tmp_path, 3).claim(a_grant()).close()
     assert found(tmp_path, 4) == []
+    assert found(tmp_path, 3) == ["L"], "the other search has locked it for a moment only"
 
 
 def test_supervisors_that_start_together_try_different_leases(tmp_path: Path) -> None:
