@@ -26,10 +26,10 @@ from fedemu.coordinator.settings import Settings
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import Envelope
-from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.errors import FedemuError, KeyRevoked, MalformedMessage
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Beat, Compute, Enroll, Granted, Hello, Need, Wake
-from fedemu.protocol.sharing.edge_messages import Station, Vouch
+from fedemu.protocol.sharing.edge_messages import NO_EDGE, Station, Vouch
 from fedemu.protocol.transport.memory import MemoryNetwork
 
 Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
@@ -91,6 +91,33 @@ async def test_nothing_is_remembered_of_a_peer_whose_connection_is_gone(tmp_path
     assert lease is not None
     assert lease.key == ""
     assert not reception.broken.done()
+
+
+async def test_a_member_whose_message_cannot_be_read_stays_and_one_whose_key_was_revoked_makes_room_at_once(
+    tmp_path: Path,
+) -> None:
+    reception = a_service(tmp_path).reception
+    leases = reception.roster.leases
+    for peer in (b"clumsy", b"revoked"):
+        reception.received(peer, Envelope(Enroll(count=1), ()))
+    reception.rejected(b"clumsy", MalformedMessage("header", "it cannot be read"))
+    reception.rejected(b"revoked", KeyRevoked())
+    assert leases.peers == [b"clumsy"]
+    reception.received(b"next", Envelope(Enroll(count=2), ()))
+    lease = leases.of_peer(b"next")
+    assert lease is not None
+    assert (leases.peers, lease.ranges) == ([b"clumsy", b"next"], ((1, 3),))
+
+
+async def test_a_peer_that_may_be_no_edge_gets_no_place_as_one(tmp_path: Path) -> None:
+    service, sent = a_service(tmp_path), []
+    reception = Reception(
+        service._settings, service.roster, service.shelf, service.timeline, Observers(), Granted,
+        lambda peer, message, frames: sent.append(message), may_be_edge=lambda peer: False,
+    )  # fmt: skip
+    reception.received(b"peer", Envelope(Station(), ()))
+    assert [message.reason for message in sent] == [NO_EDGE]
+    assert service.roster.stations == {}
 
 
 async def test_the_name_of_a_machine_brings_no_control_characters_to_the_terminals_of_others(tmp_path: Path) -> None:
