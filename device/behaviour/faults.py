@@ -70,8 +70,6 @@ def plan(rates: FaultRates, seed: int, device: int, ask: AskId) -> FaultPlan:
     chance, fraction, reply_chance, choice = uniforms(4, seed, round=ask.round, device=device, purpose=purpose)
     drop = _pick(chance, DROPS, (rates.crash, rates.leave, rates.silence))
     reply = _pick(reply_chance, REPLIES, (rates.corrupt, rates.duplicate, rates.decline))
-    if drop is None and reply is None:
-        return NO_FAULTS
     corruption = rates.corruptions[int(choice * len(rates.corruptions))] if reply == "corrupt" else None
     downtime = 0.0
     if drop is not None:

@@ -148,6 +148,12 @@ def test_exponential_and_weibull_fleets_are_stationary_from_the_start(time: floa
     assert online_share(fleet(lambda random: weibull(random, 0.6, 20.0, 60.0)), time) == pytest.approx(1 / 4, abs=0.03)
 
 
+def test_the_weibull_spells_that_cover_the_start_are_longer_than_others() -> None:
+    fleet = (weibull(generator(7, device=device, purpose="test"), 2.0, 60.0, 30.0) for device in range(3000))
+    left = np.array([end for start, end in map(next, fleet) if start == 0.0])
+    assert left.mean() == pytest.approx(60.0 * math.gamma(2.0) / (2 * math.gamma(1.5)), rel=0.05)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_spells_beyond_the_largest_number_end_the_intervals(seed: int) -> None:
     random = generator(seed, purpose="test")
@@ -167,9 +173,10 @@ def test_spells_have_the_mean_length_that_was_asked_for() -> None:
 
 
 def test_a_diurnal_fleet_follows_the_hour_of_the_day() -> None:
-    def share(hour: float) -> float:
+    def share(hour: float, mean: float = 0.5, amplitude: float = 0.4) -> float:
         fleet = [
-            diurnal(generator(3, device=device, purpose="test"), 0.5, 0.4, 2.0, 0.0, 600.0) for device in range(500)
+            diurnal(generator(3, device=device, purpose="test"), mean, amplitude, 2.0, 0.0, 600.0)
+            for device in range(500)
         ]
         return online_share(fleet, hour * 3600.0)
 
@@ -178,6 +185,8 @@ def test_a_diurnal_fleet_follows_the_hour_of_the_day() -> None:
     assert share(20.0) == pytest.approx(0.5, abs=0.06)
     assert share(26.0) == pytest.approx(0.9, abs=0.06)
     assert share(0.0) == pytest.approx(0.5 + 0.4 * math.cos(math.pi / 6), abs=0.06)
+    assert share(26.0, 0.2, 0.1) == pytest.approx(0.3, abs=0.06)
+    assert share(26.0, 0.8, 0.1) == pytest.approx(0.9, abs=0.06)
 
 
 def test_devices_of_a_diurnal_fleet_have_their_own_offsets() -> None:
