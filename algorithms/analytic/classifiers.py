@@ -60,12 +60,14 @@ def right_answers(classes: int) -> Summed:
     return summed
 
 
-def nearest_means(sums: Tree, normalised: bool) -> tuple[Tensor, Tensor]:
+def nearest_means(sums: Tree, normalised: bool, biased: bool = True) -> tuple[Tensor, Tensor]:
     """Weight ``[classes, width]`` and bias ``[classes]`` of the classifier that names the nearest class mean.
 
     By Euclidean distance ``argmin_c ‖f - m_c‖² = argmax_c m_c·f - ‖m_c‖²/2``. With ``normalised`` means are scaled to
     norm 1, so that the bias is the same for all classes and is left out: the answer is the same for features of any
     norm, so features need not be normalised. The class of no counted sample has the weight 0 and the bias ``UNKNOWN``.
+    In a classifier that is not ``biased`` it has the mean of the other weights: 0 would be the answer where all cosines
+    are negative, and the mean of some numbers is never above the largest.
     """
     means = sums["features"] / sums["counts"].clamp(min=1)[:, None]
     if normalised:
@@ -73,7 +75,10 @@ def nearest_means(sums: Tree, normalised: bool) -> tuple[Tensor, Tensor]:
         bias = torch.zeros_like(sums["counts"])
     else:
         bias = -means.square().sum(1) / 2
-    return means, torch.where(sums["counts"] > 0, bias, UNKNOWN)
+    known = sums["counts"] > 0
+    if not biased:
+        means = torch.where(known[:, None], means, means.sum(0) / known.sum().clamp(min=1))
+    return means, torch.where(known, bias, UNKNOWN)
 
 
 def ridge_regression(sums: Tree, ridge: float, constant: bool) -> tuple[Tensor, Tensor]:

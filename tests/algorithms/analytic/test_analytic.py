@@ -222,6 +222,11 @@ def test_a_static_stream_and_a_module_do_as_well(fleet: Callable[..., Any], corp
     torch.testing.assert_close(played.model["top.weight"], expected.float(), rtol=1e-4, atol=1e-6)
     with pytest.raises(ConfigurationError, match=r"set algorithm\.options\.distance = 'cosine'"):
         ncm(made(model))
+    played = fleet(ncm(made(model), "cosine"), [[0]], model)
+    known = played.state.sums["counts"] > 0
+    assert known.tolist() == [True, False, True, False]
+    weight = played.model["top.weight"]
+    torch.testing.assert_close(weight[~known], weight[known].mean(0).expand(2, -1))
 
 
 def test_formulas_on_numbers_worked_out_by_hand() -> None:
@@ -236,6 +241,13 @@ def test_formulas_on_numbers_worked_out_by_hand() -> None:
     assert bias.tolist() == [-(2.25 + 9) / 2, -0.5, UNKNOWN]
     scaled = class_sums(3, True)(outputs, labels, weight)
     torch.testing.assert_close(scaled["features"], torch.tensor([[0.6, 1.8], [1, 0], [0, 0]], dtype=torch.float64))
+    cosines, bias = nearest_means(scaled, True)
+    expected = torch.tensor([[0.1**0.5, 0.9**0.5], [1, 0], [0, 0]], dtype=torch.float64)
+    torch.testing.assert_close(cosines, expected)
+    assert bias.tolist() == [0, 0, UNKNOWN]
+    cosines, _ = nearest_means(scaled, True, biased=False)
+    torch.testing.assert_close(cosines[:2], expected[:2])
+    assert int((cosines @ torch.tensor([-1.0, -3.0], dtype=torch.float64)).argmax()) == 1, "no unknown class"
     sums = products(2, False)(outputs, labels, weight)
     assert sums["gram"].tolist() == [[10, 12], [12, 20]]
     assert sums["targets"].tolist() == [[3, 1], [6, 0]]
