@@ -46,7 +46,7 @@ class RandomFeatures:
         return self.head.init(torch.Generator().manual_seed(seed))
 
     def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
-        hidden = x.flatten(1) @ self.weight.to(x.device) + self.bias.to(x.device)
+        hidden = x.flatten(1) @ self.weight.to(x.device, x.dtype) + self.bias.to(x.device, x.dtype)
         features = math.sqrt(2 / hidden.shape[1]) * hidden.cos() if self.fourier else hidden.relu()
         return Outputs(self.head(variables, features), features, {}), {}
 

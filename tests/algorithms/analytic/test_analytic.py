@@ -283,6 +283,11 @@ def test_random_features_are_drawn_once_and_approximate_their_kernel() -> None:
     model = random_features(SHAPE, CLASSES, 20_000, "fourier", scale=2.0)
     features = model.apply(model.init(0), x, False)[0].features
     distances = torch.cdist(x.flatten(1), x.flatten(1)).square()
+    variables = {name: leaf.double() for name, leaf in model.init(0).items()}
+    exact = model.apply(variables, x.double(), False)[0]
+    assert exact.logits.dtype == torch.float64
+    torch.testing.assert_close(exact.features.float(), features)
+    made(model).require_float64("fedreg")
     torch.testing.assert_close(features @ features.t(), torch.exp(-4 * distances / (2 * 144)), rtol=0, atol=0.03)
     small, again, other = (random_features(SHAPE, CLASSES, 7, seed=seed) for seed in (0, 0, 1))
     assert sorted(small.init(3)) == ["head.bias", "head.weight"]
