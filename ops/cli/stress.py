@@ -169,7 +169,10 @@ def _require_one_of(context: typer.Context, *options: str) -> None:
 
 @contextmanager
 def _folder(out: Path | None, keep: Callable[[], bool] = lambda: False) -> Iterator[Path]:
-    """The folder ``out``, or a temporary one that is removed at the end unless ``keep`` says otherwise."""
+    """The folder ``out``, or a temporary one that is removed at the end unless ``keep`` says otherwise.
+
+    If the block has put nothing into a folder that was not there, such as one that refuses, it is removed, too.
+    """
     if out is None:
         folder = Path(tempfile.mkdtemp(prefix="fedemu-stress-"))
         try:
@@ -180,8 +183,13 @@ def _folder(out: Path | None, keep: Callable[[], bool] = lambda: False) -> Itera
     else:
         if out.exists() and any(out.iterdir()):
             raise ConfigurationError(f"{out} is not empty; name a new folder with --out")
+        is_new = not out.exists()
         out.mkdir(parents=True, exist_ok=True)
-        yield out
+        try:
+            yield out
+        finally:
+            if is_new and not any(out.iterdir()):
+                out.rmdir()
 
 
 def _play_all(chosen: list[Scenario], scale: Scale, folder: Path, seed: int) -> list[ScenarioResult]:

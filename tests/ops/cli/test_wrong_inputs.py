@@ -175,6 +175,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["stress", "soak", "--minutes", "0"], "--minutes 0 must be from 0.5 to 100000; see fedemu stress --help"),
     (["stress", "soak", "--minutes", "inf"], "--minutes inf must be from 0.5 to 100000"),
     (["stress", "strangers", "--seconds", "inf", "--attack", "x"], "--seconds inf must be from 1 to 3600"),
+    (["stress", "strangers", "--attack", "nope", "--out", "new"], "there is no attack 'nope'; choose from messages"),
     (["stress", "soak", "--edge"], "--edge is for fedemu stress strangers"),
 ]
 
