@@ -90,8 +90,9 @@ class Attempts(Generic[S]):
                 columns.begin_again()
                 last = short
                 shortfall.add(short.shortfall)
-                short_of = {"accepted": short.accepted, "needed": short.needed}
-                self._observers.event("retry", round=context.round, attempt=attempt, **short_of)
+                if attempt + 1 < self._settings.attempts:
+                    short_of = {"accepted": short.accepted, "needed": short.needed}
+                    self._observers.event("retry", round=context.round, attempt=attempt, **short_of)
         times = f"{self._settings.attempts} times" if self._settings.attempts > 1 else "in its only try"
         raise QuorumError(
             f"Round {context.round} got {last.accepted} of the {last.needed} replies that it needs, {times}; "
