@@ -174,7 +174,10 @@ class Remarking(Protocol):
     """An Algorithm that puts numbers of its own on record after a round."""
 
     def remarks(self, state: Any) -> Mapping[str, Any]:
-        """Numbers and lists of numbers by name, for the column ``remarks`` of the round's row. May be empty."""
+        """Numbers by name, for the column ``remarks`` of the round's row. May be empty.
+
+        In place of a number there may be a text, or a list or a mapping of these. Other objects are refused.
+        """
         ...
 
 

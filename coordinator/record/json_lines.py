@@ -29,6 +29,23 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
+def strange(value: Any, name: str = "") -> tuple[str, Any] | None:
+    """The first part of a value that JSON does not know, and that ``plain`` would make a text of, with its name.
+
+    Parts of a mapping are named by their keys, as in ``replay.periods``. None if there is no such part.
+    """
+    match value:
+        case None | bool() | int() | float() | str():
+            return None
+        case Mapping():
+            parts = ((f"{name}.{key}" if name else str(key), item) for key, item in value.items())
+        case tuple() | list() | set() | frozenset():
+            parts = ((name, item) for item in value)
+        case _:
+            return strange(value.tolist(), name) if hasattr(value, "tolist") else (name, value)
+    return next((found for key, item in parts if (found := strange(item, key)) is not None), None)
+
+
 def to_line(values: Mapping[str, Any]) -> bytes:
     """One JSON object on one line, with its line break."""
     return json.dumps(plain(values), allow_nan=False, separators=(",", ":")).encode() + b"\n"

@@ -15,6 +15,7 @@ from fedemu.algorithms.interface import Algorithm, Context, Picturing, Remarking
 from fedemu.coordinator.evaluation.diagnosis import RoundDiagnosis
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.record.json_lines import strange
 from fedemu.coordinator.record.outline import put_together, taken_apart
 from fedemu.coordinator.record.run_directory import RunDirectory
 from fedemu.coordinator.rounds.asking import Asking
@@ -161,12 +162,18 @@ class Rounds(Generic[S]):
         return settled
 
     def _remarks(self, state: S) -> dict[str, Any]:
-        """What the method says of the round. Raises ConfigurationError if this has no names."""
+        """What the method says of the round. Raises ConfigurationError if this has no names, or is not for JSON."""
         said: object = self._algorithm.remarks(state) if isinstance(self._algorithm, Remarking) else {}
         if not isinstance(said, Mapping):
             raise ConfigurationError(
                 f"the algorithm's remarks(state) is {an_object(said)}; it must be numbers by name, "
                 'as in {"distance": 0.5}'
+            )
+        if (found := strange(said)) is not None:
+            name, value = found
+            raise ConfigurationError(
+                f"the algorithm's remarks(state) has {an_object(value)} as {name!r}; make it a number, a text, or a "
+                "list or mapping of these"
             )
         return dict(said)
 

@@ -124,13 +124,20 @@ async def test_a_method_is_told_where_a_period_ends_and_its_remarks_are_in_the_r
     assert threads == {"numerics_0"}, "meanwhile the event loop hears the fleet"
 
 
-async def test_remarks_without_names_are_refused_in_a_sentence(
-    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (3, r"is an int; it must be numbers by"),
+        ({"loss": torch.ones(1), "at": {"place": [1, Path()]}}, r"has a PosixPath as 'at.place'; make it a number"),
+    ],
+)
+async def test_remarks_without_names_and_objects_among_them_are_refused_in_a_sentence(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, said: Any, words: str
 ) -> None:
     make_fleet()
     plan = make_plan(rounds=1)
-    algorithm = type("Told", (type(plan.algorithm),), {"remarks": lambda self, state: 3})()
-    with pytest.raises(ConfigurationError, match=r"the algorithm's remarks\(state\) is an int; it must be numbers by"):
+    algorithm = type("Told", (type(plan.algorithm),), {"remarks": lambda self, state: said})()
+    with pytest.raises(ConfigurationError, match=rf"the algorithm's remarks\(state\) {words}"):
         await play(replace(plan, algorithm=algorithm))
 
 
