@@ -81,6 +81,7 @@ def feddf(
     Devices may train by any criterion. Raises ConfigurationError without public data or without classes.
     """
     ingredients.require_classes("feddf")
+    ingredients.require_unheated("feddf", temperature=temperature)
     ingredients.require_public("feddf")
     steps = -(-server_batches // evaluate_every)
     server = ServerTraining(

@@ -34,4 +34,5 @@ def imitation(beta: float, tau: float) -> Term:
 def fedkd(ingredients: Ingredients, beta: NonNegativeFloat = 1.0, tau: PositiveFloat = 1.0) -> FedAvg:
     """FedKD. ``beta`` is the coefficient of the distillation (0 is FedAvg), ``tau`` is its temperature."""
     ingredients.require_classes("fedkd")
+    ingredients.require_unheated("fedkd", tau=tau)
     return FedAvg(ingredients.local_sgd(imitation(beta, tau)))

@@ -35,4 +35,5 @@ def preservation(beta: float, tau: float) -> Term:
 def fedntd(ingredients: Ingredients, beta: NonNegativeFloat = 1.0, tau: PositiveFloat = 1.0) -> FedAvg:
     """FedNTD. ``beta`` is the coefficient of the distillation (0 is FedAvg), ``tau`` is its temperature."""
     ingredients.require_classes("fedntd")
+    ingredients.require_unheated("fedntd", tau=tau)
     return FedAvg(ingredients.local_sgd(preservation(beta, tau)))

@@ -36,6 +36,8 @@ not come yet stays a number that can be shown. A loss that divides logits by a t
 up to temperature 3 a float32 still does not notice the classes, at 10 each has 1/150 of the highest one's share. Such a
 loss has to leave them out if its temperature may be higher.
 """
+MOST_HEAT: Final = 3.0
+"""The highest temperature of a loss that does not leave unseen classes out."""
 
 _HEADS: Final = (torch.float32, torch.float64)
 """What a classifier may be: in half precision its rows, logits and ``APART`` would be too coarse."""

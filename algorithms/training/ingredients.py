@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedemu.algorithms.interface import Augment, Model, Outputs
+from fedemu.algorithms.models.growing import MOST_HEAT, Growing
 from fedemu.algorithms.training.asymmetric import AsymmetricCrossEntropy
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import (
@@ -129,6 +130,15 @@ class Ingredients:
                 f"the method {method!r} has a loss of its own, into which cross-entropy is built; "
                 "set algorithm.loss = 'cross_entropy', or choose another method"
             )
+
+    def require_unheated(self, method: str, **temperatures: float) -> None:
+        """Raise ConfigurationError if one of these options is so high that classes of later tasks would be noticed."""
+        for option, temperature in temperatures.items():
+            if isinstance(self.model, Growing) and temperature > MOST_HEAT:
+                raise ConfigurationError(
+                    f"the method {method!r} would teach classes of later tasks at algorithm.options.{option} = "
+                    f"{temperature:g}; set it to {MOST_HEAT:g} or less, or choose a stream that is not of classes"
+                )
 
     def require_features(self, method: str) -> None:
         """Raise ConfigurationError if the model returns no features ``[batch, width]`` apart from its logits."""

@@ -80,3 +80,17 @@ def test_the_classifier_of_a_model_of_tokens_grows() -> None:
     assert model.head == Head("top.weight", "top.bias")
     tokens = torch.tensor([[0, 8, 3, 3, 0, 0]])
     assert model.apply(model.init(0), tokens, False)[0].logits.argmax().item() in (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("fedkd", "tau"), ("fedntd", "tau"), ("feddf", "temperature"), ("flashback", "temperature"), ("flashback", "tau")],
+)
+def test_temperatures_at_which_classes_of_later_tasks_would_be_noticed_are_refused(name: str, option: str) -> None:
+    plain = mlp((1, 4, 4), 4, (6,))
+    grown = growing(plain, ClassTasks.of(4, 2, [0, 1, 2, 3]), (1, 4, 4))
+    fields = {"criterion": cross_entropy, "classes": 4, "epochs": 1, "batch_size": 4, "lr": 0.1, "public": True}
+    for model, temperature in ((grown, 3.0), (plain, 3.5)):
+        build_algorithm(name, {option: temperature}, Ingredients(model, input_shape=(1, 4, 4), **fields))
+    with pytest.raises(ConfigurationError, match=rf"{name}.* algorithm.options.{option} = 3.5; set it to 3 or less"):
+        build_algorithm(name, {option: 3.5}, Ingredients(grown, input_shape=(1, 4, 4), **fields))
