@@ -11,7 +11,8 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") ->
 
     One setting on the command line has to be enough to choose another kind of table, another model or another method.
     So a table whose kind or name changes loses the settings that it had. Likewise ``per_round`` and ``participation``
-    remove each other. ``path`` is the full key of the two tables.
+    remove each other. An empty table takes away all settings of its table, so that the defaults hold. ``path`` is the
+    full key of the two tables.
     """
     kept = dict(below)
     if "kind" in above and above["kind"] != below.get("kind"):
@@ -25,5 +26,6 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") ->
     for key, value in above.items():
         old = kept.get(key)
         inner = f"{path}.{key}" if path else key
-        kept[key] = merge(old, value, inner) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        together = isinstance(old, Mapping) and isinstance(value, Mapping) and value
+        kept[key] = merge(old, value, inner) if together else value
     return kept

@@ -286,7 +286,7 @@ def _place(layer: dict[str, Any], keys: Sequence[str], value: Any, origin: str) 
         if not isinstance(here, dict):
             raise ConfigurationError(f'"{origin}" sets a key inside {key}, which is also set to a single value')
     old = here.get(keys[-1])
-    if isinstance(old, dict) and isinstance(value, dict):
+    if isinstance(old, dict) and isinstance(value, dict) and value:
         value = merge(old, value, ".".join(keys))
     here[keys[-1]] = value
 

@@ -132,6 +132,13 @@ def test_the_seed_is_known_before_all_other_settings_are() -> None:
     assert seed_of({"seed": 4}, [], {"FEDEMU_SEED": "3"}) == 3
 
 
+def test_an_empty_table_takes_away_what_was_set_before() -> None:
+    for overrides in (["algorithm.terms={}"], ["algorithm.terms.ewc.coefficient=3", "algorithm.terms={}"]):
+        experiment, _ = load_experiment("digits-tasks+ewc", overrides, {})
+        assert experiment.algorithm.terms == {}
+        assert experiment.algorithm.name == "fedavg"
+
+
 def test_a_table_that_becomes_another_kind_starts_from_its_defaults() -> None:
     experiment, _ = load_experiment("digits", ["availability.kind=weibull", "availability.shape=0.5"], {})
     assert experiment.availability.model_dump() == {
