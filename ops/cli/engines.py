@@ -15,7 +15,7 @@ from fedemu.ops.data.apart import find_data
 from fedemu.ops.engines import kubernetes as cluster
 from fedemu.ops.engines.places import patient, require_no_edges, require_processes
 from fedemu.ops.engines.slurm import SlurmJob, explained, submit, write_job
-from fedemu.ops.experiment.runtime import MOST_TRAINERS
+from fedemu.ops.experiment.runtime import MOST_NODES, MOST_TRAINERS
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.running.folder import claim, give_back
 from fedemu.ops.running.together import require_metrics_ports
@@ -27,7 +27,10 @@ from fedemu.ops.track.kinds import check as check_trackers
 def slurm(
     experiment: options.Experiment = None,
     nodes: Annotated[
-        int, typer.Option(metavar="N", help="The number of nodes. The devices are divided among them.", min=1)
+        int,
+        typer.Option(
+            metavar="N", help="The number of nodes. The devices are divided among them.", min=1, max=MOST_NODES
+        ),
     ] = 2,
     time: Annotated[
         str,
@@ -121,7 +124,10 @@ def slurm(
 def kubernetes(
     experiment: options.Experiment = None,
     machines: Annotated[
-        int, typer.Option(metavar="N", help="The number of machines. The devices are divided among them.", min=1)
+        int,
+        typer.Option(
+            metavar="N", help="The number of machines. The devices are divided among them.", min=1, max=MOST_NODES
+        ),
     ] = 2,
     out: Annotated[
         Path | None,

@@ -13,6 +13,8 @@ from fedemu.ops.experiment.tables.section import Positive, Section, Text
 
 MOST_TRAINERS = 1024
 """The largest number of trainers on one machine."""
+MOST_NODES = 100_000
+"""The largest number of nodes, or machines, among which an engine divides the devices."""
 
 
 def _several(value: Any) -> Any:
@@ -70,7 +72,7 @@ class Runtime(Section):
     allow_code: tuple[Text, ...] = ()
     transport: Literal["zmq", "memory"] = "zmq"
     on: Annotated[str, Field(max_length=4096)] = ""
-    nodes: Annotated[int, Field(ge=0, le=100_000)] = 0
+    nodes: Annotated[int, Field(ge=0, le=MOST_NODES)] = 0
     shared_state: Annotated[str, Field(max_length=4096)] = ""
     trainers: Annotated[int, Field(ge=0, le=MOST_TRAINERS)] = 0
     per_process: Annotated[int, Field(ge=1, le=100_000)] = 1

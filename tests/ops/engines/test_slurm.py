@@ -84,7 +84,8 @@ def test_devices_have_the_metrics_port_after_that_of_the_coordinator_on_their_no
     ("words", "said"),
     [
         (["--nodes", "21"], "--nodes 21 is more than the 20 devices of the experiment; say less"),
-        (["--nodes", "0"], "--nodes 0 must be at least 1"),
+        (["--devices", "2000000000", "--nodes", "1000000000"], "--nodes 1000000000 must be from 1 to 100000"),
+        (["--nodes", "0"], "--nodes 0 must be from 1 to 100000"),
         (["--time", "soon"], "--time 'soon' is no time limit; write it as in 90, 4:00:00 or 2-12:00:00"),
         (["--time", "5"], "--time 5 is too short: the run is stopped 180 s before; say at least 6 minutes"),
         (["--partition", "a b"], "--partition 'a b' is no name that Slurm knows"),
