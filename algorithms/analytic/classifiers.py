@@ -86,14 +86,15 @@ def ridge_regression(sums: Tree, ridge: float, constant: bool) -> tuple[Tensor, 
 
     The solution is ``(X^T X + ridge I)^-1 X^T Y``. With ``constant`` its last row is the bias, which counts in the
     penalty like the weights; otherwise the bias is 0. A class of no counted sample has zeros. Raises ConfigurationError
-    if ``ridge`` is so small beside the sums that rounding leaves no inverse.
+    if ``ridge`` is so small beside the sums that rounding leaves no inverse, or if these are no sums of features.
     """
     gram = sums["gram"] + ridge * torch.eye(len(sums["gram"]), dtype=torch.float64)
     factor, failed = torch.linalg.cholesky_ex(gram)
     if failed:
         raise ConfigurationError(
             f"algorithm.options.ridge = {ridge:g} is so small beside the features of this model that rounding leaves "
-            "the regression no solution; raise ridge"
+            "the regression no solution, or a device has sent what no features add up to; raise ridge, or go on "
+            "without that device"
         )
     solution = torch.cholesky_solve(sums["targets"], factor).t()
     if constant:

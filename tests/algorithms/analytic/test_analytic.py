@@ -267,8 +267,10 @@ def test_formulas_on_numbers_worked_out_by_hand() -> None:
 def test_a_ridge_that_rounding_takes_away_is_named() -> None:
     features = 100 * torch.randn(3, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     sums = products(2, False)(Outputs(features, features, {}), torch.tensor([0, 1, 1]), torch.ones(3).double())
-    with pytest.raises(ConfigurationError, match=r"^algorithm\.options\.ridge = 1e-15 is so small .*; raise ridge$"):
+    with pytest.raises(ConfigurationError, match=r"^algorithm\.options\.ridge = 1e-15 is so small .*; raise ridge, or"):
         ridge_regression(sums, 1e-15, False)
+    with pytest.raises(ConfigurationError, match="or a device has sent what no features add up to; raise ridge, or go"):
+        ridge_regression({**sums, "gram": -sums["gram"]}, 1.0, False)
     assert ridge_regression(sums, 1e-3, False)[0].isfinite().all()
 
 
