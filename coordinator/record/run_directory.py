@@ -27,7 +27,7 @@ from fedemu.coordinator.record.json_lines import is_object, plain, to_line
 from fedemu.coordinator.record.row import Row, read_rows
 from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import make_durable, named_failure, usable, wait_for_disk, write_whole
+from fedemu.protocol.host.files import GO_ON, make_durable, named_failure, usable, wait_for_disk, write_whole
 from fedemu.protocol.ids import digest_of_file
 from fedemu.protocol.wording import no_utf8
 
@@ -45,8 +45,6 @@ _FILES = (
     "logs/coordinator.log", "logs/devices.log", "logs/devices.out",
 )  # fmt: skip
 """The folders that a run writes into, and the files to which it adds."""
-_GO_ON = "make it writable, or go on in a copy of it"
-"""What to do if the folder of a run that has begun cannot be written."""
 
 
 def frozen_files(directory: Path) -> dict[str, str]:
@@ -92,7 +90,7 @@ def require_kinds(path: Path) -> None:
 @contextlib.contextmanager
 def alone_in(path: Path) -> Iterator[None]:
     """Nobody else writes into the run of this folder meanwhile. Raises ConfigurationError if somebody does now."""
-    with usable(path, _GO_ON):
+    with usable(path, GO_ON):
         lock = _locked(path)
     with lock:
         yield
@@ -113,7 +111,7 @@ class RunDirectory:
         if not (path / CONFIG).is_file():
             raise ConfigurationError(f"There is no run to resume in {path}: it has no {CONFIG}.")
         require_kinds(path)
-        with usable(path, _GO_ON):
+        with usable(path, GO_ON):
             self._lock = _locked(path)
             self.frozen = frozen_files(path)
             logs = ("metrics", "events", "asks", *(["diagnosis"] if diagnosed else []))

@@ -24,6 +24,7 @@ from fedemu.ops.running.timing import read_timing, table, timing
 from fedemu.ops.running.words import at_address, conclude, liveness_line, processes, title
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.files import GO_ON, usable
 from fedemu.protocol.host.private import private_folder
 
 ONE_MACHINE = ("fedemu-devices", "fedemu.ops.running.devices")
@@ -120,6 +121,9 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
     runtime = runtime.model_copy(update={"bind": chosen, "connect": reachable(chosen)})
     logs = directory / "logs"
     devices_terminal = logs / DEVICES_OUTPUT
+    with usable(directory, GO_ON):
+        logs.mkdir(exist_ok=True)
+        devices_terminal.touch()
     serving = runtime.model_dump_json()
     # The supervisor serves its metrics on the port after the coordinator's.
     keys = server_keys(runtime, os.environ)

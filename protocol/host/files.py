@@ -21,6 +21,8 @@ Buffer = bytes | bytearray | memoryview
 
 PARTIAL = ".partial"
 """The end of the names of partial files."""
+GO_ON = "make it writable, or go on in a copy of it"
+"""The remedy if the folder of a run that has begun cannot be written."""
 
 
 def write_whole(path: Path, content: bytes | str, *, durable: bool = False) -> None:

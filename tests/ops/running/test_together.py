@@ -46,6 +46,15 @@ def test_a_run_opens_a_port_only_if_an_address_is_asked_for(
     assert training.connect == serving.bind
 
 
+def test_a_run_whose_folder_cannot_be_written_may_go_on_in_a_copy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").write_text("in the way")
+    assert run_together(tmp_path, Experiment.parse({}), Runtime(), new=False, print_summary=False) == 2
+    told = "cannot be written: File exists; make it writable, or go on in a copy of it"
+    assert f"fedemu: {tmp_path} {told}" in capsys.readouterr().err
+
+
 def test_metrics_need_the_port_after_the_coordinators_unless_there_is_one_process() -> None:
     with pytest.raises(ConfigurationError, match="65535 leaves no port after it"):
         require_metrics_ports(Runtime(metrics_port=65535))
