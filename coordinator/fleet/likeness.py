@@ -16,6 +16,8 @@ from fedemu.protocol.messages import Compute
 _VERSIONS: Final = ("fedemu", "torch", "numpy")
 _PROCESSOR: Final = ("processor", "instructions")
 _GPU: Final = ("gpus", "cuda", "driver")
+MOST_WAYS: Final = 256
+"""The most ways that are remembered, because every checkpoint holds all of them."""
 
 
 class Way(NamedTuple):
@@ -57,7 +59,8 @@ class Likeness:
         if compute is None:
             return ""
         difference = self.difference(compute)
-        if all(_differences(compute, way.compute, self.portable) for way in self.ways):
+        is_new = all(_differences(compute, way.compute, self.portable) for way in self.ways)
+        if is_new and len(self.ways) < MOST_WAYS:
             self.ways.append(Way(host, compute))
         return difference
 

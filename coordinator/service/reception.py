@@ -286,10 +286,11 @@ class Reception:
             if lease.token != message.lease and (lost := self.roster.forget_states(lease)):
                 self.perturbed = True
                 self._observers.event("own_states_lost", devices=lost)
+            difference = likeness.note(message.compute, host)
             if (told := self._comings.comes(peer, lease.token, now)) is not None:
                 self._observers.event("enroll", host=lease.host, devices=len(lease), **told)
-            if difference := likeness.note(message.compute, host):
-                self._observers.event("mixed_compute", host=host, detail=difference)
+                if difference:
+                    self._observers.event("mixed_compute", host=host, detail=difference)
             self.changed.set()
 
     def _station(self, peer: bytes, message: edge.Station, now: float) -> None:

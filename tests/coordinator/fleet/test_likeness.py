@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedemu.coordinator.fleet.likeness import Likeness
+from fedemu.coordinator.fleet.likeness import MOST_WAYS, Likeness
 from fedemu.protocol.messages import Compute
 
 
@@ -84,3 +84,10 @@ def test_several_ways_are_kept_where_they_are_allowed_and_survive_a_checkpoint()
     assert again.ways == likeness.ways
     assert [way.host for way in again.ways] == ["a", "b"]
     assert again.refusal(compute(), "b"), "a run that goes on without the setting is that of the first machine"
+
+
+def test_a_machine_that_computes_otherwise_each_time_makes_no_checkpoint_grow_without_end() -> None:
+    likeness = Likeness(mixed=True)
+    differences = [likeness.note(compute(torch=str(version)), "a") for version in range(MOST_WAYS + 2)]
+    assert len(likeness.ways) == MOST_WAYS
+    assert all(differences[1:])
