@@ -225,10 +225,10 @@ class RunDirectory:
         write_whole(self.path / "summary.json", text + "\n", durable=True)
 
     def close(self) -> None:
-        """Close the logs and give up the lock. Of logs that were not there before, empty ones do not stay."""
-        for place in self._new:
-            if place.is_file() and place.stat().st_size == 0:
-                place.unlink()
+        """Close the logs and give up the lock. If nothing was written, as if a run is refused, no new log stays."""
+        if not any(place.stat().st_size for place in self._new if place.is_file()):
+            for place in self._new:
+                place.unlink(missing_ok=True)
         for file in (*self._logs.values(), self._lock):
             file.close()
 

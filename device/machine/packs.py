@@ -101,7 +101,7 @@ class Packs(DeviceProcesses):
 
     def _bury(self, number: int) -> None:
         process = self._processes[number]
-        process.pid = None
+        self._pids.pop(number, None)
         process.joined.clear()
         self._process_ended(number)
         ended, process.devices = process.devices, []
