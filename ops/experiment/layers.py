@@ -26,6 +26,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") ->
     for key, value in above.items():
         old = kept.get(key)
         inner = f"{path}.{key}" if path else key
-        together = isinstance(old, Mapping) and isinstance(value, Mapping) and value
-        kept[key] = merge(old, value, inner) if together else value
+        kept[key] = value
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and value:
+            kept[key] = merge(old, value, inner)
     return kept
