@@ -21,6 +21,7 @@ from fedemu.protocol.codec import DOWN, Limits
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Presence
+from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.transport.memory import MemoryNetwork
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
@@ -153,6 +154,23 @@ async def test_every_ask_of_a_script_is_an_exchange_of_its_own(
         (8, 1, 20.0),
         (8, 1, 40.0),
     ]
+
+
+async def test_edges_hear_how_the_replies_to_an_ask_are_added_up(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, network: MemoryNetwork
+) -> None:
+    heard: list[Any] = []
+    station = network.connect("here", edge.down_decoder(Limits()), lambda got: heard.append(got.message), print)
+
+    def script(index: int, work: wire.Work) -> Any:
+        station.send(edge.Station())
+        return {"after": 10.0}
+
+    make_fleet(2, script=script)
+    await play(make_plan(devices=2, per_round=2, over_selection=1.0, rounds=1))
+    (gather,) = (message for message in heard if isinstance(message, edge.Gather))
+    assert (gather.ask, gather.reducers) == ("1.0.0", (("model", "weighted_mean", "model"),))
+    assert [leaf.name for leaf in gather.leaves] == ["model/w", "model/b"]
 
 
 async def test_a_device_gets_its_own_part_and_pays_for_it(
