@@ -26,9 +26,11 @@ from fedemu.device.bus import (
     Submit,
     Train,
     Unusable,
+    Withdraw,
 )
 from fedemu.device.machine import broker as broker_module
 from fedemu.device.machine.broker import Broker
+from fedemu.device.machine.jobs import MAX_DEATHS
 from fedemu.device.machine.observer import Silent
 from fedemu.ops.stress.strangers.zmtp import MORE, dial, frame, shake_hands
 from fedemu.protocol.blobs.store import BlobStore
@@ -91,9 +93,16 @@ class Peer:
         decoder = TO_PROCESS if role == "process" else TO_TRAINER
         self.dealer = network.connect("bus", decoder, self._received, lambda error: None)
 
-    def submit(self) -> None:
+    def submit(self, device: int = 3) -> None:
         job = Submit(
-            device=3, ask="1.0.0", program="train", task=0, shared=(REF,), own=None, next_own="next", tensors=(INDICES,)
+            device=device,
+            ask="1.0.0",
+            program="train",
+            task=0,
+            shared=(REF,),
+            own=None,
+            next_own="next",
+            tensors=(INDICES,),
         )
         self.dealer.send(job, [np.array([6, 7]).tobytes()])
 
@@ -167,6 +176,51 @@ async def test_a_job_that_its_trainer_leaves_unanswered_fails(bus: Bus, until: C
     (answer,) = process.heard
     assert isinstance(answer, JobFailed)
     assert answer.reason == "trainer"
+
+
+async def test_a_job_that_is_withdrawn_before_it_begins_is_not_run(bus: Bus, until: Callable[..., Any]) -> None:
+    bus.store.put(MODEL)
+    process = bus.peer("process")
+    for device in (3, 4):
+        process.submit(device)
+    process.dealer.send(Withdraw(device=3, ask="1.0.0"))
+    process.dealer.send(Joined(device=4, incarnation=1))
+    await until(lambda: bus.joined, "what was said before")
+    trainer = bus.peer("trainer")
+    trainer.dealer.send(Ready(capacity={}, default=4))
+    await until(lambda: trainer.heard, "the group")
+    assert [job.device for job in trainer.heard[0].jobs] == [4]
+
+
+async def test_a_blob_that_a_trainer_cannot_read_is_held_against_its_digest(
+    bus: Bus, until: Callable[..., Any]
+) -> None:
+    path = bus.store.path(bus.store.put(MODEL))
+    process, trainer = bus.peer("process"), bus.peer("trainer")
+    trainer.dealer.send(Ready(capacity={}, default=4))
+    process.submit()
+    await until(lambda: trainer.heard, "the group")
+    path.chmod(0o644)
+    path.write_bytes(b"no weights")
+    failed = JobFailed(device=3, ask="1.0.0", reason="blob", detail="it is damaged")
+    trainer.dealer.send(failed)
+    await until(lambda: process.heard, "the answer")
+    assert process.heard == [failed]
+    assert not bus.store.has(Digest(REF.digest))
+
+
+async def test_the_device_hears_of_a_job_over_which_trainers_died(bus: Bus, until: Callable[..., Any]) -> None:
+    bus.store.put(MODEL)
+    device = bus.peer("process")
+    device.submit()
+    for _ in range(MAX_DEATHS):
+        assert device.heard == []
+        trainer = bus.peer("trainer")
+        trainer.dealer.send(Ready(capacity={}, default=4))
+        await until(lambda heard=trainer.heard: heard, "the group")
+        bus.broker.trainer_ended(0)
+    await until(lambda: device.heard, "the answer")
+    assert device.heard == [JobFailed(device=3, ask="1.0.0", reason="trainer", detail="3 trainers died over it")]
 
 
 async def test_jobs_that_went_to_a_trainer_whose_last_words_came_late_go_to_the_next(
