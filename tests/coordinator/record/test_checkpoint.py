@@ -75,7 +75,7 @@ def flip(path: Path, place: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["state-2.0.safetensors", "record-2.json"])
-@pytest.mark.parametrize("damage", ["short", "empty", "gone", *(place / 10 for place in range(10))])
+@pytest.mark.parametrize("damage", ["short", "empty", "gone", "another", *(place / 10 for place in range(10))])
 def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_is_loaded(tmp_path: Path, name: str, damage: Any):
     save(tmp_path, 1)
     save(tmp_path, 2)
@@ -83,6 +83,8 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_is_loaded(tmp_pa
     match damage:
         case "gone":
             path.unlink()
+        case "another":
+            path.write_text("[]")
         case "short" | "empty":
             os.truncate(path, path.stat().st_size // 2 if damage == "short" else 0)
         case place:
