@@ -66,9 +66,9 @@ async def test_a_fault_in_the_timer_ends_the_run_with_a_checkpoint(
     assert (finished.outcome, finished.rounds) == ("completed", 4)
 
 
-def a_service(folder: Path) -> Service:
+def a_service(folder: Path, clock: Callable[[], float] = lambda: START) -> Service:
     settings = Settings(run="test", seed=1, rounds=4, devices=3, per_round=2, start_timeout=60.0)
-    timeline = Timeline("virtual", clock=lambda: START)
+    timeline = Timeline("virtual", clock=clock)
 
     def granted(**fields: Any) -> Any:
         return Beat()
@@ -166,6 +166,43 @@ async def test_the_ask_hears_of_results_on_their_way_and_of_machines_that_fetch_
     sending.clear()
     reception.underway.tell(machine, START + 11)
     assert underway == [0, 2]
+
+
+async def test_the_time_for_which_the_coordinator_stood_still_counts_for_no_wait_and_no_silence(tmp_path: Path) -> None:
+    now, stalled = START, list[float]()
+    service = a_service(tmp_path, lambda: now)
+    service._ticked, service._stalls = now, 1000.0
+    terms = SimpleNamespace(cohort=())
+    machine = SimpleNamespace(running=(), verdicts={}, terms=terms, awaited=lambda now: None)
+    exchange: Any = SimpleNamespace(machine=machine, stalled=stalled.append)
+    exchange.tick = exchange.station_left = lambda *of: None
+    service.reception.exchange = exchange
+    service.roster.enroll(b"machine", 1, None, "", now)
+    wait = asyncio.ensure_future(service.until(lambda: False, 10.0))
+
+    async def look(time: float) -> None:
+        nonlocal now
+        now = time
+        service._look(now)
+        service._ticked = now
+        service.reception.changed.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    await asyncio.sleep(0)
+    await look(START + 60.25)
+    assert stalled == [60.0]
+    for step in range(1, 8):
+        await look(START + 60.25 + step / 4)
+    assert service.roster.leases.peers == [b"machine"], "what it has said meanwhile has to be read first"
+    await look(START + 62.25)
+    assert service.roster.leases.peers == []
+    for step in range(31):
+        await look(START + 62.25 + step / 4)
+    assert not wait.done(), "there are 0.25 s left"
+    await look(START + 70.0)
+    async with asyncio.timeout(30):
+        assert not await wait
 
 
 async def test_a_coordinator_that_computes_tells_that_nobody_is_connected(tmp_path: Path) -> None:
