@@ -39,12 +39,6 @@ class Packs(DeviceProcesses):
         self._sleepers = sleepers
         self._most = pack_size(per_process)
         self._rouse = rouse
-        self._launched = False
-
-    def launch(self) -> None:
-        """Have the zygote fork the packs for whoever has been asked meanwhile."""
-        self._launched = True
-        super().launch()
 
     def wake(self, devices: Iterable[int]) -> None:
         """Devices are asked: those that sleep begin a life."""
@@ -90,8 +84,7 @@ class Packs(DeviceProcesses):
             if len(self._processes[number].devices) < self._most:
                 return number
         self._processes.append(Process([], {}))
-        starting = not self._ready.done() or (self._starting is not None and not self._starting.done())
-        if self._launched and not starting:  # otherwise all packs are forked once the zygote is ready
+        if self._launched and not self._is_starting:  # otherwise all packs are forked once the zygote is ready
             self._fork(len(self._processes) - 1)
         return len(self._processes) - 1
 

@@ -119,7 +119,7 @@ class DeviceProcesses:
         """When the zygote was ready."""
         self._zygote_failures = 0
         self._joined = self._retired = 0
-        self._attached = False
+        self._attached = self._launched = False
         self._stopping = False
         self._all_ended = asyncio.Event()
         self._pauses: dict[int, asyncio.TimerHandle] = {}
@@ -165,9 +165,10 @@ class DeviceProcesses:
         self._following = self._loop.create_task(self._follow(reader))
 
     def launch(self) -> None:
-        """Have the zygote fork all processes."""
-        for number in range(len(self._processes)):
-            self._fork(number)
+        """Have the zygote fork all processes. A zygote that is starting again does so when it is ready."""
+        self._launched = True
+        if not self._is_starting:
+            self._fork_all()
         self._count()
 
     def joined(self, device: int, incarnation: int) -> None:
@@ -286,6 +287,15 @@ class DeviceProcesses:
         except FedemuError as error:
             self._failed(error)
             return
+        if self._launched:
+            self._fork_all()
+
+    @property
+    def _is_starting(self) -> bool:
+        """Whether a zygote is on its way, which forks all processes as soon as it is ready."""
+        return not self._ready.done() or (self._starting is not None and not self._starting.done())
+
+    def _fork_all(self) -> None:
         for number, process in enumerate(self._processes):
             if not process.retired:
                 self._fork(number)

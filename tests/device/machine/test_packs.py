@@ -222,6 +222,36 @@ async def test_packs_of_a_zygote_that_died_are_forked_by_the_next_one(
     await until(lambda: len(zygotes) == 2 and zygotes[1].forked, "the packs of the next zygote")
     assert zygotes[1].forked == [Fork(number=0, lives=())]
     assert machine.died == [life(4)]
+    machine.packs.wake([1, 2, 3])
+    await until(lambda: len(zygotes[1].forked) == 2, "one more pack")
+    assert zygotes[1].forked[1] == Fork(number=1, lives=())
+
+
+@pytest.mark.parametrize("ready", [True, False])
+async def test_packs_are_forked_once_if_the_zygote_dies_before_they_are_launched(
+    machine: Machine,
+    zygotes: list[Zygote],
+    until: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    ready: bool,
+) -> None:
+    prepare, again = machine.packs.prepare, asyncio.Event()
+
+    async def prepare_and_tell() -> None:
+        await prepare()
+        again.set()
+        if not ready:
+            machine.packs.launch()
+
+    monkeypatch.setattr(machine.packs, "prepare", prepare_and_tell)
+    machine.packs.wake([4])
+    zygotes[0].die()
+    await again.wait()
+    if ready:
+        machine.packs.launch()
+    machine.packs.wake([1, 2, 3])
+    await until(lambda: len(zygotes[1].forked) >= 2, "two packs")
+    assert [fork.number for fork in zygotes[1].forked] == [0, 1]
 
 
 async def test_a_pack_for_whoever_is_asked_when_the_next_zygote_gets_ready_is_forked_once(
