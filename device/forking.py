@@ -6,7 +6,6 @@ If it is killed itself, the kernel kills its children.
 
 from __future__ import annotations
 
-import errno
 import os
 import selectors
 import signal
@@ -20,6 +19,7 @@ from fedemu.device.pipe import Ended, Forked, NotForked, Unpacker, pack_message
 from fedemu.protocol.codec import Decoder
 from fedemu.protocol.host.kernel import end_with_parent, name_process
 from fedemu.protocol.messages import Message
+from fedemu.protocol.wording import refusal
 
 READ_BYTES = 2**16
 FAILED = 1
@@ -137,13 +137,6 @@ class Forker:
             os.kill(pid, signal.SIGKILL)
         for pid in self._children:
             os.waitpid(pid, 0)
-
-
-def refusal(error: OSError) -> str:
-    """Why the system starts no further process, and what to do."""
-    if error.errno == errno.EAGAIN:
-        return "the limit of processes is reached; raise it (ulimit -u, or pids.max of the container)"
-    return error.strerror or str(error)
 
 
 def begin(name: str, arguments: list[str]) -> socket.socket:

@@ -1,8 +1,9 @@
-"""Words for messages: what pydantic found wrong, what a value is, how a process ended, and which counts
-of a repeated thing are told."""
+"""Words for messages: what pydantic found wrong, what a value is, how a process ended or why none began, and which
+counts of a repeated thing are told."""
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 from collections.abc import Mapping
@@ -58,6 +59,13 @@ def ending(code: int) -> str:
         return f"was ended by {KILLED}"
     known = {sign.value: sign.name for sign in signal.Signals}
     return f"was ended by {known.get(-code, f'signal {-code}')}"
+
+
+def refusal(error: OSError) -> str:
+    """Why the system starts no further process, and what to do."""
+    if error.errno == errno.EAGAIN:
+        return "the limit of processes is reached; raise it (ulimit -u, or pids.max of the container)"
+    return error.strerror or str(error)
 
 
 def demand(detail: Mapping[str, Any]) -> str:

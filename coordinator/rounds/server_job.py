@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import select
@@ -23,7 +24,7 @@ from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.futures import fail
 from fedemu.protocol.host.idleness import Idleness, Stuckness
 from fedemu.protocol.host.own_code import Told, retold
-from fedemu.protocol.wording import KILLED
+from fedemu.protocol.wording import KILLED, refusal
 
 ReportStep = Callable[[int, int], None]
 """A function that gets the number of steps that are done, and the largest number that there may be.
@@ -55,10 +56,10 @@ async def run_server_job(
 
     The result is the job's last carry. A finished job is not run again, and one that was begun is continued, unless it
     began from another ``basis``. A process that dies is replaced once.
-    Raises FedemuError if the second one dies too, or if the job raises. ``died`` gets the cause of each
-    death. Cancellation kills the process and keeps its checkpoint. ``threads`` is the number of torch's threads in that
-    process, and ``seed`` that of the run. A process that uses no processor time for ``idle_seconds``, or finishes no
-    step for ``stuck_seconds``, is killed.
+    Raises FedemuError if the second one dies too, if the system lets none start, or if the job raises. ``died`` gets
+    the cause of each death. Cancellation kills the process and keeps its checkpoint. ``threads`` is the number of
+    torch's threads in that process, and ``seed`` that of the run. A process that uses no processor time for
+    ``idle_seconds``, or finishes no step for ``stuck_seconds``, is killed.
 
     The process is forked, because a job is made of closures, which no other start method can carry over. No thread may
     compute meanwhile: the child would wait for ever for a lock that the thread holds, such as that of oneDNN. This is
@@ -90,7 +91,13 @@ async def run_server_job(
         )
     cause = ""
     for _ in range(_TRIES):
-        ended = await _Child(job, place, threads, stepped, idle_seconds, stuck_seconds).run(loop)
+        try:
+            ended = await _Child(job, place, threads, stepped, idle_seconds, stuck_seconds).run(loop)
+        except BlockingIOError as error:
+            raise FedemuError(
+                f"The process of the server job {job.name!r} cannot be started in round {round}: {refusal(error)}, and "
+                "go on with --resume."
+            ) from error
         if ended.error is not None:
             said = f"The server job {job.name!r} failed: {ended.error.sentence}"
             raise retold(ended.error._replace(sentence=said), FedemuError)
@@ -152,7 +159,10 @@ class _Child:
                 loop.call_soon_threadsafe(_settle, result, end)
 
         thread = threading.Thread(target=live, name=f"server-job-{self._job.name}", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # for a thread the system has the same limit as for a process
+            raise BlockingIOError(errno.EAGAIN, str(error)) from error
         forked.wait()  # takes milliseconds, and the event loop has to stand still meanwhile
         try:
             return await asyncio.shield(result)

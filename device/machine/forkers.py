@@ -8,9 +8,9 @@ import socket
 from collections.abc import Mapping
 from typing import Final
 
-from fedemu.device.forking import refusal
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.source import interpreter
+from fedemu.protocol.wording import refusal
 
 END_SECONDS: Final = 5.0
 """A process that has not ended after so many seconds is killed."""

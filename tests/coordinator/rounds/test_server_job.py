@@ -1,12 +1,14 @@
 """Server jobs in a process of their own: results, checkpoints, deaths and cancellation."""
 
 import asyncio
+import errno
 import multiprocessing
 import os
 import select
 import signal
 import socket
 import stat
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -183,6 +185,28 @@ async def test_a_job_is_refused_where_trainers_have_used_a_gpu_in_this_process(
     assert "w" in await run_server_job(train(), tmp_path, 1, 0, ignore)
     with pytest.raises(ConfigurationError, match="the server job 'train' needs a process of its own"):
         await run_server_job(train(), tmp_path, 2, 0, ignore)
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "error"),
+    [
+        (os, "fork", OSError(errno.EAGAIN, "Resource temporarily unavailable")),
+        (threading.Thread, "start", RuntimeError("can't start new thread")),
+    ],
+)
+async def test_a_job_for_which_the_system_has_no_process_left_ends_the_run_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: object, name: str, error: Exception
+):
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(where, name, refuse)
+    with pytest.raises(FedemuError) as told:
+        await run_server_job(train(), tmp_path, 3, 0, ignore)
+    assert str(told.value) == (
+        "The process of the server job 'train' cannot be started in round 3: the limit of processes is reached; raise "
+        "it (ulimit -u, or pids.max of the container), and go on with --resume."
+    )
 
 
 async def test_a_finished_job_is_not_run_again(tmp_path: Path):
