@@ -99,13 +99,16 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_is_loaded(tmp_pa
         assert name in sentence
 
 
-def test_a_record_before_checksums_is_read(tmp_path: Path):
+def test_a_record_before_checksums_is_read_unless_its_tensors_are_damaged(tmp_path: Path):
     save(tmp_path, 3)
     record = tmp_path / "record-3.json"
     document = json.loads(record.read_bytes().splitlines()[0]) | {"format": 1}
     del document["tensors_sha256"]
     record.write_text(json.dumps(document))
     assert consistent(checkpoint.load(tmp_path, state_of(0)))
+    os.truncate(tmp_path / "state-3.0.safetensors", 100)
+    with pytest.raises(ConfigurationError, match="safetensors is damaged: it is no file of tensors any more"):
+        checkpoint.load(tmp_path, state_of(0))
 
 
 def test_an_error_says_that_no_checkpoint_can_be_read(tmp_path: Path):

@@ -84,11 +84,24 @@ async def test_a_nursery_that_ends_again_and_again_before_a_trainer_is_ready_end
         trainers.ready(1)
         good.end.set_result(1)  # it was of use, so the count begins anew
         await until(lambda: told, "the error")
-    assert last.forked == [0, 1]
+    assert (last.forked, dict(trainers.pids)) == ([0, 1], {}), "the processes of a nursery have ended with it"
     assert (
         str(told[0])
         == "No trainer can be started: the nursery was ended by SIGKILL (the kernel does so if memory runs out)."
     )
+
+
+async def test_a_trainer_that_is_about_to_be_started_again_is_started_once_if_the_nursery_ends_meanwhile(
+    until: Callable[..., Any],
+) -> None:
+    following = Nursery(lambda: None)
+    nursery = Nursery(lambda: following)
+    async with launched(nursery, 2, pytest.fail) as trainers:
+        await until(lambda: len(trainers.pids) == 2, "the trainers were forked")
+        nursery.heard(Ended(number=0, pid=1, code=-9))
+        nursery.end.set_result(-9)
+        await until(lambda: following.forked, "the next nursery has forked")
+        assert following.forked == [0, 1]
 
 
 async def test_a_trainer_that_ends_again_and_again_before_it_is_ready_ends_the_machine(
