@@ -15,10 +15,12 @@ import pytest
 from fedemu.device.machine.arrival import ExperimentCode, MachinePlan, arrive
 from fedemu.device.machine.lease import LeaseSearch
 from fedemu.device.machine.link import RunOver
+from fedemu.device.machine.observer import Silent
+from fedemu.ops.bench.fleet.scripted import ScriptedCoordinator
 from fedemu.protocol.blobs.fetch import MOST_WAITS
 from fedemu.protocol.codec import UP, Envelope, Packed
 from fedemu.protocol.errors import FedemuError, RefusedError
-from fedemu.protocol.messages import Bye, Enroll
+from fedemu.protocol.messages import Bye, Enroll, Need
 from fedemu.protocol.transport.memory import MemoryNetwork
 
 
@@ -81,19 +83,58 @@ async def test_the_lease_is_held_until_the_end_and_found_by_the_next_life(
     assert [enroll.lease for enroll in server.heard_of(Enroll)] == [None, "lease-1"]
 
 
+class Told(Silent):
+    """Remembers what it was told of the machine's place with its coordinator."""
+
+    def __init__(self) -> None:
+        self.news: list[str] = []
+
+    def placed(self, devices: int) -> None:
+        self.news.append(f"placed {devices}")
+
+    def lost(self, seconds: float) -> None:
+        self.news.append("lost")
+
+    def found(self) -> None:
+        self.news.append("found")
+
+
 async def test_a_blob_is_not_given_up_while_the_coordinator_is_away(
     memory_coordinator: Any, plan: Any, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
     monkeypatch.setattr("fedemu.protocol.blobs.fetch.PATIENCE", 0.02)
-    server = memory_coordinator()
+    server, told = memory_coordinator(), Told()
     server.terms.heartbeat_seconds = 0.01
     async with AsyncExitStack() as stack:
-        here = await arrive(plan(server), server.network, "here", stack)
+        here = await arrive(plan(server, observer=told), server.network, "here", stack)
         server.router.close()
         fetching = asyncio.create_task(here.link.fetch(server.blob("model", b"weights")))
         await asyncio.sleep(2 * MOST_WAITS * 0.02)
+        await until(lambda: "lost" in told.news, "the loss of the coordinator")
+        assert told.news == ["placed 6", "lost"]
         server.open("coordinator")
         assert (await asyncio.wait_for(fetching, 60)).read_bytes() == b"weights"
+    assert told.news[:3] == ["placed 6", "lost", "found"]
+
+
+async def test_a_part_of_a_blob_that_does_not_come_is_asked_for_again(
+    memory_coordinator: Any, plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedemu.protocol.blobs.fetch.PATIENCE", 0.02)
+    server, serve, lost = memory_coordinator(), ScriptedCoordinator._serve, []
+    async with AsyncExitStack() as stack:
+        here = await arrive(plan(server), server.network, "here", stack)
+
+        def lose_the_first(peer: bytes, need: Need) -> None:
+            if lost:
+                serve(server, peer, need)
+            else:
+                lost.append(need)
+
+        monkeypatch.setattr(server, "_serve", lose_the_first)
+        fetching = here.link.fetch(server.blob("model", b"weights"))
+        assert (await asyncio.wait_for(fetching, 60)).read_bytes() == b"weights"
+    assert len(lost) == 1
 
 
 async def test_what_came_last_is_undone_first(
