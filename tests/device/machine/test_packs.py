@@ -13,7 +13,7 @@ import pytest
 from fedemu.device.machine import processes
 from fedemu.device.machine.observer import Silent
 from fedemu.device.machine.packs import PACK, Packs, pack_size
-from fedemu.device.machine.processes import BIRTH_STRIDE
+from fedemu.device.machine.processes import BIRTH_STRIDE, DeviceProcesses
 from fedemu.device.machine.sleepers import Lives, Sleepers
 from fedemu.device.pipe import TO_ZYGOTE, Ended, Fork, Forked, Setup, Unpacker, ZygoteReady, pack_message
 from fedemu.protocol.errors import FedemuError
@@ -295,3 +295,29 @@ async def test_a_zygote_that_dies_again_and_again_is_given_up(
     told = "The zygote, which forks the device processes, failed 3 times in a row; at last it ended with code 0."
     assert str(failures[0]) == told
     await machine.packs.stop(None, 0.0)
+
+
+async def test_a_process_is_given_up_that_ends_again_and_again_without_joining_and_planned_ends_do_not_count(
+    zygotes: list[Zygote], until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "MOST_FAILURES", 2)
+    failures: list[FedemuError] = []
+
+    def ignore(*_: int) -> None: ...
+
+    alone = DeviceProcesses(SETUP, [4], 1, FIRST, Silent(), died=ignore, process_ended=ignore, failed=failures.append)
+    await alone.prepare()
+    alone.launch()
+    ends = [(False, 1), (True, -9), (False, 1), (True, 1), (False, 5)]
+    for number, (joins, code) in enumerate(ends, 1):
+        await until(lambda: len(zygotes[0].forked) == number, "the next life")  # noqa: B023
+        assert failures == []
+        if joins:
+            alone.joined(4, FIRST + number * BIRTH_STRIDE)
+        zygotes[0].say(Ended(number=0, pid=7_777_777, code=code))
+    await until(lambda: failures, "the end of the machine")
+    assert str(failures[0]) == (
+        "Device process 0 failed 2 times in a row; at last it ended with code 5; see the output above."
+    )
+    assert [fork.lives for fork in zygotes[0].forked] == [(life(4, number),) for number in range(1, 6)]
+    await alone.stop(None, 0.0)
