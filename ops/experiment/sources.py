@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, time
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def check_resume(
     The experiment is the frozen one, perhaps with more rounds. Any other setting that differs raises
     ConfigurationError, because it would make another experiment.
     """
-    table = merge(merge(frozen.table(), _from_environment(environment)), _from_overrides(overrides))
+    table = reduce(merge, [*_from_environment(environment), *_from_overrides(overrides)], frozen.table())
     runtime = _runtime(table)
     wanted = Experiment.parse(table)
     for path, old, new in differences(frozen.table(), wanted.table()):
@@ -111,10 +112,8 @@ def _layered(
 ) -> tuple[Path | None, dict[str, Any], dict[str, Any]]:
     """The folder of an experiment, the table of all its settings, and those that ``overrides`` give."""
     folder, table = _open(source)
-    given = _from_overrides(overrides)
-    for layer in (_from_environment(environment), given):
-        table = merge(table, layer)
-    return folder, table, given
+    *emptied, given = _from_overrides(overrides)
+    return folder, reduce(merge, [*_from_environment(environment), *emptied, given], table), given
 
 
 def _runtime(table: dict[str, Any]) -> Runtime:
@@ -175,15 +174,12 @@ def _instead_of(path: Path) -> str:
     return f"; `fedemu init {path}` writes one to start from"
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+def _from_environment(environment: Mapping[str, str]) -> list[dict[str, Any]]:
     """The settings in the environment. ``FEDEMU_LOCAL__LR=0.05`` is ``local.lr``: two underscores stand for the dot."""
-    layer: dict[str, Any] = {}
     unknown = unknown_variables(environment)
     if unknown:
         raise ConfigurationError(unknown[0])
-    for name in _variables(environment):
-        _place(layer, _keys_of(name), toml_of(environment[name], name), name)
-    return layer
+    return _layers((_keys_of(name), toml_of(environment[name], name), name) for name in _variables(environment))
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
@@ -240,15 +236,17 @@ def _has(table: Any, keys: Sequence[str]) -> bool:
     return True
 
 
-def _from_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    layer: dict[str, Any] = {}
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        keys = _parts_of(key)
-        if not equals or not all(keys):
-            raise ConfigurationError(f'"{override}" is no override; write section.key=value, as in local.lr=0.05')
-        _place(layer, keys, toml_of(text.strip(), key), override)
-    return layer
+def _from_overrides(overrides: Sequence[str]) -> list[dict[str, Any]]:
+    return _layers(map(_parsed, overrides))
+
+
+def _parsed(override: str) -> tuple[list[str], Any, str]:
+    """The parts of the key of an override, its value, and the override itself."""
+    key, equals, text = override.partition("=")
+    keys = _parts_of(key)
+    if not equals or not all(keys):
+        raise ConfigurationError(f'"{override}" is no override; write section.key=value, as in local.lr=0.05')
+    return keys, toml_of(text.strip(), key), override
 
 
 def _parts_of(key: str) -> list[str]:
@@ -276,6 +274,29 @@ def toml_of(text: str, name: str) -> Any:
             raise ConfigurationError(f"{name} = {text} is not a TOML value; check its brackets and quotes") from None
         return text
     return parsed["value"] if len(parsed) == 1 and not isinstance(parsed["value"], date | time) else text
+
+
+def _layers(settings: Iterable[tuple[Sequence[str], Any, str]]) -> list[dict[str, Any]]:
+    """Settings, each with its keys, its value and its origin, as layers. The last layer has all settings.
+
+    Before it stands a layer for each empty table: what is set inside this table must not meet what lies below.
+    """
+    emptied, together = list[dict[str, Any]](), dict[str, Any]()
+    for keys, value, origin in settings:
+        _place(together, keys, value, origin)
+        for path in _empty_tables(value, tuple(keys)):
+            emptied.append({})
+            _place(emptied[-1], path, {}, origin)
+    return [*emptied, together]
+
+
+def _empty_tables(value: Any, keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The keys of the empty tables in a value."""
+    if value == {}:
+        yield keys
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _empty_tables(inner, (*keys, key))
 
 
 def _place(layer: dict[str, Any], keys: Sequence[str], value: Any, origin: str) -> None:

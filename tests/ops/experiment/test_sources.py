@@ -139,6 +139,19 @@ def test_an_empty_table_takes_away_what_was_set_before() -> None:
         assert experiment.algorithm.name == "fedavg"
 
 
+def test_what_is_set_inside_an_empty_table_does_not_meet_what_lies_below() -> None:
+    lwf = {"FEDEMU_ALGORITHM__TERMS__LWF__TEMPERATURE": "3"}
+    for overrides, environment in (
+        (["algorithm.terms={}", "algorithm.terms.lwf.temperature=3"], {}),
+        (["algorithm={ terms = {} }", "algorithm.terms={ lwf = { temperature = 3 } }"], {}),
+        (["algorithm.terms={}", "algorithm.terms.lwf.temperature=3"], lwf | {"FEDEMU_LOCAL": "{}"}),
+        ([], {"FEDEMU_ALGORITHM__TERMS": "{}"} | lwf),
+    ):
+        experiment, _ = load_experiment("digits-tasks+ewc", overrides, environment)
+        assert experiment.algorithm.terms == {"lwf": {"temperature": 3}}
+        assert check_resume(experiment, overrides, {})[0] == experiment
+
+
 def test_a_table_that_becomes_another_kind_starts_from_its_defaults() -> None:
     experiment, _ = load_experiment("digits", ["availability.kind=weibull", "availability.shape=0.5"], {})
     assert experiment.availability.model_dump() == {
