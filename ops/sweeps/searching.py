@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedemu.coordinator.record.run import Run, read_run
+from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.ops.figures import counted
 from fedemu.ops.running.codes import INTERRUPTED
@@ -15,16 +16,17 @@ from fedemu.ops.sweeps.hold import await_left, held
 from fedemu.ops.sweeps.plan import Part, Planned, runs_of
 from fedemu.ops.sweeps.runs import Failed, Progress, is_over, play
 from fedemu.ops.sweeps.search import Study
-from fedemu.ops.sweeps.sweep import begin, decode_first, finish, loaded, prepare, require_own_ports, wanted
+from fedemu.ops.sweeps.sweep import Loaded, begin, decode_first, finish, loaded, prepare, require_own_ports, wanted
 from fedemu.ops.terminal import say
-from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 
 def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int | None, resume: str) -> int:
     """Run trials until there are so many, then compare them all and tell the best. Returns the exit code.
 
-    ``part`` is the experiment with its seeds. A trial of which a run diverges has no result. One of which a run fails
-    ends the search, and the next call tries it again. If it fails once more, it has no result, and the search goes on.
+    ``part`` is the experiment with its seeds. A trial whose values do not go with the experiment has no result, nor has
+    one of which a run diverges. One of which a run fails ends the search, and the next call tries it again. If it fails
+    once more, it has no result, and the search goes on.
     """
     failed: list[Failed] = []
     unsettled: list[Planned] = []
@@ -33,17 +35,19 @@ def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int
     try:
         with held(folder):
             while not failed and (batch := study.batch(trials)):
-                of_trials = {number: _runs(part, number, choices) for number, choices in batch}
+                over = len(study.over())
+                of_trials, experiments = _possible(part, study, batch)
+                if not of_trials:
+                    continue
                 runs = [run for found in of_trials.values() for run in found]
-                experiments = loaded(runs)
                 prepare(folder, experiments)
                 left = [run for run in runs if not is_over(folder / run.folder, wanted(experiments, run))]
-                over = len(study.over())
                 if at_once is None or not over:
                     at_once = begin(folder, runs, left, experiments, at_once)
                 require_own_ports(experiments, left, at_once)
                 for number, choices in batch:
-                    say(f"trial {number + 1} of {trials}: {', '.join(map(override_of, choices))}")
+                    if number in of_trials:
+                        say(f"trial {number + 1} of {trials}: {', '.join(map(override_of, choices))}")
                 progress = Progress(left, at_once, later=max(0, trials - over - len(batch)) * seeds)
                 decode_first(experiments[run.folder][0] for run in left)
                 await_left([folder / run.folder for run in left])
@@ -65,6 +69,23 @@ def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int
     except KeyboardInterrupt:
         say(f"search interrupted; go on with what is left by\n{resume}")
         return INTERRUPTED
+
+
+def _possible(
+    part: Part, study: Study, batch: Sequence[tuple[int, Sequence[Choice]]]
+) -> tuple[dict[int, list[Planned]], Loaded]:
+    """The runs of each trial, and their experiments. A trial whose values make no experiment is told, and over."""
+    of_trials: dict[int, list[Planned]] = {}
+    experiments: dict[Path, tuple[Experiment, Runtime]] = {}
+    for number, choices in batch:
+        runs = _runs(part, number, choices)
+        try:
+            experiments |= loaded(runs)
+            of_trials[number] = runs
+        except ConfigurationError as error:
+            study.tell(number, [])
+            say(f"trial {number + 1} has no result: {error}")
+    return of_trials, experiments
 
 
 def _runs(part: Part, number: int, choices: Sequence[Choice]) -> list[Planned]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,6 +101,27 @@ def test_a_trial_that_diverges_has_no_result_and_the_search_goes_on(
     assert code == 0
     assert [value for _, _, value in study.over()] == [None] * (BATCH + 1)
     assert "none of 5 trials has a result\n" in capsys.readouterr().err
+
+
+def test_a_trial_whose_values_do_not_go_with_the_experiment_has_no_result_and_the_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = Fleet(monkeypatch)
+    study = Study(tmp_path, parse_space(["fleet.per_round=1..60"]), "final_accuracy", seed=1)
+    trials = BATCH + 2
+    assert run_search(tmp_path, PART, study, trials, 1, "again") == 0
+    results = {number: (choices[0][1], value) for number, choices, value in study.over()}
+    wrong = {number for number, (per_round, _) in results.items() if per_round > 20}
+    assert len(results) == trials
+    assert wrong
+    assert {number for number, (_, value) in results.items() if value is None} == wrong
+    told = capsys.readouterr().err
+    for number in range(trials):
+        sentence = rf"^trial {number + 1} has no result: .* is more than fleet\.devices = 20; "
+        assert bool(re.search(sentence, told, re.MULTILINE)) == (number in wrong)
+    right = sorted(set(range(trials)) - wrong)
+    played = [place for places in fleet.played for place in places]
+    assert played == [f"{number + 1:03d}/seed-{seed}" for number in right for seed in (1, 2)]
 
 
 def test_a_figure_that_no_run_has_is_named(
