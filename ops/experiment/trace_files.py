@@ -128,11 +128,6 @@ def read_compute(path: Path, column: str, median: float, weight: str = "") -> Ro
     return Rows(tuple(median * middle / score for score in scores), (0.0,) * len(scores), weights)
 
 
-def columns(path: Path) -> list[str]:
-    """The names in the header of a file."""
-    return _read(path)[0]
-
-
 def _median(values: Sequence[float], weights: Sequence[float]) -> float:
     """The weighted median: the lowest value up to which more than half of the weight lies.
 
