@@ -94,6 +94,16 @@ def test_a_run_may_grow_when_it_is_reopened_and_the_frozen_file_grows_with_it() 
     assert read_frozen(directory).rounds == 5
 
 
+@pytest.mark.parametrize(("played", "rounds"), [(3, 3), (4, 5)])
+def test_a_run_gives_its_further_rounds_back_if_none_of_them_was_played(played: int, rounds: int) -> None:
+    directory = claim(EXPERIMENT, None)
+    keep_grown(directory, reopen(directory, ["rounds=5"], {})[0])
+    for round in range(1, played + 1):
+        write_row(directory, round)
+    take_back_growth()
+    assert read_frozen(directory).rounds == rounds
+
+
 def test_a_run_whose_rows_are_damaged_gives_its_further_rounds_back() -> None:
     directory = claim(EXPERIMENT, None)
     write_row(directory, 1)

@@ -95,6 +95,12 @@ def test_after_an_interruption_the_devices_are_not_waited_for_long() -> None:
     assert launch.tick(2.0 + Patience().retreat) == [Send("devices", signal.SIGTERM)]
 
 
+def test_a_signal_after_the_end_of_the_coordinator_ends_the_devices_at_once() -> None:
+    launch = with_devices()
+    launch.coordinator_ended(0, now=2.0)
+    assert launch.signalled(signal.SIGINT, now=2.1) == [Send("devices", signal.SIGTERM)]
+
+
 def test_a_killed_coordinator_is_named_and_its_devices_are_ended_at_once() -> None:
     launch = with_devices()
     actions = launch.coordinator_ended(-signal.SIGKILL, now=3.0)

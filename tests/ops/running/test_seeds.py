@@ -154,14 +154,16 @@ def test_a_seed_that_diverged_is_not_run_again(runs: FakeRuns) -> None:
 def test_a_group_may_grow_by_rounds_and_by_seeds(runs: FakeRuns) -> None:
     assert call("digits-small", "--seeds", "0,1", "--rounds", "3", "--out", "group", "--set", "local.lr=0.5") == 0
     runs.ran = []
+    assert call("--resume", "group", "--rounds", "4", "--set", "track.to=['nobody']") == 2
     assert call("--resume", "group", "--seeds", "1,5", "--rounds", "4") == 0
     assert runs.ran == [(1, False), (5, False)]
     grown = read_frozen(Path("group/seed-5"))
     assert (grown.seed, grown.rounds, grown.local.lr) == (5, 4, 0.5)
-    assert read_frozen(Path("group/seed-0")).rounds == 3
+    assert [read_frozen(Path(f"group/seed-{seed}")).rounds for seed in (0, 1)] == [3, 4]
 
 
 def test_a_seed_whose_claim_was_cut_off_by_a_kill_can_be_had_again(runs: FakeRuns) -> None:
+    Path("group").mkdir()
     assert call("digits-small", "--seeds", "0", "--out", "group") == 0
     Path("group/seed-1").mkdir()
     for name in (".lock", "config.toml.partial"):
