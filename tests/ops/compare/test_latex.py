@@ -197,6 +197,7 @@ def test_what_cannot_be_tested_is_not_and_says_why() -> None:
     assert "all pairs differ equally" in latex(comparison(good, entry("same", (0.8, 0.7))))
     assert "one pair is too few" in latex(comparison(good, entry("short", (0.5, None))))
     assert paired_tests([good], "forgetting") == []
+    assert paired_tests([good, replace(entry("others", (0.5, 0.6)), seeds=(7, None))], "final_accuracy") == []
     assert [least_wilcoxon(pairs) for pairs in (3, 5, 6)] == [0.25, 0.0625, 0.03125]
 
 
