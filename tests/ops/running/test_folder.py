@@ -152,6 +152,20 @@ def test_an_experiment_that_was_changed_by_hand_is_not_gone_on_with() -> None:
         reopen(directory, [], {})
 
 
+def test_a_run_whose_traces_are_gone_or_were_changed_is_not_gone_on_with() -> None:
+    traces = (directory := claim(EXPERIMENT, None)) / "traces.json"
+    traces.write_text("{}")
+    played(directory)
+    assert reopen(directory, [], {})[0] == EXPERIMENT
+    refusal = r"traces\.json is gone or was changed since the run began; put it back"
+    traces.write_text("[]")
+    with pytest.raises(ConfigurationError, match=refusal):
+        reopen(directory, [], {})
+    traces.unlink()
+    with pytest.raises(ConfigurationError, match=refusal):
+        reopen(directory, [], {})
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7])
 def test_an_experiment_that_was_cut_is_not_gone_on_with(share: float) -> None:
     config = played(directory := claim(EXPERIMENT, None))
