@@ -76,7 +76,16 @@ def test_the_table_ranks_the_methods_of_each_stream_with_their_spread(tmp_path: 
     written(tmp_path / "one/digits-small+wsm/seed-1", 0.0, 0.9, "interrupted")
     standing = lines(tmp_path, runs)
     assert [(line.method, line.runs, line.planned) for line in standing["one"]] == [("wsm", 1, 2), ("fedavg", 2, 2)]
+    together = overview(standing)
+    assert together.pop("method") == ["wsm", "fedavg"]
+    assert together == {
+        "one: accuracy": ["80.0 %", "60.0 ± 14.1 %"],
+        "one: forgetting": ["10.0 %", "20.0 %"],
+        "two: accuracy": ["", "–"],
+        "two: forgetting": ["", "–"],
+    }
     shown = text(standing)
+    assert shown.startswith("| method | one: accuracy | one: forgetting | two: accuracy | two: forgetting |")
     assert "60.0 ± 14.1 %" in shown
     assert "| fedavg | 60.0 ± 14.1 % | 20.0 %     | 10.0 B | 4       | 2 of 2 |" in shown
     assert "| a\\|b   | 80.0 %" in text({"one": [replace(standing["one"][0], method="a|b")]})
