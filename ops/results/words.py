@@ -186,8 +186,11 @@ def _changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """The settings in which ``new`` differs from ``old``, by their full keys. None for one that ``new`` lacks.
 
     A table of another kind and another model are one setting, because ``merge`` lays nothing of them over the old one.
+    Nor does it keep the options of a method when it lays another one over it.
     """
     choice = "name" if path == "model" else "kind"
+    if path == "algorithm" and old["name"] != new["name"]:
+        old = {**old, "options": {}}
     if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get(choice) == new.get(choice):
         for key in dict.fromkeys([*old, *new]):
             yield from _changes(old.get(key), new.get(key), f"{path}.{toml_key(key)}" if path else key)

@@ -51,6 +51,8 @@ def test_an_old_file_without_settings_tells_nothing_of_them() -> None:
         ("digits", ["algorithm.terms={ 'mine.py:held' = { width = 2 } }"], None),
         ("digits-tasks+mfcl", ["fleet.devices=12"], "fedemu run digits-tasks+mfcl --devices 12"),
         ("digits", ["model.name=cnn"], None),
+        ("digits+fedprox", ["algorithm.name=moon", "algorithm.options.mu=1.0"], None),
+        ("digits+fedprox", ["algorithm.name=fedavg"], "fedemu run digits+fedprox --set 'algorithm.name=\"fedavg\"'"),
         ("digits", ["availability.kind=always"], "fedemu run digits --set 'availability={ kind = \"always\" }'"),
     ],
 )
@@ -68,7 +70,7 @@ def test_the_command_makes_the_same_experiment(name: str, overrides: list[str], 
 
 
 def test_an_experiment_that_lacks_a_setting_of_its_preset_is_run_from_its_file() -> None:
-    table = experiment("digits-drift+fedprox", "algorithm.name=fedavg").table()
+    table = experiment("digits-drift+lwf", "algorithm.terms={}").table()
     assert command_again(table, Path("runs/one")) == "fedemu run runs/one/config.toml"
 
 
