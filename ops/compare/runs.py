@@ -17,9 +17,11 @@ from fedemu.ops.compare.settings import differing, most_common, short_name, usua
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.sources import CONFIG_FILE
+from fedemu.ops.experiment.traces import TRACES_FILE
 from fedemu.ops.results.words import Keys, Table, at, shown
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.named import SHOWN
+from fedemu.protocol.ids import digest_of_file
 
 _NOT_SCIENCE = ("name", "seed", "diagnose")
 """Experiments that differ only in these settings count as one. What is measured in a run does not change the run."""
@@ -67,8 +69,9 @@ def is_run(path: Path) -> bool:
 def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
     """The runs of all ``paths`` by experiment, in the order of their first run, and warnings as sentences.
 
-    Runs with other code are another experiment. A run that tells of no code goes with the first one that does. If there
-    are several runs of one experiment and seed, the one that got furthest counts, or the first of those.
+    Runs with other code or other traces are another experiment. A run that tells of no code goes with the first one
+    that does. If there are several runs of one experiment and seed, the one that got furthest counts, or the first of
+    those.
     """
     every = list(_each(paths))
     usual_code = {found.key: found.code for found in reversed(every) if found.code}
@@ -91,7 +94,7 @@ def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
         for first in [next(iter(alike.values()))]
     ]
     warnings += incomparable([group.experiment for group in groups if group.experiment])
-    return groups, warnings + _other_code(groups)
+    return groups, [*warnings, *_other_code(groups), *_other_traces(every)]
 
 
 def labels(groups: Sequence[Group]) -> list[str]:
@@ -118,7 +121,8 @@ def labels(groups: Sequence[Group]) -> list[str]:
 class _Found:
     """A run, where it was found, and its experiment with all defaults, but without the settings ``_NOT_SCIENCE``.
 
-    ``code`` is empty if the experiment names none, or if it is not known (yet).
+    ``code`` is empty if the experiment names none, or if it is not known (yet). ``traces`` is the digest of what the
+    run keeps of the trace files that the experiment names, empty if it names none.
     """
 
     run: Run
@@ -126,11 +130,17 @@ class _Found:
     experiment: Table
     seed: int | None
     code: Mapping[str, str]
+    traces: str
+
+    @property
+    def settings(self) -> str:
+        """A text that is the same for all runs with the same settings. A run without a known experiment has its own."""
+        return json.dumps(self.experiment, sort_keys=True) if self.experiment else str(self.run.path)
 
     @property
     def key(self) -> str:
-        """A text that is the same for all runs with the same settings. A run without a known experiment has its own."""
-        return json.dumps(self.experiment, sort_keys=True) if self.experiment else str(self.run.path)
+        """A text that is the same for all runs with the same settings and traces."""
+        return f"{self.settings} {self.traces}"
 
     @property
     def reached(self) -> tuple[bool, int]:
@@ -155,7 +165,9 @@ def _read(directory: Path, place: Path) -> _Found:
         with contextlib.suppress(ConfigurationError):  # another version has frozen it; the table is compared as it is
             table = Experiment.parse(table).table()
     experiment = {key: value for key, value in table.items() if key not in _NOT_SCIENCE}
-    return _Found(run, place, experiment, table.get("seed"), _code(directory / "code.json"))
+    traces = directory / TRACES_FILE
+    digest = digest_of_file(traces) if traces.is_file() else ""
+    return _Found(run, place, experiment, table.get("seed"), _code(directory / "code.json"), digest)
 
 
 def _code(path: Path) -> dict[str, str]:
@@ -177,6 +189,20 @@ def _other_code(groups: Sequence[Group]) -> list[str]:
         "so those of one experiment are rows of their own"
         for place, digests in places.items()
         if len(digests) > 1
+    ]
+
+
+def _other_traces(every: Sequence[_Found]) -> list[str]:
+    """A warning for each experiment whose trace files had not the same content for all runs."""
+    places: dict[str, dict[str, Path]] = {}
+    for found in every:
+        places.setdefault(found.settings, {}).setdefault(found.traces, found.run.path)
+    return [
+        "the runs differ in the content of their trace files "
+        f"({TRACES_FILE} in {', '.join(map(str, paths.values()))}), "
+        "so those with the same settings are rows of their own"
+        for paths in places.values()
+        if len(paths) > 1
     ]
 
 

@@ -261,6 +261,18 @@ def test_runs_with_other_code_are_rows_of_their_own_and_a_warning_names_it(tmp_p
     )
 
 
+def test_runs_with_other_traces_are_rows_of_their_own_and_a_warning_names_them(tmp_path: Path) -> None:
+    old, new, same = (write_run(tmp_path / name, [0.5], seed=seed) for seed, name in enumerate(("old", "new", "same")))
+    for directory, traces in ((old, "{}"), (new, "[]"), (same, "{}")):
+        (directory / "traces.json").write_text(traces)
+    comparison = compare([old, new, same])
+    assert [[run.path for run in entry.runs] for entry in comparison.entries] == [[old, same], [new]]
+    assert comparison.warnings == (
+        f"the runs differ in the content of their trace files (traces.json in {old}, {new}), "
+        "so those with the same settings are rows of their own",
+    )
+
+
 @pytest.mark.parametrize("damage", [None, "[]", "{"])
 def test_a_run_that_tells_of_no_code_goes_with_the_first_that_does(tmp_path: Path, damage: str | None) -> None:
     model = {"name": "net.py:net"}
