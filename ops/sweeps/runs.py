@@ -155,6 +155,11 @@ def require_same(directory: Path, wanted: Experiment) -> None:
                 f"{directory} is the run of another experiment: there {path} is {old}, and here {new}; "
                 "choose another --out, or remove that folder"
             )
+    if frozen.traces != wanted.traces:
+        raise ConfigurationError(
+            f"{directory} is the run of another experiment: its trace files had another content; choose another --out, "
+            "or remove that folder"
+        )
 
 
 @dataclass

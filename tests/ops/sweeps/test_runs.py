@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.ops.experiment.sources import read_frozen
+from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment.sources import read_frozen, write_frozen
+from fedemu.ops.experiment.traces import with_traces
 from fedemu.ops.stress.warm import WarmStart
 from fedemu.ops.sweeps.plan import Planned, load_sweep, planned
-from fedemu.ops.sweeps.runs import Progress, is_over, play
+from fedemu.ops.sweeps.runs import Progress, is_over, play, require_same
 from fedemu.ops.sweeps.sweep import loaded, prepare, require_own_ports, run_sweep
 from fedemu.ops.sweeps.table import others_in_table, write_table
 from fedemu.protocol.errors import ConfigurationError
@@ -119,6 +121,36 @@ def test_a_folder_in_which_no_run_has_begun_is_removed_when_its_run_starts_and_n
 
     assert play(tmp_path, [run], Progress([run], 1), command) == []
     assert there == [False]
+
+
+def test_a_folder_with_the_run_of_another_experiment_is_refused_unless_only_rounds_are_added(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("device,start,end\na,0,100\n")
+    planned = Experiment.parse({"rounds": 3, "availability": {"kind": "trace", "file": str(trace)}})
+    frozen = with_traces(planned, [tmp_path])
+    (tmp_path / "run").mkdir()
+    require_same(tmp_path / "run", frozen)
+    write_frozen(frozen, tmp_path / "run")
+    require_same(tmp_path / "run", frozen.model_copy(update={"rounds": 4}))
+    trace.write_text("device,start,end\na,0,50\n")
+    for other, said in (
+        (frozen.model_copy(update={"rounds": 2}), "there rounds is 3, and here 2"),
+        (frozen.model_copy(update={"seed": 7}), "there seed is 1, and here 7"),
+        (with_traces(planned, [tmp_path]), "its trace files had another content"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"/run is the run of another experiment: {said}; choose another"):
+            require_same(tmp_path / "run", other)
+
+
+@pytest.mark.parametrize(("outcome", "over"), [("completed", True), ("diverged", True), ("interrupted", False)])
+def test_a_run_is_over_if_it_is_completed_or_diverged(tmp_path: Path, outcome: str, over: bool) -> None:
+    assert not is_over(tmp_path)
+    write_frozen(Experiment(rounds=3), tmp_path)
+    rounds = 2 if outcome == "diverged" else 3
+    (tmp_path / "summary.json").write_text(json.dumps({"outcome": outcome, "rounds": rounds}))
+    assert is_over(tmp_path) == over
+    (tmp_path / "summary.json").write_text("{")
+    assert not is_over(tmp_path)
 
 
 def test_runs_at_the_same_time_cannot_serve_their_metrics_on_one_port(tmp_path: Path) -> None:
