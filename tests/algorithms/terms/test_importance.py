@@ -9,21 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedemu.algorithms.terms.importance as importance_module
 from fedemu.algorithms.interface import Batch, Facts, Model, Outputs, Tree
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import growing
+from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.registry import build_algorithm
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.terms.consolidation import ewc, mas, weighted_distance
-from fedemu.algorithms.terms.importance import summed
+from fedemu.algorithms.terms.importance import AskImportance, summed
 from fedemu.algorithms.terms.local_term import PREVIOUS, Importance, LocalTerm, importance_key
 from fedemu.algorithms.terms.remembering import with_terms
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import Pass, cross_entropy
-from fedemu.algorithms.trees import SUM_UNIT, scale, squared_norm
+from fedemu.algorithms.trees import SUM_UNIT, scale, squared_norm, without
 from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.ops.experiment.tables.run import Limits
 
@@ -129,16 +130,30 @@ def test_on_a_cumulative_stream_each_sample_counts_once(corpus: Any, little_flee
 def test_a_device_with_many_samples_takes_some_of_them_and_counts_for_all(
     corpus: Any, little_fleet: Callable[..., Any]
 ) -> None:
-    terms = {"ewc": ewc(ingredients(), samples=4)}
+    terms = {"ewc": ewc(ingredients(), samples=14)}
     given = ingredients(terms=(terms["ewc"].term,))
     algorithm = with_terms(build_algorithm("fedavg", {}, given), terms, LINEAR, "fedavg")
     fleet = little_fleet(algorithm, LINEAR.init(0), [], stream=STREAM)
     fleet.play([0, 1])
     assert [float(fleet.payloads[device]["samples"]["ewc"]) for device in (0, 1)] == [5, 15]
-    of_all = fisher(fleet.model, *samples(corpus, STREAM[0][1]))["bias"] * 15 / SUM_UNIT
+    # 14 of the 15 samples count for all: one sample, and no sample twice, is left out.
+    alone = torch.stack([fisher(fleet.model, *samples(corpus, [row]))["bias"] for row in STREAM[0][1]])
+    others = (alone.sum(0) - alone) * 15 / 14 / SUM_UNIT
     bias = next(leaf for leaf in fleet.payloads[1]["ewc"].values() if leaf.dim() == 1)
-    assert 0.2 < float(bias.sum() / of_all.sum()) < 5
-    assert not torch.allclose(bias.double(), of_all, rtol=1e-3, atol=0)
+    assert sum(torch.allclose(bias.double(), one, rtol=1e-4, atol=0) for one in others) == 1
+
+
+def test_importances_are_those_of_trained_variables_in_evaluation_mode(corpus: Any) -> None:
+    layers = nn.Flatten(), nn.BatchNorm1d(144, affine=False), nn.Dropout(0.5), nn.Linear(144, CLASSES)
+    model = from_module(lambda: nn.Sequential(*layers))
+    variables = {name: leaf + (0.5 if name in model.buffers else 0) for name, leaf in model.init(0).items()}
+    trained = without(variables, model.buffers)
+    batch, term = Batch(*samples(corpus, range(3)), torch.ones(3)), ewc(ingredients(model))
+    total = summed(model, importance_of(term), variables, batch, torch.arange(3), facts())
+    asked = AskImportance(model, {"ewc": importance_of(term)}).payload({"model": variables})["ewc"]
+    assert total.keys() == asked.keys() == trained.keys()
+    seen = (batch.x.flatten(1) - 0.5) / np.sqrt(1.5 + 1e-5)
+    assert_same({name: leaf / 3 for name, leaf in total.items()}, fisher(trained, seen, batch.y))
 
 
 def test_large_importances_are_within_the_largest_norm_of_a_reply(
