@@ -18,8 +18,10 @@ from fedemu.algorithms.interface import (
     Ask,
     Context,
     DeviceReply,
+    Kind,
     Labelled,
     Model,
+    Outputs,
     PublicData,
     Reducer,
     Reply,
@@ -27,6 +29,7 @@ from fedemu.algorithms.interface import (
     ServerJob,
     Tree,
 )
+from fedemu.algorithms.models.growing import Growing
 from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source
@@ -243,6 +246,38 @@ class Viewing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.linear(x.view(len(x), -1))
         return logits
+
+
+@dataclass(frozen=True, eq=False)
+class Louder:
+    """The model, whose features and logits are twice as large in training mode."""
+
+    model: Model
+
+    @property
+    def kind(self) -> Kind:
+        return self.model.kind
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        return self.model.buffers
+
+    def init(self, seed: int) -> Tree:
+        return self.model.init(seed)
+
+    def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
+        outputs, buffers = self.model.apply(variables, x, train)
+        factor = 2 if train else 1
+        return Outputs(factor * outputs.logits, factor * outputs.features, outputs.statistics), buffers
+
+
+@pytest.fixture
+def louder() -> Callable[[Any], Any]:
+    """``louder(model)`` is the model, whose features and logits are twice as large in training mode.
+
+    So a test sees which mode a loss takes. A growing model stays one.
+    """
+    return lambda model: replace(model, model=Louder(model.model)) if isinstance(model, Growing) else Louder(model)
 
 
 @pytest.fixture

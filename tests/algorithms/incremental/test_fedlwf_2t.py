@@ -109,7 +109,9 @@ def part(own: Tree, key: str) -> Tree:
     return {name.removeprefix(f"{key}/"): leaf for name, leaf in own.items() if name.startswith(f"{key}/")}
 
 
-def test_teachers_are_asked_about_the_classes_they_have_seen() -> None:
+def test_teachers_are_asked_in_evaluation_mode_about_the_classes_they_have_seen(
+    louder: Callable[[Any], Any],
+) -> None:
     past, last = MODEL.init(1), MODEL.init(0)
     model = MODEL.entered(last, 1, 7)
     variables = {name: leaf * 1.1 if name != SEEN else leaf for name, leaf in model.items()}
@@ -121,16 +123,19 @@ def test_teachers_are_asked_about_the_classes_they_have_seen() -> None:
         "task": torch.tensor(1),
         "known": torch.tensor(1.0),
     }
-    loss = TwoTeachers(MODEL, cross_entropy, 0.2, 0.5, 2.0)
+    loud = louder(MODEL)
+    loss = TwoTeachers(loud, cross_entropy, 0.2, 0.5, 2.0)
 
-    def logits(of: Tree) -> Tensor:
-        return MODEL.apply(of, x, False)[0].logits / 2
+    def logits(of: Tree, train: bool) -> Tensor:
+        found: Tensor = loud.apply(of, x, train)[0].logits / 2
+        return found
 
     def divergence(teacher: Tree, classes: list[int]) -> Tensor:
-        student, taught = (logits(of)[:, classes].log_softmax(1) for of in (variables, teacher))
+        both = logits(variables, True), logits(teacher, False)
+        student, taught = (each[:, classes].log_softmax(1) for each in both)
         return functional.kl_div(student, taught, reduction="batchmean", log_target=True)
 
-    surprise = functional.cross_entropy(2 * logits(variables), batch.y)
+    surprise = functional.cross_entropy(2 * logits(variables, True), batch.y)
     server = 0.3 * divergence(model, [0, 1, 2, 3])
     # In the task of the last visit, the past model teaches. In a later task, the last model teaches.
     for task, teacher in ((1, past), (2, last)):

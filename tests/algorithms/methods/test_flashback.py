@@ -94,14 +94,19 @@ def facts(counts: list[int]) -> Facts:
 @pytest.mark.parametrize(
     ("knowledge", "student"), [("counts", [6.0, 2.0, 0.0, 0.0]), ("probabilities", [0.75, 0.25, 0.0, 0.0])]
 )
-def test_a_device_weighs_its_own_counts_against_those_of_the_global_model(knowledge: str, student: list[float]) -> None:
-    program: Any = build_algorithm("flashback", {"knowledge": knowledge}, ingredients()).programs["train"]
+def test_a_device_weighs_its_own_counts_against_those_of_the_global_model(
+    knowledge: str, student: list[float], louder: Callable[[Any], Any]
+) -> None:
+    model = louder(MODEL)
+    program: Any = build_algorithm("flashback", {"knowledge": knowledge}, ingredients(model)).programs["train"]
     torch.manual_seed(0)
     batch = Batch(torch.randn(3, *SHAPE), torch.tensor([0, 1, 0]), torch.tensor([1.0, 1.0, 0.0]))
     local, sent, known = MODEL.init(1), MODEL.init(2), torch.tensor([2.0, 0.0, 1.0, 0.0])
     loss = program.loss(local, batch, {"model": sent, "knowledge": {"counts": known}}, {}, facts([6, 2, 0, 0]))
     weights = knowledge_weights(torch.tensor(student), known[None])
-    logits, teacher = (MODEL.apply(model, batch.x, False)[0].logits[:2] for model in (local, sent))
+    logits, teacher = (
+        model.apply(variables, batch.x, train)[0].logits[:2] for variables, train in ((local, True), (sent, False))
+    )
     expected = dynamic_distillation(logits, batch.y[:2], teacher[None], *weights, 3.0)
     torch.testing.assert_close(loss.value, expected)
     torch.testing.assert_close(loss.metrics["loss"], torch.nn.functional.cross_entropy(logits, batch.y[:2]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -81,10 +82,13 @@ def test_the_memory_for_gram_matrices_is_bounded(memory: Memory, computed: Any) 
     assert computed == [8, 5, 8]
 
 
-def test_features_are_those_before_the_last_layer(memory: Memory) -> None:
-    shared = {"model": MODEL.init(0)}
-    expected = MODEL.apply(shared["model"], memory.batch.x, False)[0].features
-    np.testing.assert_allclose(Lens(MODEL, cross_entropy, 1).features(memory, shared), expected, rtol=1e-6)
+def test_features_are_those_before_the_last_layer_in_evaluation_mode(
+    memory: Memory, louder: Callable[[Any], Any]
+) -> None:
+    shared, lens = {"model": MODEL.init(0)}, Lens(louder(MODEL), cross_entropy, 1)
+    expected = MODEL.apply(shared["model"], memory.batch.x, False)[0]
+    np.testing.assert_allclose(lens.features(memory, shared), expected.features, rtol=1e-6)
+    torch.testing.assert_close(lens.logits(memory, shared), expected.logits)
     assert len(Lens(MODEL, cross_entropy, 1).features(part(memory, 0), shared)) == 0
 
 
