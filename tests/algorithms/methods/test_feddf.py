@@ -13,7 +13,7 @@ import torch
 
 from fedemu.algorithms.interface import Context, Labelled, PublicData, Reply, ServerJob, Tree
 from fedemu.algorithms.methods.fedavg import fedavg
-from fedemu.algorithms.methods.feddf import agreement, cosine
+from fedemu.algorithms.methods.feddf import FedDF, agreement, cosine
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.registry import build_algorithm
 from fedemu.algorithms.training.ingredients import Ingredients
@@ -100,6 +100,9 @@ def test_batches_are_rounded_up_to_whole_evaluations(public: PublicData) -> None
     job = script.send(Reply({"delta": MODEL.init(1), "locals": []}, ()))
     assert isinstance(job, ServerJob)
     assert job.steps == 3
+    assert isinstance(method, FedDF)
+    rate = method._server.rate
+    assert [rate(batch) for batch in (0, 100, 200, 300)] == pytest.approx([1e-3, 7.5e-4, 2.5e-4, 0.0])
 
 
 def test_feddf_is_refused_without_public_data() -> None:
