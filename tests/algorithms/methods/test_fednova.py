@@ -215,8 +215,8 @@ def test_the_previous_direction_is_subtracted_from_the_second_visit_on() -> None
     own = program.initial_own({"model": program.model.init(0)})
     assert own == {"w": torch.tensor(0.0)}
     followed = []
-    for _ in range(3):
-        own = trained(program, 2, own).own
+    for steps in (2, 1, 3):
+        own = trained(program, steps, own).own
         followed.append(float(own["w"]))
     assert followed == [GRADIENT, 0.0, GRADIENT]
     assert trained(program, 0, own).own == own
