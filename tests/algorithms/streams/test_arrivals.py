@@ -1,6 +1,7 @@
 """When samples arrive: questions to the arrivals, and arrays that do not describe a stream."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,6 +50,11 @@ def test_everything_includes_the_earlier_periods_and_what_has_arrived_in_this_on
     assert arrivals.everything(0, 2).tolist() == [4, 0, 7, 2, 9]
 
 
+def test_a_period_is_complete_with_its_last_sample():
+    assert [example().complete(0, period) for period in range(3)] == [1.5, -math.inf, 8.0]
+    assert example().complete(1, 1) == -math.inf
+
+
 def test_samples_are_counted_by_device_period_and_label():
     arrivals, labels = example(), np.array([0, 1, 1, 0, 0, 1, 1, 1, 0, 0])
     assert arrivals.counts().tolist() == [[3, 0, 2], [0, 0, 0], [0, 2, 0]]
@@ -68,9 +74,11 @@ def test_a_device_or_a_period_that_there_is_not_is_refused():
 
 
 def test_arrivals_survive_the_way_through_arrays():
-    again = Arrivals.from_arrays(example().to_arrays())
+    # Devices 0 and 1 share the samples 0 and 1.
+    arrivals = replace(example(), offsets=np.array([0, 5, 7, 7]), indices=np.array([4, 0, 7, 1, 9, 0, 1]))
+    again = Arrivals.from_arrays(arrivals.to_arrays())
     assert again.period_count == 3
-    for name, array in example().to_arrays().items():
+    for name, array in arrivals.to_arrays().items():
         assert again.to_arrays()[name].tolist() == array.tolist()
         assert again.to_arrays()[name].dtype == array.dtype
 
