@@ -189,6 +189,8 @@ def test_herding_follows_the_mean_of_the_directions() -> None:
     assert selection.herding(features[:3], 3).tolist() == [2, 0, 1]
     assert selection.herding(features[:3], 2).tolist() == [2, 0]
     assert sorted(selection.herding(features, 9).tolist()) == [0, 1, 2, 3]
+    # The last sample is far from the mean, but the mean of it and of the first choice is near.
+    assert selection.herding([[1.0, 0.0], [6.0, 1.0], [0.0, 2.0]], 2).tolist() == [1, 2]
 
 
 def test_herding_works_within_each_class() -> None:
