@@ -93,6 +93,7 @@ def test_with_own_orders_a_class_of_the_present_task_is_new_also_if_the_previous
     everything = {**PREVIOUS, SEEN: torch.ones(4)}
     assert old_classes(model, everything, facts).tolist() == [False, True, False, True]
     assert old_classes(MODEL, everything, facts).tolist() == [True, False, True, False]
+    assert old_classes(MODEL, {**PREVIOUS, SEEN: torch.tensor([1.0, 0, 0, 0])}, facts).tolist() == [True, *[False] * 3]
     loss = RepresentationLoss(model, distilling=True)(VARIABLES, BATCH, {"previous": everything}, {}, facts)
     targets = functional.one_hot(BATCH.y[:4], 4).float()
     targets[:, NEW] = logits_of(everything)[:, NEW].sigmoid()
@@ -111,10 +112,11 @@ def test_gradient_compensation_gives_old_and_new_classes_the_same_mean_weight() 
     assert gradient_compensation(logits, labels, old, torch.zeros(4)).tolist() == [0] * 4
 
 
-def test_glfc_weighs_its_two_losses() -> None:
-    weights = 0.3, 0.9
-    loss = CompensatedLoss(MODEL, *weights, first=False)(VARIABLES, BATCH, {"previous": PREVIOUS}, {}, FACTS)
-    logits, labels = logits_of(VARIABLES), functional.one_hot(BATCH.y[:4], 4).float()
+def test_glfc_weighs_its_two_losses(louder: Callable[[Any], Any]) -> None:
+    weights, loud = (0.3, 0.9), louder(MODEL)
+    loss = CompensatedLoss(loud, *weights, first=False)(VARIABLES, BATCH, {"previous": PREVIOUS}, {}, FACTS)
+    # The model in training is louder, the previous one is in evaluation mode.
+    logits, labels = 2 * logits_of(VARIABLES), functional.one_hot(BATCH.y[:4], 4).float()
     measure = 1 - logits.sigmoid()[torch.arange(4), BATCH.y[:4]]
     groups = [measure[[1, 3]].mean(), measure[[0, 2]].mean()]  # the labels are 3, 0, 1, 2
     importance = measure / torch.stack([groups[1], groups[0], groups[1], groups[0]])
@@ -127,10 +129,10 @@ def test_glfc_weighs_its_two_losses() -> None:
 
     def value(trained: Any) -> Tensor:
         whole = {**trained, SEEN: VARIABLES[SEEN]}
-        return CompensatedLoss(MODEL, 1.0, 0.0, first=False)(whole, BATCH, {"previous": PREVIOUS}, {}, FACTS).value
+        return CompensatedLoss(loud, 1.0, 0.0, first=False)(whole, BATCH, {"previous": PREVIOUS}, {}, FACTS).value
 
     def weighted(trained: Any) -> Tensor:
-        return (importance * decisions(logits_of({**trained, SEEN: VARIABLES[SEEN]}), labels)).mean()
+        return (importance * decisions(2 * logits_of({**trained, SEEN: VARIABLES[SEEN]}), labels)).mean()
 
     trained = {name: leaf for name, leaf in VARIABLES.items() if name != SEEN}
     slopes, by_hand = torch.func.grad(value)(trained), torch.func.grad(weighted)(trained)
@@ -181,15 +183,19 @@ def test_icarl_trains_with_a_classifier_of_its_own(played: Callable[..., Any]) -
     torch.testing.assert_close(fleet.asks[1].shared["model"]["fc2.weight"], sent)
 
 
-def test_a_class_that_nobody_online_holds_keeps_its_last_mean() -> None:
+def test_a_class_that_nobody_online_holds_keeps_its_last_mean_also_in_the_next_task() -> None:
     algorithm = icarl(INGREDIENTS)
     script_state = algorithm.init(MODEL.init(0), None)  # type: ignore[arg-type]
+    assert algorithm.variables(script_state) == script_state.variables, "its own classifier answers without means"
     sums = {"features": torch.eye(4, 6).double(), "counts": torch.tensor([2.0, 0, 1, 0]).double()}
     state = replace(script_state, kept=algorithm.surveyed(script_state, sums))
     later = {"features": 3 * torch.ones(4, 6).double(), "counts": torch.tensor([0.0, 4, 1, 0]).double()}
     kept = algorithm.surveyed(state, later)["means"]
     assert kept["counts"].tolist() == [2, 4, 1, 0]
     assert kept["features"][:, 1].tolist() == [0, 3, 3, 0]
+    with pytest.raises(StopIteration) as end:
+        next(algorithm.remember(state, None))  # type: ignore[arg-type]
+    assert end.value.value["means"] is state.kept["means"]
 
 
 def test_glfc_teaches_with_the_best_model_of_the_last_task(played: Callable[..., Any]) -> None:

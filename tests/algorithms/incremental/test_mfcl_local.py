@@ -119,6 +119,7 @@ def test_a_step_adds_synthetic_samples_whose_weight_is_0_without_real_ones() -> 
     assert isinstance(program, RehearsingSGD)
     assert program.noise == {NOISE: (3, 6)}
     assert program.passes == 2 * (1 + 3 / 5)
+    assert replace(program, local_steps=4).processed == 4 * (5 + 3)
     generator = method._training.generator
     case, made = Case(), generator.model.init(0)
     program = replace(
