@@ -55,34 +55,39 @@ def facts(task: int) -> Facts:
     )
 
 
-def test_the_first_task_holds_features_near_anchors() -> None:
-    variables = MAPPED.init(0)
+def test_the_first_task_holds_features_near_anchors(louder: Callable[[Any], Any]) -> None:
+    # The model learns in training mode, in which it is louder.
+    loud = Mapped(louder(MODEL), 6, 5)
+    variables = loud.init(0)
     x = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(0))
     batch = Batch(x, torch.tensor([2, 0, 2]), torch.tensor([1.0, 1.0, 0.0]))
-    outputs = MAPPED.apply(variables, x[:2], True)[0]
+    outputs = loud.apply(variables, x[:2], True)[0]
     learning = functional.cross_entropy(outputs.logits, batch.y[:2])
     distance = functional.mse_loss(outputs.features, ANCHORS[[2, 0]])
     for radius in (0.1, 9.0):
-        loss = AnchoredLoss(MAPPED, ANCHORS, 5.0, radius)(variables, batch, {}, {}, facts(0))
+        loss = AnchoredLoss(loud, ANCHORS, 5.0, radius)(variables, batch, {}, {}, facts(0))
         torch.testing.assert_close(loss.value, learning + 5 * max(0.0, float(distance) - radius))
         torch.testing.assert_close(loss.metrics["loss"], learning)
 
 
-def test_later_tasks_balance_new_classes_with_answers_and_features_of_earlier_ones() -> None:
-    earlier = MAPPED.init(0)
+def test_later_tasks_balance_new_classes_with_answers_and_features_of_earlier_ones(
+    louder: Callable[[Any], Any],
+) -> None:
+    loud = Mapped(louder(MODEL), 6, 5)
+    earlier = loud.init(0)
     variables = MODEL.entered({**earlier, "fc1.bias": earlier["fc1.bias"] + 0.1}, 1, 7)
     draws = torch.Generator().manual_seed(0)
     pool, real = torch.randn(6, *SHAPE, generator=draws), torch.randn(3, *SHAPE, generator=draws)
-    taught = MAPPED.apply(earlier, pool, False)[0]
+    taught = loud.apply(earlier, pool, False)[0]
     synthetic = {"x": pool, "logits": taught.logits, "features": taught.features}
     shared = {"synthetic": synthetic, "previous": {SEEN: earlier[SEEN]}}
     rows = torch.tensor([4, 1])
     # The last real row is padding.
     y, weight = torch.tensor([3, 1, 3]), torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
     batch = Batch(torch.cat([real, pool[rows]]), torch.cat([y, rows]), weight)
-    loss = AnchoredDistillingLoss(MAPPED, ANCHORS, 5.0, 0.01, MODEL, 2, 0.2, 0.4, 2.0)
+    loss = AnchoredDistillingLoss(loud, ANCHORS, 5.0, 0.01, MODEL, 2, 0.2, 0.4, 2.0)
     found = loss(variables, batch, shared, {}, facts(1))
-    new, old = (MAPPED.apply(variables, x, True)[0] for x in (real[:2], pool[rows]))
+    new, old = (loud.apply(variables, x, True)[0] for x in (real[:2], pool[rows]))
     learning = functional.cross_entropy(new.logits[:, [1, 3]], torch.tensor([1, 0]))
     bound = functional.mse_loss(new.features, ANCHORS[[3, 1]]) - 0.01
     answers, wanted = (logits[:, [0, 2]] / 2 for logits in (old.logits, taught.logits[rows]))

@@ -20,7 +20,8 @@ from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import SEEN, growing
 from fedemu.algorithms.models.layer_statistics import running_statistics, unwatched, watched
 from fedemu.algorithms.streams.tasks import ClassTasks
-from fedemu.algorithms.trees import unflatten
+from fedemu.algorithms.trees import unflatten, without
+from fedemu.protocol import seeds
 from fedemu.protocol.errors import FedemuError
 
 SHAPE = (1, 2, 2)
@@ -156,6 +157,43 @@ def test_the_student_begins_after_the_warm_up_and_learns_the_teachers_answers(te
     before, after = (functional.kl_div(a.log_softmax(1), taught.softmax(1), reduction="batchmean") for a in answers)
     assert after < before / 4
     assert torch.equal(last["student"][SEEN], teacher[SEEN])
+
+
+def test_a_step_of_the_student_is_that_of_distillation_at_the_temperature(
+    teacher: Tree, louder: Callable[[Any], Any]
+) -> None:
+    played = job(teacher, louder(MODEL.observed()), warm_up=0, rounds=1, student_steps=1)
+    first = played.init()
+    start, end = unflatten(first)["student"], unflatten(played.step(first, 0)[0])
+    rows = seeds.generator(CONTEXT.seed, round=CONTEXT.round, purpose="student/0").integers(0, 5, 3)
+    x, taught = end["pool"]["x"][rows], end["pool"]["logits"][rows][:, [0, 2]] / 2
+    trained = without(start, MODEL.buffers)
+
+    def loss(trained: Tree) -> Tensor:
+        """T² times the divergence at T = 2; the logits of the student are twice as large, as it learns."""
+        logits = MODEL.apply({**start, **trained}, x, True)[0].logits[:, [0, 2]]
+        return 4 * functional.kl_div(logits.log_softmax(1), taught.softmax(1), reduction="batchmean")
+
+    slopes = torch.func.grad(loss)(trained)
+    for name, leaf in trained.items():
+        torch.testing.assert_close(end["student"][name], leaf - 0.1 * slopes[name])
+
+
+def test_a_maker_gets_the_sum_of_the_gradients_of_a_round(teacher: Tree) -> None:
+    class Still(Pixels):
+        """Keeps its pixels, so that all gradients of a round are the same, and then their sum."""
+
+        rates: Mapping[str, float] = {"pixels": 0.0}
+
+        def closed(self, kept: Forest, trained: Forest, slopes: Forest) -> Forest:
+            return slopes
+
+    def slopes(steps: int) -> Tensor:
+        settings = replace(SETTINGS, steps=steps, rounds=1)
+        return run(Synthesis(Still(), MODEL.observed(), settings).job(teacher, SHAPE, CONTEXT))["kept.pixels/x"]
+
+    assert slopes(1).any()
+    torch.testing.assert_close(slopes(3), 3 * slopes(1))
 
 
 def test_a_job_that_is_resumed_in_the_middle_ends_the_same(teacher: Tree) -> None:

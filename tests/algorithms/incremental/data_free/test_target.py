@@ -63,22 +63,26 @@ def facts(task: int) -> Facts:
     )
 
 
-def test_devices_learn_new_classes_from_labels_and_old_ones_from_the_answers_that_were_sent() -> None:
+def test_devices_learn_new_classes_from_labels_and_old_ones_from_the_answers_that_were_sent(
+    louder: Callable[[Any], Any],
+) -> None:
+    # The model learns in training mode, in which it is louder.
+    loud = louder(MODEL)
     previous = MODEL.init(0)
     variables = MODEL.entered({**previous, "fc1.bias": previous["fc1.bias"] + 0.1}, 1, 7)
     draws = torch.Generator().manual_seed(0)
     pool, real = torch.randn(6, *SHAPE, generator=draws), torch.randn(3, *SHAPE, generator=draws)
-    taught = MODEL.apply(previous, pool, False)[0].logits
+    taught = loud.apply(previous, pool, False)[0].logits
     shared = {"synthetic": {"x": pool, "logits": taught}, "previous": {SEEN: previous[SEEN]}}
     rows = torch.tensor([4, 1])
     # The last real row is padding.
     batch = Batch(
         torch.cat([real, pool[rows]]), torch.cat([torch.tensor([3, 1, 3]), rows]), torch.tensor([1.0, 1.0, 0, 1.0, 1.0])
     )
-    loss = DistillingLoss(MODEL, MODEL, 2, 25.0, 2.0)(variables, batch, shared, {}, facts(1))
-    new = MODEL.apply(variables, real[:2], True)[0].logits[:, [1, 3]]
+    loss = DistillingLoss(loud, MODEL, 2, 25.0, 2.0)(variables, batch, shared, {}, facts(1))
+    new = loud.apply(variables, real[:2], True)[0].logits[:, [1, 3]]
     learning = functional.cross_entropy(new, torch.tensor([1, 0]))
-    old = MODEL.apply(variables, pool[rows], True)[0].logits[:, [0, 2]] / 2
+    old = loud.apply(variables, pool[rows], True)[0].logits[:, [0, 2]] / 2
     kept = functional.kl_div(old.log_softmax(1), (taught[rows][:, [0, 2]] / 2).softmax(1), reduction="batchmean")
     torch.testing.assert_close(loss.value, learning + 25 * kept)
     torch.testing.assert_close(loss.metrics["loss"], learning)
