@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -131,6 +131,25 @@ def test_gss_cluster_keeps_one_of_each_cluster() -> None:
     for seed in range(10):
         kept = gss_cluster(rows @ rows.T, 3, np.random.default_rng(seed)).tolist()
         assert [sum(each in cluster for each in kept) for cluster in ({0, 1, 2}, {3, 4}, {5})] == [1, 1, 1]
+
+
+def test_gss_cluster_goes_through_all_samples_for_one_radius_after_the_other() -> None:
+    """The last sample has a zero gradient, whose distance from all others is 1."""
+    rows = directions([*np.random.default_rng(0).normal(size=(11, 3)), [0.0, 0.0, 0.0]])
+    gram = (rows @ rows.T + (rows @ rows.T).T) / 2
+    distance = 1 - gram
+    for seed, budget in product(range(6), (2, 4, 7)):
+        draws, radius = np.random.default_rng(seed), distance[np.triu_indices(12, 1)].min()
+        centres = list(range(12))
+        while len(centres) > budget:
+            centres = [int(draws.integers(12))]
+            for each in range(12):
+                if each not in centres and (distance[each, centres] > radius).all():
+                    centres.append(each)
+            radius *= 1.1
+        others = draws.permutation([each for each in range(12) if each not in centres])
+        expected = sorted([*centres, *others[: budget - len(centres)]])
+        assert gss_cluster(gram, budget, np.random.default_rng(seed)).tolist() == expected
 
 
 def test_gss_cluster_adds_random_samples_if_there_are_fewer_clusters() -> None:
