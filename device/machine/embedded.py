@@ -76,7 +76,7 @@ async def _run(plan: EmbeddedPlan, stack: AsyncExitStack) -> Never:
         lease=granted.lease,
         heartbeat_seconds=granted.heartbeat_seconds,
         patience=granted.patience,
-        behaviours=code.behaviours,
+        behaviours=load(code.behaviours),
         experiment=here.experiment,
         stream=here.stream,
         folder=here.folder.devices,

@@ -14,7 +14,6 @@ from fedemu.device.memory.stream import DeviceStream
 from fedemu.device.runtime.membership import Membership
 from fedemu.device.runtime.runtime import DeviceRuntime
 from fedemu.protocol.blobs.tree_file import decode_tree
-from fedemu.protocol.host.named import load
 from fedemu.protocol.ids import DeviceId
 
 
@@ -36,22 +35,21 @@ class Birthplace:
         lease: str,
         heartbeat_seconds: float,
         patience: int,
-        behaviours: str,
+        behaviours: Callable[[bytes], Callable[[int], Behaviour]],
         experiment: Path,
         stream: Path,
         folder: Path,
     ) -> Birthplace:
         """The birthplace of an experiment's devices.
 
-        ``behaviours`` names a function of the experiment's bytes, which are in the file ``experiment``. ``stream`` is
-        the file of the stream's blob. Raises ConfigurationError or BlobError if one of them cannot be opened.
+        ``behaviours`` is a function of the experiment's bytes, which are in the file ``experiment``. ``stream`` is the
+        file of the stream's blob. Raises ConfigurationError or BlobError if one of them cannot be opened.
         """
-        open_behaviours = load(behaviours)
         return cls(
             lease=lease,
             heartbeat_seconds=heartbeat_seconds,
             patience=patience,
-            behaviour=open_behaviours(experiment.read_bytes()),
+            behaviour=behaviours(experiment.read_bytes()),
             stream=StreamPlan.from_arrays(decode_tree(stream)),
             folder=folder,
         )

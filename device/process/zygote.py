@@ -18,7 +18,7 @@ from fedemu.device.process.birth import Birthplace
 from fedemu.device.process.rehearsal import rehearse
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.garbage import settle
-from fedemu.protocol.host.named import restrict
+from fedemu.protocol.host.named import load, restrict
 from fedemu.protocol.host.phases import mark
 from fedemu.protocol.messages import Message
 
@@ -44,11 +44,13 @@ class Zygote:
 
     def _prepare(self, setup: Setup) -> None:
         try:
+            behaviours = load(setup.behaviours)
+            restrict(setup.allow_code)
             self._birthplace = Birthplace.open(
                 lease=setup.lease,
                 heartbeat_seconds=setup.heartbeat_seconds,
                 patience=setup.patience,
-                behaviours=setup.behaviours,
+                behaviours=behaviours,
                 experiment=Path(setup.experiment),
                 stream=Path(setup.partition),
                 folder=Path(setup.devices),
@@ -56,7 +58,6 @@ class Zygote:
         except FedemuError as error:
             self._forker.say(Broken(detail=str(error)[:2000]))
             return
-        restrict(setup.allow_code)
         self._setup = setup
         mark("zygote", "behaviours")
         rehearse(self._birthplace)

@@ -93,7 +93,7 @@ def toy_birthplace(tmp_path: Path) -> Callable[[int], Birthplace]:
             lease="lease",
             heartbeat_seconds=60.0,
             patience=5,
-            behaviours=TOY_CODE.behaviours,
+            behaviours=load(TOY_CODE.behaviours),
             experiment=tmp_path / "experiment",
             stream=tmp_path / "stream",
             folder=tmp_path / "devices",

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedemu.device.behaviour.behaviour import Assignment, Schedule
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.named import load
 from fedemu.protocol.ids import Digest, digest_of
 
 DATA = digest_of(b"toy data")
@@ -48,6 +49,8 @@ def open_behaviours(experiment: bytes) -> Callable[[int], ToyBehaviour]:
     settings = json.loads(experiment)
     if settings.get("broken_behaviours"):
         raise ConfigurationError("These behaviours can't be opened.")
+    if named := settings.get("named"):
+        load(named)
 
     def open_behaviour(device: int) -> ToyBehaviour:
         if device in settings.get("cursed", ()):

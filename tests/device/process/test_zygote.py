@@ -294,6 +294,14 @@ async def test_processes_that_are_asked_to_quit_end_by_themselves_and_each_end_l
     assert place.deaths == []
 
 
+async def test_behaviours_load_no_code_that_the_experiment_names_and_the_machine_does_not_allow(
+    nursery: Callable[..., Nursery],
+) -> None:
+    place = nursery({"named": "strange:code"})
+    with pytest.raises(ConfigurationError, match="names code that does not come with fedemu, strange, and"):
+        await place.processes.prepare()
+
+
 async def test_behaviours_that_cannot_be_opened_are_told_in_one_sentence(nursery: Callable[..., Nursery]) -> None:
     place = nursery({"broken_behaviours": True})
     with pytest.raises(ConfigurationError, match=r"^These behaviours can't be opened\.$"):
