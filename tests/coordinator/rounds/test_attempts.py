@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
@@ -223,7 +224,7 @@ async def test_a_script_without_a_next_state_ends_the_run_with_a_sentence(
 ) -> None:
     make_fleet()
     plan = make_plan()
-    monkeypatch.setattr(type(plan.algorithm), "round", lambda *_: iter_of())
+    monkeypatch.setattr(type(plan.algorithm), "round", lambda *_: (request for request in ()))
     with pytest.raises(ConfigurationError, match="round ended without a state; it must return the next one"):
         await play(plan)
 
@@ -231,12 +232,17 @@ async def test_a_script_without_a_next_state_ends_the_run_with_a_sentence(
 async def test_a_script_that_yields_something_else_ends_the_run_with_a_sentence(
     make_plan: MakePlan, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, play: Play
 ) -> None:
+    closed: list[str] = []
+
+    def script(*_: object) -> Generator[Any, Any, Any]:
+        try:
+            yield 17
+        finally:
+            closed.append(threading.current_thread().name)
+
     make_fleet()
     plan = make_plan()
-    monkeypatch.setattr(type(plan.algorithm), "round", lambda *_: iter_of(17))
+    monkeypatch.setattr(type(plan.algorithm), "round", script)
     with pytest.raises(ConfigurationError, match="yielded an int; it may yield Ask and ServerJob"):
         await play(plan)
-
-
-def iter_of(*requests: Any) -> Generator[Any, Any, Any]:
-    yield from requests
+    assert closed == ["numerics_0"], "it ends where it began, before the coordinator does"
