@@ -21,7 +21,7 @@ import zmq
 
 from fedemu.protocol.codec import DOWN, UP, Decoder, Limits, encode
 from fedemu.protocol.errors import ConfigurationError, FedemuError
-from fedemu.protocol.messages import Beat, Blob, Bye, Heartbeat, Hello, Up
+from fedemu.protocol.messages import Beat, Blob, Bye, Heartbeat, Hello, Result, TensorSpec, Up
 from fedemu.protocol.transport import direct_router
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
@@ -420,10 +420,40 @@ async def test_a_closed_connection_ends_as_soon_as_its_last_words_are_sent(tcp: 
     device = tcp.join(coordinator.router.address)
     device.dealer.send(Heartbeat())
     await eventually(lambda: coordinator.messages)
-    device.dealer.send(Bye())
+    size = 20_000_000  # more than the kernel takes at once
+    last = Result(
+        ask="1.0.0",
+        examples=1,
+        steps=1,
+        metrics={},
+        tensors=(TensorSpec(name="x", dtype="uint8", shape=(size,)),),
+    )
+    device.dealer.send(last, [bytes(size)])
     device.dealer.close()
-    await eventually(lambda: coordinator.messages == [Heartbeat(), Bye()])
+    await eventually(lambda: coordinator.messages == [Heartbeat(), last])
     await eventually(lambda: not coordinator.router.send(coordinator.peers[0], Beat()))
+
+
+async def test_a_connection_that_has_come_about_is_not_ended_by_the_time_for_its_handshake(
+    eventually: Any, socket_path: Path
+) -> None:
+    loop, timers, answers = asyncio.get_running_loop(), [], []
+
+    class Noting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(loop, name)
+
+        def call_later(self, delay: float, callback: Any, *arguments: Any) -> asyncio.TimerHandle:
+            timers.append(loop.call_later(delay, callback, *arguments))
+            return timers[-1]
+
+    network, own = DirectNetwork(loop), DirectNetwork(Noting())
+    router = network.bind(f"ipc://{socket_path}", UP, lambda peer, envelope: router.send(peer, Beat()), print)
+    own.connect(router.address, DOWN, answers.append, print).send(Heartbeat())
+    await eventually(lambda: answers)
+    assert [timer.cancelled() for timer in timers] == [True]
+    own.close()
+    network.close()
 
 
 async def test_a_farewell_while_nobody_listens_is_heard_if_somebody_soon_does(
