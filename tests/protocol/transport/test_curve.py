@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -236,3 +237,16 @@ def test_secret_keys_are_not_shown() -> None:
     public, secret = a_pair()
     assert secret not in repr(ServerKeys(public, secret, lambda key: True))
     assert secret not in repr(ClientKeys("tcp://here:1", public, secret, public))
+
+
+async def test_connections_that_only_end_are_told_once_three_of_them_have_come_in_a_row() -> None:
+    told: list[ProtocolError] = []
+    context = zmq.Context()
+    with context, context.socket(zmq.DEALER) as socket:
+        watch = HandshakeWatch(socket, asyncio.get_running_loop(), "tcp://there:1", None, told.append)
+        counts = []
+        for event in "ff+fffff":  # the coordinator may end just now, and come back
+            watch._heard(zmq.EVENT_HANDSHAKE_SUCCEEDED if event == "+" else zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 0)
+            counts.append(len(told))
+        watch.close()
+    assert counts == [0, 0, 0, 0, 0, 1, 1, 1]
