@@ -425,6 +425,9 @@ def test_where_a_data_set_was_looked_for_does_not_change_where_it_is_stored(tmp_
     source = DataSource("somebody/data")
     entries = {entry_of(source, locate(source.dataset, data), tmp_path) for data in (None, tmp_path / "data")}
     assert len(entries) == 1
+    other = locate("somebody/data#fine", None)
+    assert (other.kind, other.where, other.subset) == ("hub", "somebody/data", "fine")
+    assert entry_of(source, other, tmp_path) not in entries
 
 
 # The real data sets
