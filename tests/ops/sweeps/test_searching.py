@@ -124,6 +124,15 @@ def test_a_trial_whose_values_do_not_go_with_the_experiment_has_no_result_and_th
     assert played == [f"{number + 1:03d}/seed-{seed}" for number in right for seed in (1, 2)]
 
 
+@pytest.mark.parametrize(("outcome", "result"), [("completed", 0.25), ("diverged", None), ("interrupted", None)])
+def test_only_a_run_that_completed_has_a_result(tmp_path: Path, outcome: str, result: float | None) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1, "accuracy": 0.75}\n{"round": 2, "accuracy": 0.25}\n')
+    assert searching._value(tmp_path, "final_accuracy") is None
+    (tmp_path / "summary.json").write_text(f'{{"outcome": "{outcome}"}}')
+    assert searching._value(tmp_path, "final_accuracy") == result
+    assert searching._value(tmp_path / "nowhere", "final_accuracy") is None
+
+
 def test_a_figure_that_no_run_has_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
