@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
-from fedemu.algorithms.interface import Batch, Facts
+from fedemu.algorithms.interface import Batch, Facts, Forest, Tree
 from fedemu.algorithms.models.feed_forward import mlp
-from fedemu.algorithms.training.objective import Objective, cross_entropy, proximity
+from fedemu.algorithms.training.objective import Loss, Objective, cross_entropy, proximity, with_terms
 from fedemu.protocol.errors import ConfigurationError
 
 ZERO = torch.tensor(0)
@@ -48,6 +49,27 @@ def test_terms_add_to_the_criterion_and_leave_the_metric_alone() -> None:
     count = sum(leaf.numel() for leaf in variables.values())
     assert float(held.value - plain.value) == pytest.approx(0.25 * count, rel=1e-5)
     assert float(held.metrics["loss"]) == float(plain.value)
+
+
+@pytest.mark.parametrize("hands_on", [True, False])
+def test_terms_add_to_a_loss_of_a_methods_own_and_see_the_model_in_training(
+    hands_on: bool, louder: Callable[[Any], Any]
+) -> None:
+    model, whole = louder(mlp((6,), 3, (2,))), batch([1.0] * 4)
+    variables = model.init(0)
+
+    def loss(variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> Loss:
+        outputs, buffers = model.apply(variables, batch.x, True)
+        value = 3 * cross_entropy(outputs.logits, batch, facts)
+        return Loss(value, buffers, {"loss": value}, outputs if hands_on else ())
+
+    plain = loss(variables, whole, {}, {}, FACTS)
+    terms = (lambda model, at: at.outputs.logits.sum(), lambda model, at: at.variables["fc2.bias"].square().sum())
+    found = with_terms(model, loss, terms)(variables, whole, {}, {}, FACTS)
+    added = model.apply(variables, whole.x, True)[0].logits.sum() + variables["fc2.bias"].square().sum()
+    torch.testing.assert_close(found.value, plain.value + added)
+    assert found.metrics == plain.metrics
+    assert with_terms(model, loss, ()) is loss
 
 
 def test_a_loss_or_a_term_that_is_no_single_number_is_named() -> None:
