@@ -48,6 +48,12 @@ def test_without_tasks_the_classes_of_new_samples_are_those_of_the_batch() -> No
     assert float(criterion(LOGITS, Batch(torch.zeros(4, 1), y, weight), facts(0))) == pytest.approx(sum(rows) / 3)
 
 
+def test_devices_note_which_samples_are_replayed_unless_tasks_tell_it() -> None:
+    for model, notes in ((PLAIN, {REPLAYED: ()}), (GROWING, {})):
+        given = Ingredients(model, find_criterion("er_ace", model), CLASSES, 1, 5, 0.1, input_shape=SHAPE)
+        assert given.local_sgd().notes == notes
+
+
 def test_on_a_stream_of_tasks_they_are_the_classes_of_the_task() -> None:
     criterion = find_criterion("er_ace", GROWING)
     batch = Batch(torch.zeros(3, 1), torch.tensor([1, 3, 0]), torch.ones(3))
