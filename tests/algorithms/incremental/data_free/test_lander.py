@@ -128,8 +128,10 @@ def test_images_come_from_standardised_anchors_by_a_noisy_layer_for_every_ten() 
     assert {name: tuple(leaf.shape) for name, leaf in opened["weights"].items()} == {"noisy": (2, 6, 5), "bias": (2, 6)}
     y = torch.tensor([0, 2] * 6)
     chosen = ANCHORS[y]
-    even = functional.batch_norm(chosen, None, None, training=True)
-    z = torch.cat([even[:10] @ opened["weights"]["noisy"][0].t(), even[10:] @ opened["weights"]["noisy"][1].t()])
+    even, parts = functional.batch_norm(chosen, None, None, training=True), (slice(10), slice(10, 12))
+    bias = torch.tensor([[0.5], [-0.25]]).expand(2, 6)
+    opened["weights"]["bias"] = bias
+    z = torch.cat([even[rows] @ opened["weights"]["noisy"][i].t() + bias[i] for i, rows in enumerate(parts)])
     made = maker.generator.model.apply(kept["generator"], z, True)[0].logits
     opened = {**opened, "statistics": {"mean": torch.full((1, 1, 1, 1), 3.0), "deviation": torch.full((1, 1, 1, 1), 2)}}
     torch.testing.assert_close(maker.images(kept, opened, y), made * 2 + 3)
