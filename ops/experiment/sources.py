@@ -10,7 +10,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, time
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,8 @@ NOT_SETTINGS = ("FEDEMU_DATA", "FEDEMU_CACHE", "FEDEMU_STATE", "FEDEMU_KEYS", "F
 CONFIG_FILE = "config.toml"
 
 _ROUNDS = "rounds"
+_Setting = tuple[list[str], Any, str]
+"""The parts of the key of a setting, its value, and the variable or the override that gives it."""
 
 
 def load_experiment(
@@ -91,7 +92,7 @@ def check_resume(
     The experiment is the frozen one, perhaps with more rounds. Any other setting that differs raises
     ConfigurationError, because it would make another experiment.
     """
-    table = reduce(merge, [*_from_environment(environment), *_from_overrides(overrides)], frozen.table())
+    table, _ = _laid(_laid(frozen.table(), _from_environment(environment))[0], map(_parsed, overrides))
     runtime = _runtime(table)
     wanted = Experiment.parse(table)
     for path, old, new in differences(frozen.table(), wanted.table()):
@@ -112,8 +113,8 @@ def _layered(
 ) -> tuple[Path | None, dict[str, Any], dict[str, Any]]:
     """The folder of an experiment, the table of all its settings, and those that ``overrides`` give."""
     folder, table = _open(source)
-    *emptied, given = _from_overrides(overrides)
-    return folder, reduce(merge, [*_from_environment(environment), *emptied, given], table), given
+    table, _ = _laid(table, _from_environment(environment))
+    return folder, *_laid(table, map(_parsed, overrides))
 
 
 def _runtime(table: dict[str, Any]) -> Runtime:
@@ -174,12 +175,12 @@ def _instead_of(path: Path) -> str:
     return f"; `fedemu init {path}` writes one to start from"
 
 
-def _from_environment(environment: Mapping[str, str]) -> list[dict[str, Any]]:
+def _from_environment(environment: Mapping[str, str]) -> list[_Setting]:
     """The settings in the environment. ``FEDEMU_LOCAL__LR=0.05`` is ``local.lr``: two underscores stand for the dot."""
     unknown = unknown_variables(environment)
     if unknown:
         raise ConfigurationError(unknown[0])
-    return _layers((_keys_of(name), toml_of(environment[name], name), name) for name in _variables(environment))
+    return [(_keys_of(name), toml_of(environment[name], name), name) for name in _variables(environment)]
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
@@ -236,12 +237,7 @@ def _has(table: Any, keys: Sequence[str]) -> bool:
     return True
 
 
-def _from_overrides(overrides: Sequence[str]) -> list[dict[str, Any]]:
-    return _layers(map(_parsed, overrides))
-
-
-def _parsed(override: str) -> tuple[list[str], Any, str]:
-    """The parts of the key of an override, its value, and the override itself."""
+def _parsed(override: str) -> _Setting:
     key, equals, text = override.partition("=")
     keys = _parts_of(key)
     if not equals or not all(keys):
@@ -276,27 +272,34 @@ def toml_of(text: str, name: str) -> Any:
     return parsed["value"] if len(parsed) == 1 and not isinstance(parsed["value"], date | time) else text
 
 
-def _layers(settings: Iterable[tuple[Sequence[str], Any, str]]) -> list[dict[str, Any]]:
-    """Settings, each with its keys, its value and its origin, as layers. The last layer has all settings.
+def _laid(table: dict[str, Any], settings: Iterable[_Setting]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The table with settings laid over it, and the layer of these settings alone.
 
-    Before it stands a layer for each empty table: what is set inside this table must not meet what lies below.
+    What is set inside an empty table does not meet what the table below has there.
     """
-    emptied, together = list[dict[str, Any]](), dict[str, Any]()
+    layer: dict[str, Any] = {}
     for keys, value, origin in settings:
-        _place(together, keys, value, origin)
-        for path in _empty_tables(value, tuple(keys)):
-            emptied.append({})
-            _place(emptied[-1], path, {}, origin)
-    return [*emptied, together]
+        _place(layer, keys, value, origin)
+        for path in _empty_tables(value, keys):
+            table = _emptied(table, path)
+    return merge(table, layer), layer
 
 
-def _empty_tables(value: Any, keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _emptied(table: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:
+    """The table without the keys of the table at ``path``, if it has one."""
+    key, *inner = path
+    if not isinstance(table.get(key), Mapping):
+        return dict(table)
+    return {**table, key: _emptied(table[key], inner) if inner else {}}
+
+
+def _empty_tables(value: Any, keys: Sequence[str]) -> Iterator[Sequence[str]]:
     """The keys of the empty tables in a value."""
     if value == {}:
         yield keys
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _empty_tables(inner, (*keys, key))
+            yield from _empty_tables(inner, [*keys, key])
 
 
 def _place(layer: dict[str, Any], keys: Sequence[str], value: Any, origin: str) -> None:

@@ -150,6 +150,8 @@ def test_what_is_set_inside_an_empty_table_does_not_meet_what_lies_below() -> No
         experiment, _ = load_experiment("digits-tasks+ewc", overrides, environment)
         assert experiment.algorithm.terms == {"lwf": {"temperature": 3}}
         assert check_resume(experiment, overrides, {})[0] == experiment
+    ordered, _ = load_experiment("digits", ["algorithm.terms={ lwf = { temperature = 3 }, ewc = {} }"], {})
+    assert list(ordered.algorithm.terms) == ["lwf", "ewc"]
 
 
 def test_a_table_that_becomes_another_kind_starts_from_its_defaults() -> None:
