@@ -102,7 +102,9 @@ def test_the_buffers_samples_arrived_before_the_new_ones() -> None:
 
 
 def from_new(strategy: selection.Strategy, given: Candidates, budget: int, seed: int = 0) -> int:
-    return int(given.fresh[strategy(given, budget, np.random.default_rng(seed))].sum())
+    kept = strategy(given, budget, np.random.default_rng(seed))
+    assert len(kept) == budget, "the other part gives what one part lacks"
+    return int(given.fresh[kept].sum())
 
 
 @pytest.mark.parametrize(
