@@ -230,10 +230,11 @@ async def test_an_edge_below_is_not_asked_again_for_a_part_of_a_sum_that_is_on_i
     summing.close()
 
 
-async def test_a_part_of_the_sum_of_another_ask_is_not_taken(tmp_path: Path) -> None:
+def a_sum_with_one_below(folder: Path) -> tuple[Summing, asyncio.Queue[Any]]:
+    """The sums of an edge that has one edge below, and the queue of what it says."""
     said: asyncio.Queue[Any] = asyncio.Queue()
     summing = Summing(
-        tmp_path,
+        folder,
         lambda message, frames: said.put_nowait((message, frames)),
         lambda station, message: None,
         said.put_nowait,
@@ -241,6 +242,11 @@ async def test_a_part_of_the_sum_of_another_ask_is_not_taken(tmp_path: Path) -> 
     )
     summing.gather(GATHER)
     summing.join(b"below")
+    return summing, said
+
+
+async def test_a_part_of_the_sum_of_another_ask_is_not_taken(tmp_path: Path) -> None:
+    summing, said = a_sum_with_one_below(tmp_path)
     summing.kept_by(b"below", 3)
     summing.begin(edge.Sum(ask="1.0.0", epoch=7, devices=(3,)))
     below = Gathering(GATHER, tmp_path)
@@ -435,16 +441,7 @@ async def test_a_device_that_replies_at_two_edges_spoils_no_sum_of_its_neighbour
 
 
 async def test_the_reply_of_a_device_whose_edge_is_gone_counts_at_the_edge_above(tmp_path: Path) -> None:
-    said: asyncio.Queue[Any] = asyncio.Queue()
-    summing = Summing(
-        tmp_path,
-        lambda message, frames: said.put_nowait((message, frames)),
-        lambda station, message: None,
-        said.put_nowait,
-        lambda station: False,
-    )
-    summing.gather(GATHER)
-    summing.join(b"below")
+    summing, said = a_sum_with_one_below(tmp_path)
     summing.kept_by(b"below", 1)
     summing.leave(b"below")
     specs, frames = pack({"delta/w": np.array([4.0, 5.0], np.float32)})
