@@ -62,7 +62,7 @@ async def supervising(plan: SupervisorPlan) -> AsyncIterator[asyncio.Task[str]]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def ended(task: asyncio.Task[str], seconds: float = 15.0) -> str:
+async def ended(task: asyncio.Task[str], seconds: float = 60.0) -> str:
     return await asyncio.wait_for(task, seconds)
 
 
