@@ -83,31 +83,31 @@ class Wishes:
     plots: Path | None = None
 
 
-def _selection(effort: Effort, wishes: Wishes, tell: Tell) -> Study:
+def _selection(effort: Effort, wishes: Wishes, tell: Tell) -> Iterator[Study]:
     from fedemu.ops.bench.selection import selection
 
     return selection.study(effort, wishes.problems, tell)
 
 
-def _peers(effort: Effort, wishes: Wishes, tell: Tell) -> Study:
+def _peers(effort: Effort, wishes: Wishes, tell: Tell) -> Iterator[Study]:
     from fedemu.ops.bench.peers import peers
 
     return peers.compare(effort, _environments(wishes), tell)
 
 
-def _growth(effort: Effort, wishes: Wishes, tell: Tell) -> Study:
+def _growth(effort: Effort, wishes: Wishes, tell: Tell) -> Iterator[Study]:
     from fedemu.ops.bench.growth import growth
 
     return growth.grow(effort, wishes.plots, tell)
 
 
-def _fleet_size(effort: Effort, wishes: Wishes, tell: Tell) -> Study:
+def _fleet_size(effort: Effort, wishes: Wishes, tell: Tell) -> Iterator[Study]:
     from fedemu.ops.bench.growth import fleet_size
 
     return fleet_size.measure(effort, wishes.largest, tell)
 
 
-def _gpu(effort: Effort, wishes: Wishes, tell: Tell) -> Study:
+def _gpu(effort: Effort, wishes: Wishes, tell: Tell) -> Iterator[Study]:
     from fedemu.ops.bench.gpu import gpu
 
     return gpu.study(effort, _environments(wishes), tell)
@@ -119,11 +119,11 @@ def _environments(wishes: Wishes) -> Path:
     return wishes.environments or cache_folder(os.environ) / "peers"
 
 
-STUDIES: Final[Mapping[str, Callable[[Effort, Wishes, Tell], Study]]] = {
+STUDIES: Final[Mapping[str, Callable[[Effort, Wishes, Tell], Iterator[Study]]]] = {
     "selection": _selection,
     "peers": _peers,
     "growth": _growth,
     "fleet-size": _fleet_size,
     "gpu": _gpu,
 }
-"""They run only if they are named."""
+"""They run only if they are named. Each gives its study again and again as it grows, so that no error loses it."""

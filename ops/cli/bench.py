@@ -108,6 +108,7 @@ def bench(
     figures: list[Figure] = []
     studies: dict[str, Study] = {}
     wishes = Wishes(problems=problems, environments=envs, plots=plots, largest=largest)
+    complete = False
     try:
         with console.status("") as status:
 
@@ -116,19 +117,22 @@ def bench(
 
             for name in dict.fromkeys(subjects or SUBJECTS):
                 if name in STUDIES:
-                    studies[name] = study = STUDIES[name](effort, wishes, tell)
-                    if isinstance(study, Keeping):
-                        study.keep()
+                    for study in STUDIES[name](effort, wishes, tell):
+                        studies[name] = study
+                    made = studies[name]
+                    if isinstance(made, Keeping):
+                        made.keep()
                 else:
                     figures.extend(SUBJECTS[name](effort, tell))
+        complete = True
     finally:  # what was measured before an error, or before Ctrl-C, is shown
         if figures:
             console.print(table(figures))
         for study in studies.values():
             console.print(study)
-    if format is Format.JSON:
-        said = about | {"quick": quick, "figures": [figure.table() for figure in figures]}
-        print(json.dumps(said | {name: study.table() for name, study in studies.items()}, indent=1))
+        if format is Format.JSON and (complete or figures or studies):
+            said = about | {"quick": quick, "complete": complete, "figures": [figure.table() for figure in figures]}
+            print(json.dumps(said | {name: study.table() for name, study in studies.items()}, indent=1))
     return 0
 
 

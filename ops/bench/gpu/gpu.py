@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from fedemu.device.compute.trainer import open_device
 from fedemu.ops.bench.gpu.lines import Line, lines
 from fedemu.ops.bench.gpu.sharing import Share, shares
 from fedemu.ops.bench.measuring.measure import Effort, Spread, Tell
+from fedemu.ops.bench.peers.environments import Absent
 from fedemu.ops.bench.peers.peers import Comparison, compare
 from fedemu.ops.bench.peers.work import PFL
 from fedemu.ops.figures import percent
@@ -40,7 +41,7 @@ class GpuStudy:
 
     about: Mapping[str, Any]
     peak: float
-    lines: Sequence[Line]
+    lines: Sequence[Line] = ()
     shares: Sequence[Share] = ()
     no_service: str = ""
     pfl: Comparison = field(default_factory=lambda: Comparison([], {}))
@@ -61,19 +62,30 @@ class GpuStudy:
             yield self.pfl
 
 
-def study(effort: Effort, environments: Path, tell: Tell) -> GpuStudy:
-    """Measure everything. ``environments`` holds that of pfl-research. ConfigurationError if torch finds no GPU."""
+def study(effort: Effort, environments: Path, tell: Tell) -> Iterator[GpuStudy]:
+    """Measure everything. The study as it grows.
+
+    ``environments`` holds that of pfl-research. Raises ConfigurationError if torch finds no GPU.
+    """
     if not torch.cuda.is_available():
         raise ConfigurationError(
             "fedemu bench gpu needs an NVIDIA GPU, and torch finds no CUDA device here; "
             "fedemu bench training measures processors"
         )
     device = open_device("cuda")
-    peak = peak_of(device)
-    measured = list(lines(effort, tell, device, peak))
-    shared, no_service = shares(effort, tell)
-    pfl = compare(effort, environments, tell, ("plain", "trainer", "pfl"), (PFL,), "cuda")
-    return GpuStudy({**machine(), "torch": versions()["torch"]}, peak, measured, shared, no_service, pfl)
+    made = GpuStudy({**machine(), "torch": versions()["torch"]}, peak_of(device))
+    for line in lines(effort, tell, device, made.peak):
+        made = replace(made, lines=[*made.lines, line])
+        yield made
+    try:
+        for share in shares(effort, tell):
+            made = replace(made, shares=[*made.shares, share])
+            yield made
+    except Absent as reason:
+        made = replace(made, no_service=str(reason))
+    for pfl in compare(effort, environments, tell, ("plain", "trainer", "pfl"), (PFL,), "cuda"):
+        made = replace(made, pfl=pfl)
+        yield made
 
 
 def peak_of(device: torch.device, size: int = _PRODUCT) -> float:
@@ -90,13 +102,14 @@ def peak_of(device: torch.device, size: int = _PRODUCT) -> float:
 def _roofline(measured: Sequence[Line]) -> Table:
     drawn = Table(box=None, pad_edge=False)
     for column in (
-        *("work", "stack", "graphs", "updates/s", "GFLOP", "kernels", "gaps", "TFLOP/s", "of the peak"),
+        *("work", "precision", "stack", "graphs", "updates/s", "GFLOP", "kernels", "gaps", "TFLOP/s", "of the peak"),
         "while kernels run",
     ):
-        drawn.add_column(column, justify="left" if column == "work" else "right")
+        drawn.add_column(column, justify="left" if column in ("work", "precision") else "right")
     for each in measured:
         drawn.add_row(
             each.work,
+            each.precision,
             "one by one" if each.stack == 1 else str(each.stack),
             "yes" if each.graphs else "",
             _rate(each.updates_per_second, each.why),

@@ -7,20 +7,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedemu.algorithms.models.low_precision import Precision
 from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.capture import Captures, GraphRecorder
 from fedemu.device.compute.executors.executor import Executor, Job, Source
 from fedemu.device.compute.executors.private_torch import product_formula
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
+from fedemu.device.compute.trainer import open_device
 from fedemu.ops.assembly.learning import open_algorithm
 from fedemu.ops.bench.measuring.measure import Effort, Spread, Tell
-from fedemu.ops.bench.training.workloads import WORKLOADS
+from fedemu.ops.bench.training.workloads import WORKLOADS, Workload
 from fedemu.protocol.errors import TrainingError
 
 STACKS: Final = (1, 8, 16, 32, 64, 128)
@@ -32,11 +34,16 @@ _SECONDS: Final = 3.0
 _UPDATES: Final = 128
 _GFLOP: Final = 4000.0
 """A measurement takes 128 updates, or as many as have these 10^9 operations: about a second's work of a GPU."""
+_PROFILED: Final = 16
+"""Kernels are counted in so many updates, or in one stack: torch's profiler takes long to read many of them."""
+_ROUNDED_GFLOP: Final = 10.0
+"""Works whose update has so many 10^9 operations are measured in tf32 and bfloat16, too."""
+_ROUNDED_STACKS: Final = (8, 32)
 
 
 @dataclass(frozen=True)
 class Line:
-    """One work by one executor. On a processor nothing is known of kernels.
+    """One work by one executor in one precision. On a processor nothing is known of kernels.
 
     ``graphs`` says whether steps were captured as CUDA graphs. ``gflop`` are the 10^9 operations of an update.
     ``kernel_ms`` and ``gap_ms`` are the milliseconds of an update in which the GPU runs kernels or copies, and in which
@@ -48,6 +55,7 @@ class Line:
     stack: int
     graphs: bool
     gflop: float
+    precision: Precision = "float32"
     updates_per_second: Spread | None = None
     kernel_ms: float | None = None
     gap_ms: float | None = None
@@ -65,34 +73,58 @@ def lines(
     works: Sequence[str] = tuple(WORKLOADS),
     stacks: Sequence[int] = STACKS,
 ) -> Iterator[Line]:
-    """Measure every work with every stack, on a GPU with and without graphs. ``peak`` is in 10^12 operations/s."""
+    """Measure every work in all its cases. ``peak`` is in 10^12 operations per second."""
     for name in works:
         work = WORKLOADS[name](1)
-        model, algorithm = open_algorithm(work.experiment, work.corpus)
-        program: Any = algorithm.programs["train"]
-        shared = {"model": map_leaves(lambda leaf: leaf.to(device), model.init(1))}
         source = Source(work.corpus, work.experiment.seed, device)
         held = [indices for cohort in work.cohorts for indices in cohort]
 
         def jobs(count: int, round: int, held: Sequence[Any] = held) -> list[Job]:
             return [Job(device=n, round=round, task=0, indices=held[n % len(held)]) for n in range(count)]
 
+        program, shared = _program(work, "float32", device)
         gflop = operations(program, shared, jobs(len(held), 1), source) / len(held) / 1e9
-        for stack in stacks:
-            for graphs in (False, True) if stack > 1 and device.type == "cuda" else (False,):
-                tell(f"gpu: {name}, stack of {stack}{', captured' if graphs else ''}")
-                count = effort.count(round(min(_UPDATES, _GFLOP / gflop)), stack)
-                executor = _executor(stack, graphs)
-                try:
-                    rates = _rates(executor, program, shared, partial(jobs, count), source)
-                    kernels = None
-                    if device.type == "cuda":
-                        kernels = _kernel_seconds(executor, program, shared, jobs(count, 9), source) / count
-                except Exception as error:
-                    why = (str(error) or type(error).__name__).splitlines()[0]
-                    yield Line(name, stack, graphs, gflop, why=why[:60])
-                    continue
-                yield _line(name, stack, graphs, gflop, Spread.of(rates), kernels, peak)
+        for precision, stack, graphs in cases(gflop, stacks, device.type):
+            said = "" if precision == "float32" else f" in {precision}"
+            tell(f"gpu: {name}{said}, stack of {stack}{', captured' if graphs else ''}")
+            line = Line(name, stack, graphs, gflop, precision)
+            count = effort.count(round(min(_UPDATES, _GFLOP / gflop)), stack)
+            executor = _executor(stack, graphs)
+            try:
+                program, shared = _program(work, precision, device)
+                rates = _rates(executor, program, shared, partial(jobs, count), source)
+                kernels = None
+                if device.type == "cuda":
+                    few = max(1, _PROFILED // stack) * stack
+                    kernels = _kernel_seconds(executor, program, shared, jobs(few, 9), source) / few
+            except Exception as error:
+                why = (str(error) or type(error).__name__).splitlines()[0]
+                yield replace(line, why=why[:60])
+                continue
+            yield _with_figures(line, Spread.of(rates), kernels, peak)
+
+
+def cases(gflop: float, stacks: Sequence[int], device_type: str) -> Iterator[tuple[Precision, int, bool]]:
+    """The precisions and stacks of a work, and whether steps are captured.
+
+    On a GPU each stack is measured with and without graphs. Where an update has many operations (``gflop``, in 10^9),
+    some stacks are measured with graphs in tf32 and bfloat16, too.
+    """
+    for stack in stacks:
+        for graphs in (False, True) if stack > 1 and device_type == "cuda" else (False,):
+            yield "float32", stack, graphs
+    if device_type == "cuda" and gflop >= _ROUNDED_GFLOP:
+        for precision in get_args(Precision)[1:]:
+            yield from ((precision, stack, True) for stack in stacks if stack in _ROUNDED_STACKS)
+
+
+def _program(work: Workload, precision: Precision, device: torch.device) -> tuple[Any, Any]:
+    """The program of a work in some precision, and what it gets. From now on the GPU computes in this precision."""
+    open_device(device.type, precision == "tf32")
+    local = work.experiment.local.model_copy(update={"precision": precision})
+    model, algorithm = open_algorithm(work.experiment.model_copy(update={"local": local}), work.corpus)
+    shared = {"model": map_leaves(lambda leaf: leaf.to(device), model.init(1))}
+    return algorithm.programs["train"], shared
 
 
 def operations(program: Any, shared: Any, jobs: Sequence[Job], source: Source) -> int:
@@ -104,14 +136,14 @@ def operations(program: Any, shared: Any, jobs: Sequence[Job], source: Source) -
     return int(counter.get_total_flops())
 
 
-def _line(work: str, stack: int, graphs: bool, gflop: float, rate: Spread, kernels: float | None, peak: float) -> Line:
-    """The figures that follow from a rate, and from the seconds of kernels in an update."""
-    reached = rate.median * gflop / 1e3
-    line = Line(work, stack, graphs, gflop, rate, teraflops=reached, roof=reached / peak)
+def _with_figures(line: Line, rate: Spread, kernels: float | None, peak: float) -> Line:
+    """A line with what follows from a rate, and from the seconds of kernels in an update."""
+    reached = rate.median * line.gflop / 1e3
+    line = replace(line, updates_per_second=rate, teraflops=reached, roof=reached / peak)
     if not kernels:
         return line
     gap = max(0.0, 1 / rate.median - kernels)
-    return replace(line, kernel_ms=1e3 * kernels, gap_ms=1e3 * gap, kernel_roof=gflop / 1e3 / kernels / peak)
+    return replace(line, kernel_ms=1e3 * kernels, gap_ms=1e3 * gap, kernel_roof=line.gflop / 1e3 / kernels / peak)
 
 
 def _executor(stack: int, graphs: bool) -> Executor:
@@ -147,7 +179,7 @@ def _rate(executor: Executor, program: Any, shared: Any, jobs: Sequence[Job], so
 
 def _kernel_seconds(executor: Executor, program: Any, shared: Any, jobs: Sequence[Job], source: Source) -> float:
     """The seconds in which the GPU runs kernels or copies, one or several at a time."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         _run(executor, program, shared, jobs, source)
         torch.cuda.synchronize()
     spans = [(event.time_range.start, event.time_range.end) for event in profile.events() if event.device_type == _GPU]

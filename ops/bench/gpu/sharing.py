@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Final
@@ -11,7 +11,6 @@ from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
 from fedemu.ops.bench.gpu.mps import mps
 from fedemu.ops.bench.measuring.measure import Effort, Spread, Tell
 from fedemu.ops.bench.measuring.worker import BenchmarkError, Worker, at_once
-from fedemu.ops.bench.peers.environments import Absent
 
 TRAINERS: Final = (1, 2, 4)
 """The numbers of trainers that share a GPU."""
@@ -38,23 +37,18 @@ def shares(
     device_type: str = "cuda",
     works: Sequence[str] = tuple(WORKS),
     trainers: Sequence[int] = TRAINERS,
-) -> tuple[list[Share], str]:
+) -> Iterator[Share]:
     """The rates of all works by all numbers of trainers, first without MPS, then with it.
 
-    The text tells why nothing was measured with MPS; it is empty if something was.
+    Raises Absent after those without MPS if this machine does not have it, or if it does not start.
     """
-    found: list[Share] = []
     for service in (False, True):
         daemon: AbstractContextManager[Mapping[str, str]] = mps() if service else nullcontext({})
-        try:
-            with daemon as variables:
-                for work in works:
-                    for count in trainers:
-                        tell(f"gpu: {work}, {count} trainers, {'with' if service else 'without'} MPS")
-                        found.append(_measured(effort, work, count, service, device_type, variables))
-        except Absent as reason:
-            return found, str(reason)
-    return found, ""
+        with daemon as variables:
+            for work in works:
+                for count in trainers:
+                    tell(f"gpu: {work}, {count} trainers, {'with' if service else 'without'} MPS")
+                    yield _measured(effort, work, count, service, device_type, variables)
 
 
 def _measured(

@@ -102,8 +102,10 @@ class FleetSizes:
 
 def measure(
     effort: Effort, largest: int, tell: Tell, play: Callable[[int, int, int], Point] | None = None
-) -> FleetSizes:
-    """Measure fleets of up to ``largest`` devices. ``play`` (devices, asked, rounds) measures one of them.
+) -> Iterator[FleetSizes]:
+    """Measure fleets of up to ``largest`` devices. What was measured so far, after each of them.
+
+    ``play`` (devices, asked, rounds) measures one of them.
 
     With less effort only 1,000 and 10,000 devices are measured, in three rounds.
     """
@@ -112,12 +114,12 @@ def measure(
     sizes = [size for size in SIZES if size <= most]
     if most not in sizes and effort.scale >= 1:
         sizes.append(most)
-    points = []
+    points: list[Point] = []
     for size in sizes:
         asked = max(1, min(MOST_ASKED, size // 10))
         tell(f"fleet-size: {size:,} devices, {rounds} rounds with {asked:,} each")
         points.append((play or _played)(size, asked, rounds))
-    return FleetSizes(tuple(points), rounds)
+        yield FleetSizes(tuple(points), rounds)
 
 
 def _played(devices: int, asked: int, rounds: int) -> Point:

@@ -111,23 +111,26 @@ class Growth:
         yield Group(EXPLANATION, *(Text(f"plot: {path}") for path in self.plots))
 
 
-def grow(effort: Effort, folder: Path | None, tell: Tell, axes: Sequence[Axis] = AXES) -> Growth:
-    """Measure all points. ``folder`` is made ready for their plot, as a PNG and an SVG, if there is one.
+def grow(effort: Effort, folder: Path | None, tell: Tell, axes: Sequence[Axis] = AXES) -> Iterator[Growth]:
+    """Measure all points. The curves as they grow, each from its second point on.
 
-    With less effort only the points of a tenth of the largest size and less are measured.
+    ``folder`` is made ready for their plot, as a PNG and an SVG, if there is one. With less effort only the points of a
+    tenth of the largest size and less are measured.
     """
     if folder:
         make_ready(folder)
-    curves = []
+    curves: list[Curve] = []
     for axis in axes:
         sizes = [size for size in axis.sizes if effort.scale >= 1 or size <= axis.sizes[-1] // 10]
-        points = []
+        points: list[Point] = []
         for size in sizes:
             tell(f"growth: {axis.title}: {axis.written(size)}")
             sample = _measured(axis.settings[size], effort)
             points.append(Point(size, sample.wall / sample.work, sample.cpu / sample.work))
-        curves.append(Curve(axis.title, tuple(map(axis.written, sizes)), tuple(points)))
-    return Growth(tuple(curves), folder)
+            curve = Curve(axis.title, tuple(map(axis.written, sizes[: len(points)])), tuple(points))
+            if len(points) > 1:
+                yield Growth((*curves, curve), folder)
+        curves.append(curve)
 
 
 def _measured(settings: Sequence[str], effort: Effort) -> Sample:

@@ -64,14 +64,15 @@ def trainer(work: Mapping[str, Any], settings: Mapping[str, Any]) -> Side:
 
     def play(round: int, cohort: Cohort) -> None:
         jobs = [Job(device=device, round=round, task=0, indices=held[device]) for device in cohort.tolist()]
-        updates, weights = [], []
+        samples = sum(len(held[device]) for device in cohort)
+        asked = {"model": dict(state)}
+        mean = {name: torch.zeros_like(value) for name, value in state.items()}
         for start in range(0, len(jobs), capacity):
-            for result in trainer.run("train", {"model": dict(state)}, jobs[start : start + capacity]):
+            for result in trainer.run("train", asked, jobs[start : start + capacity]):
                 if isinstance(result, TrainingError):
                     raise result
-                updates.append(result.payload["delta"])
-                weights.append(result.examples)
-        mean = weighted_mean(updates, weights)
+                for name, value in result.payload["delta"].items():
+                    mean[name].add_(value, alpha=result.examples / samples)
         state.update({name: value + mean[name] for name, value in state.items()})
 
     return play, lambda x: model.apply(state, x, False)[0].logits

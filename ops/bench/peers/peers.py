@@ -95,10 +95,11 @@ def compare(
     sides: Collection[str] = (*OURS, *PEERS),
     works: Sequence[Work] = WORKS,
     device: str = "cpu",
-) -> Comparison:
-    """Let all ``sides`` do all works, in turns. ``folder`` holds the environments of the other simulators.
+) -> Iterator[Comparison]:
+    """Let all ``sides`` do all works, in turns. What they have reached so far, after each time that one did one.
 
-    Only the loop, our trainer and pfl-research compute on another ``device`` than the processor.
+    ``folder`` holds the environments of the other simulators. Only the loop, our trainer and pfl-research compute on
+    another ``device`` than the processor.
     """
     absent: dict[str, str] = {}
     pythons: dict[str, Path] = {}
@@ -111,11 +112,13 @@ def compare(
             titles[name] = f"{peer.title} {version}"
         except Absent as reason:
             absent[peer.title] = str(reason)
-    standings = []
+    done: list[Standing] = []
+    yield Comparison(done, absent)
     with tempfile.TemporaryDirectory(prefix="fedemu-bench-") as scratch:
         for work in works:
             race = _Race(work, max(_LEAST_ROUNDS, effort.count(work.rounds)), Path(scratch), pythons, device)
             seen = defaultdict(list)
+            standings: list[Standing] = []
             for number in range(max(1, effort.pairs - 2)):
                 for name in list(titles)[:: -1 if number % 2 else 1]:
                     tell(f"peers: {work.title}: {titles[name]}")
@@ -123,8 +126,9 @@ def compare(
                         seen[name].append(race.run(name, number))
                     except Absent as reason:
                         absent[titles.pop(name)] = str(reason)
-            standings += [race.standing(titles[name], seen[name]) for name in titles]
-    return Comparison(standings, absent)
+                    standings = [race.standing(titles[each], seen[each]) for each in titles if seen[each]]
+                    yield Comparison([*done, *standings], absent)
+            done = [*done, *standings]
 
 
 class _Race:

@@ -124,8 +124,8 @@ class Study:
         yield Group(_solver_table(self.solvers), EXPLANATION)
 
 
-def study(effort: Effort, problems: int, tell: Tell, size: Size | None = None) -> Study:
-    """Measure the strategies, the coordination and the solvers.
+def study(effort: Effort, problems: int, tell: Tell, size: Size | None = None) -> Iterator[Study]:
+    """Measure the strategies, the coordination and the solvers. The study as it grows.
 
     With ``effort.large`` fleets of 1,000 devices are measured too, which take a minute or two each.
     """
@@ -133,8 +133,17 @@ def study(effort: Effort, problems: int, tell: Tell, size: Size | None = None) -
     count = effort.count(problems)
     ratios = _ratios(count, size, tell)
     fleets = [effort.count(DEVICES), *([MANY_DEVICES] if effort.large else [])]
-    steps = [step for devices in fleets for data in FLEETS for step in coordination(data, devices, size, tell)]
-    return Study(count, ratios, steps, list(compare_solvers(effort, fleets, size, tell)))
+    steps: list[Step] = []
+    solvers: list[SolverComparison] = []
+    yield Study(count, ratios, steps, solvers)
+    for devices in fleets:
+        for data in FLEETS:
+            for step in coordination(data, devices, size, tell):
+                steps.append(step)
+                yield Study(count, ratios, steps, solvers)
+    for solver in compare_solvers(effort, fleets, size, tell):
+        solvers.append(solver)
+        yield Study(count, ratios, steps, solvers)
 
 
 def _ratios(problems: int, size: Size, tell: Tell) -> dict[str, Quartiles]:

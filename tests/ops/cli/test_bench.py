@@ -14,8 +14,10 @@ from fedemu.ops.bench.growth.curve import Curve, Point
 from fedemu.ops.bench.growth.growth import Growth
 from fedemu.ops.bench.measuring.measure import Effort, Figure, Sample, Tell, cost, rate
 from fedemu.ops.bench.measuring.worker import BenchmarkError
+from fedemu.ops.bench.subjects import Wishes
 from fedemu.ops.cli import bench
 from fedemu.ops.cli.commands import app
+from fedemu.protocol.errors import ConfigurationError
 
 efforts: list[Effort] = []
 
@@ -47,7 +49,7 @@ def test_json_has_the_machine_and_every_figure(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(bench, "SUBJECTS", {"fleet": toy})  # it has a large form
     result = CliRunner().invoke(app, ["bench", "--quick", "--large", "--format", "json"])
     said = json.loads(result.stdout)
-    assert said["quick"] is True
+    assert (said["quick"], said["complete"]) == (True, True)
     assert said["machine"]["cores"] >= 1
     assert "torch" in said["versions"]
     assert [(figure["subject"], figure["name"], figure["met"]) for figure in said["figures"]] == [
@@ -69,7 +71,7 @@ def test_a_study_whose_files_the_disk_does_not_take_is_shown_all_the_same(
 ) -> None:
     curve = Curve("devices", ("10", "20"), (Point(10, 1.0, 1.0), Point(20, 1.0, 2.0)))
     made = Growth((curve,), tmp_path)
-    monkeypatch.setattr(bench, "STUDIES", {"growth": lambda effort, wishes, tell: made})
+    monkeypatch.setattr(bench, "STUDIES", {"growth": lambda effort, wishes, tell: iter([made])})
     with files_end_at(100):
         result = CliRunner().invoke(app, ["bench", "growth", "--plots", str(tmp_path)])
     assert result.exit_code == 5
@@ -90,3 +92,31 @@ def test_what_was_measured_before_an_error_is_shown(monkeypatch: pytest.MonkeyPa
     text = " ".join(result.stderr.split())
     assert "memory MB 5 2.5 2" in text
     assert text.endswith("fedemu: the child ended")
+
+
+def test_a_study_that_is_interrupted_is_shown_as_far_as_it_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(effort: Effort, wishes: Wishes, tell: Tell) -> Iterator[Growth]:
+        points = tuple(Point(size, 1.0, 1.0) for size in (10, 20, 30))
+        for count in (2, 3):
+            yield Growth((Curve("devices", ("10", "20", "30")[:count], points[:count]),))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "STUDIES", {"growth": interrupted})
+    result = CliRunner().invoke(app, ["bench", "toy", "growth", "--format", "json"])
+    assert result.exit_code == 4
+    assert "slope 0.00, last slope 0.00" in result.stderr
+    said = json.loads(result.stdout)
+    assert said["complete"] is False
+    assert [figure["name"] for figure in said["figures"]] == ["messages", "memory"]
+    assert [point["size"] for point in said["growth"]["curves"][0]["points"]] == [10, 20, 30]
+
+
+def test_a_refused_study_prints_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(effort: Effort, wishes: Wishes, tell: Tell) -> Iterator[Growth]:
+        raise ConfigurationError("no GPU here")
+        yield
+
+    monkeypatch.setattr(bench, "STUDIES", {"gpu": refused})
+    result = CliRunner().invoke(app, ["bench", "gpu", "--format", "json"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.endswith("fedemu: no GPU here\n")

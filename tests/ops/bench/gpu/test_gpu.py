@@ -13,11 +13,13 @@ import torch
 from rich.console import Console
 
 from fedemu.device.compute.executors.executor import Job, Source
+from fedemu.device.compute.executors.serial import Serial
 from fedemu.ops.assembly.learning import open_algorithm
 from fedemu.ops.bench.gpu import gpu
-from fedemu.ops.bench.gpu.lines import Line, _line, covered, lines, operations
+from fedemu.ops.bench.gpu.lines import Line, _program, _with_figures, cases, covered, lines, operations
 from fedemu.ops.bench.gpu.sharing import Share, shares
 from fedemu.ops.bench.measuring.measure import QUICK, Spread
+from fedemu.ops.bench.peers.environments import Absent
 from fedemu.ops.bench.peers.peers import Comparison
 from fedemu.ops.bench.training.workloads import WORKLOADS
 from fedemu.protocol.errors import ConfigurationError
@@ -56,10 +58,37 @@ def test_a_work_is_measured_one_by_one_and_in_stacks_and_beside_the_peak() -> No
 
 
 def test_kernels_gaps_and_the_roof_follow_from_the_rate() -> None:
-    line = _line("a", 8, True, 341.0, Spread(100.0, 90.0, 110.0), 0.008, 67.0)
+    line = _with_figures(Line("a", 8, True, 341.0), Spread(100.0, 90.0, 110.0), 0.008, 67.0)
     assert (line.kernel_ms, line.gap_ms) == (8.0, pytest.approx(2.0))
     assert (line.teraflops, line.roof) == (pytest.approx(34.1), pytest.approx(34.1 / 67))
     assert line.kernel_roof == pytest.approx(0.341 / 0.008 / 67)
+
+
+def test_on_a_gpu_steps_are_captured_too_and_large_works_are_rounded() -> None:
+    assert [*cases(10.1, (1, 8, 16), "cuda")] == [
+        ("float32", 1, False),
+        ("float32", 8, False),
+        ("float32", 8, True),
+        ("float32", 16, False),
+        ("float32", 16, True),
+        ("tf32", 8, True),
+        ("bfloat16", 8, True),
+    ]
+    assert {precision for precision, _, _ in cases(9.9, (1, 8), "cuda")} == {"float32"}
+    assert [*cases(10.1, (1, 8), "cpu")] == [("float32", 1, False), ("float32", 8, False)]
+
+
+def test_a_precision_reaches_the_program() -> None:
+    """A perceptron's update in bfloat16 differs from that in float32 in the third digit."""
+    work: Any = WORKLOADS["digits"](1)
+    job = Job(device=0, round=1, task=0, indices=work.cohorts[0][0])
+    deltas = []
+    for precision in ("float32", "bfloat16"):
+        program, shared = _program(work, precision, CPU)
+        (result,) = Serial().run(program, shared, [job], Source(work.corpus, 1, CPU))
+        deltas.append(torch.cat([leaf.flatten() for leaf in result.payload["delta"].values()]))
+    apart = float((deltas[0] - deltas[1]).norm() / deltas[0].norm())
+    assert 1e-4 < apart < 0.1
 
 
 def test_kernels_that_run_at_the_same_time_count_once() -> None:
@@ -98,12 +127,13 @@ def test_several_trainers_are_measured_and_a_machine_without_the_service_says_so
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    found, why = shares(TINY, lambda line: None, "cpu", ["digits"], (2,))
-    (share,) = found
+    found = shares(TINY, lambda line: None, "cpu", ["digits"], (2,))
+    share = next(found)
     assert (share.work, share.trainers, share.service, share.why) == ("digits", 2, False, "")
     assert share.updates_per_second is not None
     assert share.updates_per_second.least > 0
-    assert why.startswith("nvidia-cuda-mps-control is not on this machine")
+    with pytest.raises(Absent, match="nvidia-cuda-mps-control is not on this machine"):
+        next(found)
 
 
 def test_the_tables_show_everything_and_the_study_is_json() -> None:
@@ -111,14 +141,25 @@ def test_the_tables_show_everything_and_the_study_is_json() -> None:
     study = gpu.GpuStudy(
         {"torch": torch.__version__},
         67.0,
-        [Line("digits", 1, False, 0.1, why="out of memory"), _line("fedntd", 8, True, 341.0, rate, 0.0005, 67.0)],
+        [
+            Line("digits", 1, False, 0.1, why="out of memory"),
+            _with_figures(Line("fedntd", 8, True, 341.0, "bfloat16"), rate, 0.0005, 67.0),
+        ],
         [Share("digits", 4, True, rate)],
         "it did not start",
         Comparison([], {"pfl-research": "No matching distribution found"}),
     )
     shown = io.StringIO()
     Console(file=shown, width=200).print(study)
-    for words in ("one by one", "out of memory", "0.5 ms", "0.31 ms", "1,234.5", "no trainers with MPS: it did not"):
+    for words in (
+        "bfloat16",
+        "one by one",
+        "out of memory",
+        "0.5 ms",
+        "0.31 ms",
+        "1,234.5",
+        "no trainers with MPS: it did not",
+    ):
         assert words in shown.getvalue(), words
     assert "left out: pfl-research: No matching distribution found" in shown.getvalue()
     assert json.loads(json.dumps(study.table()))["about"]["torch"] == torch.__version__
@@ -137,4 +178,4 @@ def test_reasons_that_look_like_markup_are_shown_as_they_are() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="torch finds no CUDA device here"):
-        gpu.study(QUICK, tmp_path, lambda line: None)
+        next(gpu.study(QUICK, tmp_path, lambda line: None))

@@ -28,9 +28,9 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[[Effort, int], list[tupl
             runs.append((devices, asked, rounds))
             return replace(SEEN, devices=devices, asked=asked)
 
-        assert [point.devices for point in measure(effort, largest, lambda line: None, play).points] == [
-            devices for devices, _, _ in runs
-        ]
+        found = [[point.devices for point in made.points] for made in measure(effort, largest, lambda line: None, play)]
+        devices = [devices for devices, _, _ in runs]
+        assert found == [devices[:count] for count in range(1, len(devices) + 1)]
         return runs
 
     return measured

@@ -41,10 +41,13 @@ def test_less_effort_leaves_the_largest_sizes_out(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(growth, "_measured", lambda settings, effort: Sample(2.0, 4.0, float(len(settings[0]))))
     axis = Axis("devices", (1, 100, 1000), {1: ("a",), 100: ("aaaa",), 1000: ("aaaaaaaa",)})
     told: list[str] = []
-    (curve,) = growth.grow(QUICK, None, told.append, [axis]).curves
+    *_, found = growth.grow(QUICK, None, told.append, [axis])
+    (curve,) = found.curves
     assert curve.points == (Point(1, 2.0, 0.5), Point(100, 2.0, 2.0))
     assert told == ["growth: devices: 1", "growth: devices: 100"]
-    assert len(growth.grow(Effort(), None, told.append, [axis]).curves[0].points) == 3
+    grown = [made.curves for made in growth.grow(Effort(), None, told.append, [axis, axis])]
+    assert [[len(curve.points) for curve in curves] for curves in grown] == [[2], [3], [3, 2], [3, 3]]
+    assert [len(curve.labels) for curve in grown[2]] == [3, 2]
 
 
 def test_slopes_tell_how_cost_grows() -> None:
@@ -62,13 +65,14 @@ def test_a_folder_that_takes_no_plot_is_told_before_anything_is_measured(tmp_pat
     (tmp_path / "plots").touch()
     told: list[str] = []
     with pytest.raises(ConfigurationError, match=r"plots cannot be written: File exists; name another.* --plots"):
-        growth.grow(QUICK, tmp_path / "plots", told.append)
+        next(growth.grow(QUICK, tmp_path / "plots", told.append))
     assert told == []
 
 
 def test_the_plot_is_drawn_as_png_and_svg(tmp_path: Path) -> None:
-    made = growth.grow(QUICK, tmp_path / "new" / "plots", lambda line: None, [])
-    Growth((SQUARE, SQUARE), made.folder).keep()
+    assert [*growth.grow(QUICK, tmp_path / "new" / "plots", lambda line: None, [])] == []
+    made = Growth((SQUARE, SQUARE), tmp_path / "new" / "plots")
+    made.keep()
     png, svg = made.plots
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "slope 1.50, at the end 2.00" in svg.read_text()

@@ -36,7 +36,8 @@ def test_a_plain_loop_does_the_work_and_a_simulator_that_does_not_install_is_nam
 
     monkeypatch.setattr(peers, "environment", refuse)
     told: list[str] = []
-    comparison = peers.compare(TINY, tmp_path, told.append, ["plain", "fedjax"], (DIGITS,))
+    before, comparison = peers.compare(TINY, tmp_path, told.append, ["plain", "fedjax"], (DIGITS,))
+    assert before.standings == []
     (standing,) = comparison.standings
     assert (standing.work, standing.side) == (DIGITS.title, "a plain PyTorch loop")
     assert standing.updates_per_second.least > 0

@@ -54,7 +54,7 @@ def test_a_fleet_has_directions_that_a_shift_brings_together() -> None:
 
 def test_every_strategy_is_compared_with_the_optimum() -> None:
     told: list[str] = []
-    found = study(Effort(scale=0.03), 70, told.append, TINY)
+    *_, found = study(Effort(scale=0.03), 70, told.append, TINY)
     assert found.problems == 2
     assert set(found.ratios) == set(STRATEGIES) - {"none"} | {"diversity, no restarts", "diversity, 10 restarts"}
     for ratio in found.ratios.values():
