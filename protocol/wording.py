@@ -55,10 +55,13 @@ def ending(code: int) -> str:
     """How a process ended, to stand after its name. ``code`` is as in subprocess: negative for a signal."""
     if code >= 0:
         return f"ended with code {code}"
-    if code == -signal.SIGKILL:
-        return f"was ended by {KILLED}"
+    return f"was ended by {signal_name(-code)}"
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal that ended a process."""
     known = {sign.value: sign.name for sign in signal.Signals}
-    return f"was ended by {known.get(-code, f'signal {-code}')}"
+    return KILLED if number == signal.SIGKILL else known.get(number, f"signal {number}")
 
 
 def refusal(error: OSError) -> str:

@@ -24,7 +24,7 @@ from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.futures import fail
 from fedemu.protocol.host.idleness import Idleness, Stuckness
 from fedemu.protocol.host.own_code import Told, retold
-from fedemu.protocol.wording import KILLED, refusal
+from fedemu.protocol.wording import refusal, signal_name
 
 ReportStep = Callable[[int, int], None]
 """A function that gets the number of steps that are done, and the largest number that there may be.
@@ -254,6 +254,5 @@ def _settle(result: asyncio.Future[_End], end: _End | BaseException) -> None:
 
 def _death(status: int) -> str:
     if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        return f"signal {KILLED if number == signal.SIGKILL else signal.Signals(number).name}"
+        return signal_name(os.WTERMSIG(status))
     return f"exit code {os.waitstatus_to_exitcode(status)}"

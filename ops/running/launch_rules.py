@@ -169,4 +169,4 @@ class Launch:
             code = max(self._ended["devices"], 0) or INTERNAL_ERROR
         if code >= 0:
             return INTERRUPTED if code == LEFT_EARLY else code
-        return INTERNAL_ERROR if Signals(-code) in _CRASHES else INTERRUPTED
+        return INTERNAL_ERROR if -code in _CRASHES else INTERRUPTED

@@ -49,26 +49,29 @@ def values(cells: Sequence[Any]) -> NDArray[Any]:
     """Make an array ``[n]`` of cells: of numbers if all cells are numbers or empty, and of texts otherwise.
 
     Empty cells become NaN, or empty texts. A cell may hold several numbers, such as the times of several recordings of
-    one sentence. Then the smallest one counts, which is the earliest.
+    one sentence. Then the smallest one counts, which is the earliest. Whole numbers stay exact: the column holds texts
+    if two of them would become one as float64, beside an empty cell, or if one is too long for int64.
     """
     numbers = [_number(cell) for cell in cells]
     if None in numbers or all(np.isnan(number) for number in numbers if number is not None):
         return np.array(["" if cell is None else str(cell) for cell in cells])
     array = np.array(numbers, dtype=np.float64)
-    whole = np.isfinite(array).all() and (array == np.floor(array)).all()
-    if whole and np.abs(array).max() >= EXACT:
-        return _long_numbers(cells, array)
-    return array.astype(np.int64) if whole else array
+    known = array[~np.isnan(array)]
+    whole = np.isfinite(known).all() and (known == np.floor(known)).all()
+    if whole and np.abs(known).max() >= EXACT:
+        return _long_numbers(["" if cell is None else str(cell) for cell in cells], array)
+    return array.astype(np.int64) if whole and len(known) == len(array) else array
 
 
-def _long_numbers(cells: Sequence[Any], array: NDArray[np.float64]) -> NDArray[Any]:
-    """Long identifiers and times, exactly; as texts if they are too long for int64."""
+def _long_numbers(cells: Sequence[str], array: NDArray[np.float64]) -> NDArray[Any]:
+    """Long identifiers and times, exactly; as texts if that takes texts."""
     try:
-        numbers = [min(map(int, str(cell).split())) for cell in cells]
+        numbers = [min(map(int, cell.split())) for cell in cells if cell.strip()]
     except ValueError:  # such as 1e20
         return array
-    long = max(map(abs, numbers)) >= 2**63
-    return np.array([str(cell) for cell in cells]) if long else np.array(numbers, dtype=np.int64)
+    if len(numbers) < len(cells):
+        return np.array(cells) if len({*numbers}) > len(np.unique(array[~np.isnan(array)])) else array
+    return np.array(cells) if max(map(abs, numbers)) >= 2**63 else np.array(numbers, dtype=np.int64)
 
 
 def _number(cell: Any) -> float | None:

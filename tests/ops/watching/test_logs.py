@@ -40,10 +40,10 @@ def test_only_failures_that_a_run_survives_are_warnings(caplog: pytest.LogCaptur
     observer = LogObserver()
     with caplog.at_level(logging.WARNING, "fedemu.coordinator"):
         observer.event("checkpoint", round=3)
-        observer.event("server_job_died", job="distil", round=3, cause="signal SIGKILL")
+        observer.event("server_job_died", job="distil", round=3, cause="SIGKILL")
         observer.event("pictures_failed", task=1, detail="no space")
     assert [record.getMessage() for record in caplog.records] == [
-        "server_job_died {'job': 'distil', 'round': 3, 'cause': 'signal SIGKILL'}",
+        "server_job_died {'job': 'distil', 'round': 3, 'cause': 'SIGKILL'}",
         "pictures_failed {'task': 1, 'detail': 'no space'}",
     ]
 
