@@ -34,9 +34,14 @@ class Absence:
     @property
     def away(self) -> str:
         """The names of a few of the machines, and how many more there are; empty if there are none."""
-        shown = [name if name.isprintable() else repr(name)[1:-1] for name in self.machines[:MOST_NAMED]]
-        more = f" and {len(self.machines) - len(shown)} more" if len(self.machines) > len(shown) else ""
-        return ", ".join(shown) + more
+        return some_of(self.machines)
+
+
+def some_of(machines: Sequence[str]) -> str:
+    """The names of a few machines, and how many more there are; empty if there are none."""
+    shown = [name if name.isprintable() else repr(name)[1:-1] for name in machines[:MOST_NAMED]]
+    more = f" and {len(machines) - len(shown)} more" if len(machines) > len(shown) else ""
+    return ", ".join(shown) + more
 
 
 class RunObserver(Protocol):

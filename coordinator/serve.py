@@ -16,7 +16,7 @@ from fedemu.coordinator.fleet.admission import Admission
 from fedemu.coordinator.fleet.journal import LeaseJournal
 from fedemu.coordinator.fleet.likeness import Likeness
 from fedemu.coordinator.fleet.roster import Roster
-from fedemu.coordinator.observer import EventLog, Observers
+from fedemu.coordinator.observer import EventLog, Observers, some_of
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.record.run_directory import RunDirectory
@@ -172,10 +172,13 @@ class Coordinator:
         """Wait for the whole fleet."""
         settings, roster = self._plan.settings, self._service.roster
         if not await self._service.gather():
-            here = settings.devices - len(roster.missing())
+            missing = roster.missing()
+            holders = some_of(roster.leases.hosts_of(missing))
+            places = f" (places of the others were given to {holders})" if holders else ""
             raise UnreachableError(
-                f"Only {here} of {settings.devices} devices came within {settings.start_timeout:g} s; start the "
-                "others, set fewer with fleet.devices, or wait longer with fleet.start_timeout."
+                f"Only {settings.devices - len(missing)} of {settings.devices} devices came within "
+                f"{settings.start_timeout:g} s{places}; start the others, set fewer with fleet.devices, or wait longer "
+                "with fleet.start_timeout."
             )
         self._observers.event("fleet_complete", devices=settings.devices)
 

@@ -176,6 +176,10 @@ class Leases:
         """The connected supervisors."""
         return list(self._by_peer)
 
+    def hosts_of(self, devices: Iterable[DeviceId]) -> tuple[str, ...]:
+        """The names of the machines that hold these devices, connected or not."""
+        return tuple(sorted({lease.host for lease in map(self._lease_of, devices) if lease is not None and lease.host}))
+
     @property
     def away(self) -> tuple[str, ...]:
         """The names of the machines whose supervisors are not connected."""

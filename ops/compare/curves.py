@@ -65,8 +65,9 @@ def _so_far(run: Run, key: str) -> Iterator[tuple[int, float]]:
     """What the run has spent by the end of each round that tells it."""
     moved = 0.0
     for row in run.rows:
-        moved += (row.bytes_down or 0) + (row.bytes_up or 0)
-        value = moved if key == MOVED else row.number(key)
+        told = [of_way for of_way in (row.bytes_down, row.bytes_up) if of_way is not None]
+        moved += sum(told)
+        value = (moved if told else None) if key == MOVED else row.number(key)
         if value is not None:
             yield row.round, value
 

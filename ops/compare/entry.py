@@ -157,7 +157,7 @@ def _figures_of_run(run: Run, target: float | None, last: int) -> dict[str, floa
             f"rounds_to_{share * 100:.0f}": None if target is None else _rounds_to(run, share * target)
             for share in SHARES
         },
-        **{key: float(sum(row.number(key) or 0 for row in run.rows)) for key in ("bytes_down", "bytes_up")},
+        **{key: _total(row.number(key) for row in run.rows) for key in ("bytes_down", "bytes_up")},
         **{key: run.rows[-1].number(key) if run.rows else None for key in ("virtual_time", "wall_time")},
     }
 
@@ -187,6 +187,12 @@ def _median(values: Iterable[float | None]) -> float | None:
     """The median of the values that are known, None if there is none."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    """The sum of the values that are known, None if there is none."""
+    known = [value for value in values if value is not None]
+    return float(sum(known)) if known else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -18,6 +18,7 @@ from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.coordinator.record.run_directory import RunDirectory
 from fedemu.coordinator.record.summary import Summary
+from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN
 from fedemu.protocol.errors import ConfigurationError, FedemuError, UnreachableError
 from fedemu.protocol.transport.memory import MemoryNetwork
@@ -143,6 +144,17 @@ async def test_a_fleet_that_does_not_come_is_an_error_that_says_how_many_came(
         await play(plan)
     assert -1 in fleet.stopped
     assert read_run(plan.directory).summary is None
+
+
+async def test_a_machine_that_was_given_places_and_sends_no_device_is_named(
+    make_plan: MakePlan, make_fleet: MakeFleet, network: MemoryNetwork, play: Play
+) -> None:
+    make_fleet(4)
+    silent = network.connect("here", DOWN, lambda envelope: None, lambda error: None)
+    silent.send(wire.Enroll(count=2, lease=None, host="attic"))
+    with pytest.raises(UnreachableError, match=r"4 of 6 devices .*\(places of the others were given to attic\);"):
+        await play(make_plan(start_timeout=1.5))
+    silent.close()
 
 
 async def test_an_address_in_use_is_a_configuration_error(

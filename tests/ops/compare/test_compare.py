@@ -373,7 +373,15 @@ def test_a_mean_over_some_of_the_seeds_says_over_how_many(tmp_path: Path) -> Non
     assert table["final accuracy"] == ["70.0 ± 14.1 % (2 of 3)"]
     assert table["round forgetting"] == ["50.0 % (2 of 3)"]
     assert table["to 76.0 %"] == ["2 (1 of 3)"]
-    assert table["bytes down"] == ["2.0 ± 1.7 kB"]
+    assert table["bytes down"] == ["3.0 kB (2 of 3)"]
+
+
+def test_traffic_that_no_round_tells_is_unknown_and_not_nothing(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [], outcome="completed")
+    (run / "metrics.jsonl").write_text("".join(json.dumps({"round": n, "accuracy": 0.5}) + "\n" for n in (1, 2)))
+    comparison = compare([run])
+    assert columns(comparison)["bytes down"] == ["–"]
+    assert PLOTS["accuracy_by_bytes"](comparison) is None
 
 
 def test_measures_of_diagnosed_runs_are_columns_if_one_of_the_runs_was_diagnosed(tmp_path: Path) -> None:

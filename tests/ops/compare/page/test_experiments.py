@@ -37,7 +37,7 @@ def write_run(directory: Path, accuracies: Sequence[float], **settings: Any) -> 
     directory.mkdir(parents=True)
     write_frozen(Experiment.parse({"name": "run", **settings}), directory)
     rows = [
-        {"round": round, "accuracy": accuracy, "class_accuracy": [accuracy, 0.5]}
+        {"round": round, "accuracy": accuracy, "class_accuracy": [accuracy, 0.5], "bytes_down": 1000}
         for round, accuracy in enumerate(accuracies, 1)
     ]
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
