@@ -31,7 +31,10 @@ from fedemu.algorithms.trees import add
 
 
 class FedDF(FedAvg):
-    """FedAvg, whose average is trained further by a server job."""
+    """FedAvg, whose average is trained further by a server job.
+
+    A device without samples has trained nothing, so its model is no teacher.
+    """
 
     def __init__(self, local: LocalSGD, server: ServerTraining, temperature: float) -> None:
         super().__init__(local)
@@ -43,7 +46,10 @@ class FedDF(FedAvg):
         reduce = {"delta": weighted_mean, "locals": collect.of("delta")}
         reply: Reply = yield Ask("train", {"model": state.variables}, reduce)
         average = add(state.variables, reply.values["delta"])
-        prepare = partial(self._lessons, state.variables, reply.values["locals"])
+        teachers = [local for local, told in zip(reply.values["locals"], reply.devices, strict=True) if told.examples]
+        if not teachers:
+            return FedAvgState(average)
+        prepare = partial(self._lessons, state.variables, teachers)
         trained = yield from self._server.train("distillation", average, prepare, context)
         return FedAvgState(trained.variables)
 

@@ -138,9 +138,10 @@ class Flashback:
         counts = _label_counts(reply.devices)
         variables: Tree = add(state.variables, reply.values["delta"])
         if self._server is not None:
-            prepare = partial(self._lessons, state, reply.values["locals"], counts)
-            trained = yield from self._server.train("distillation", variables, prepare, context)
-            variables, counts = trained.variables, trained.lessons["counts"]
+            trained = torch.tensor([told.examples > 0 for told in reply.devices])
+            prepare = partial(self._lessons, state, reply.values["locals"], counts, trained)
+            distilled = yield from self._server.train("distillation", variables, prepare, context)
+            variables, counts = distilled.variables, distilled.lessons["counts"]
         assert counts is not None, "without label counts the server estimates them"
         present = torch.tensor([reply.device for reply in reply.devices])
         before = state.participations if context.task == state.task else torch.zeros_like(state.participations)
@@ -161,12 +162,15 @@ class Flashback:
         return Ask("train", shared, reduce)
 
     def _lessons(
-        self, state: FlashbackState, locals: Sequence[Handle], counts: Tensor | None, public: Labelled
+        self, state: FlashbackState, locals: Sequence[Handle], counts: Tensor | None, trained: Tensor, public: Labelled
     ) -> Tree:
-        """The lessons of ``taught``. If ``counts [K, classes]`` of the local models are None, they are estimated."""
+        """The lessons of ``taught``. If ``counts [K, classes]`` of the local models are None, they are estimated.
+
+        ``trained [K]`` says which devices had samples. The others know nothing, and so they do not teach.
+        """
         teachers = [predict(self._model, add(state.variables, each.load()), public.x) for each in locals]
         if counts is None:
-            counts = torch.stack([_mean_answer(logits) for logits in teachers])
+            counts = torch.stack([_mean_answer(logits) for logits in teachers]) * trained[:, None]
         logits = torch.stack([*teachers, predict(self._model, state.variables, public.x)])
         known = torch.cat([counts, state.knowledge[None]])
         student, weights = knowledge_weights(state.knowledge, known)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedemu.algorithms.interface import Context, Labelled, PublicData, Reply, ServerJob, Tree
+from fedemu.algorithms.interface import Context, DeviceReply, Labelled, PublicData, Reply, ServerJob, Tree
 from fedemu.algorithms.methods.fedavg import fedavg
 from fedemu.algorithms.methods.feddf import FedDF, agreement, cosine
 from fedemu.algorithms.models.feed_forward import mlp
@@ -21,6 +21,7 @@ from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.algorithms.training.server_training import predict
 from fedemu.algorithms.trees import add, model_digest, unflatten
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.ids import DeviceId
 
 MODEL = mlp((1, 12, 12), 4, (8,))
 ONE_CLASS_EACH = [np.arange(0, 80, 4), np.arange(1, 80, 4)]
@@ -68,6 +69,18 @@ def test_the_target_is_the_softmax_of_the_mean_of_the_local_logits(
     )
 
 
+def test_a_device_without_samples_is_no_teacher(little_fleet: Callable[..., Any], public: PublicData) -> None:
+    nothing = np.arange(0)
+    method = build_algorithm("feddf", SHORT, ingredients())
+    fleet = little_fleet(method, MODEL.init(0), [ONE_CLASS_EACH[0], nothing], public=public)
+    start = fleet.model
+    fleet.play([0, 1])
+    alone = predict(MODEL, add(start, fleet.payloads[0]["delta"]), public.train.x)
+    torch.testing.assert_close(fleet.carries[0]["lessons/probabilities"], alone.softmax(-1))
+    fleet.play([1])
+    assert fleet.jobs == ["distillation"]  # there was nobody to learn from in the second round
+
+
 def test_the_average_learns_to_agree_with_the_ensemble(little_fleet: Callable[..., Any], public: PublicData) -> None:
     method = build_algorithm("feddf", SHORT, ingredients())
     fleet = little_fleet(method, MODEL.init(0), ONE_CLASS_EACH, public=public)
@@ -97,7 +110,8 @@ def test_batches_are_rounded_up_to_whole_evaluations(public: PublicData) -> None
     method = build_algorithm("feddf", {"server_batches": 250}, ingredients())
     script = method.round(method.init(MODEL.init(0), context), context)
     next(script)
-    job = script.send(Reply({"delta": MODEL.init(1), "locals": []}, ()))
+    told = DeviceReply(DeviceId(0), examples=20, steps=4, metrics={}, label_counts=None)
+    job = script.send(Reply({"delta": MODEL.init(1), "locals": [None]}, (told,)))
     assert isinstance(job, ServerJob)
     assert job.steps == 3
     assert isinstance(method, FedDF)

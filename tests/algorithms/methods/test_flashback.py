@@ -234,6 +234,19 @@ def test_knowledge_may_be_the_mean_probabilities_on_the_public_data(
     torch.testing.assert_close(fleet.state.knowledge, 0.5 * (estimates[0] + estimates[1]))
 
 
+def test_a_device_without_samples_adds_no_knowledge_and_does_not_teach(
+    little_fleet: Callable[..., Any], public: PublicData
+) -> None:
+    method = build_algorithm("flashback", {"knowledge": "probabilities", "server_epochs": 2}, ingredients())
+    fleet = little_fleet(method, MODEL.init(0), [SHARES[0], np.arange(0)], public=public)
+    start = fleet.model
+    fleet.play([0, 1])
+    local = add(start, fleet.payloads[0]["delta"])
+    torch.testing.assert_close(fleet.state.knowledge, 0.025 * predict(MODEL, local, public.train.x).softmax(-1).mean(0))
+    assert fleet.carries[0]["lessons/counts"][1].tolist() == [0.0] * 4
+    assert fleet.carries[0]["lessons/teachers"][1].tolist() == [0.0] * 4
+
+
 @pytest.mark.parametrize("model", [MODEL, cnn(SHAPE, 4)])
 @pytest.mark.parametrize("knowledge", ["counts", "probabilities"])
 def test_devices_agree_alone_and_in_company(play: Callable[..., Any], model: Any, knowledge: str) -> None:

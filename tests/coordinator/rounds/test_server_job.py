@@ -226,9 +226,7 @@ async def test_a_finished_job_is_not_run_again(tmp_path: Path):
 
 async def test_a_job_that_dies_twice_is_an_error_that_names_the_signal(tmp_path: Path):
     job = train(lambda index: os.kill(os.getpid(), signal.SIGKILL) if index == 8 else None)
-    with pytest.raises(
-        FedemuError, match=r"'train' of round 3 died 2 times, lastly by SIGKILL .the kernel does so"
-    ):
+    with pytest.raises(FedemuError, match=r"'train' of round 3 died 2 times, lastly by SIGKILL .the kernel does so"):
         await run_server_job(job, tmp_path, 3, 0, ignore)
     assert checkpoint.load_job(tmp_path, 3, 0).step == 5
 
