@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +38,8 @@ class Followers(Observers):
         self._told: set[str] = set()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._logs: dict[str, Path] = {}
-        for name, out in places(track.to, track.out).items():
+        self._outs = places(track.to, track.out)
+        for name, out in self._outs.items():
             settings = json.dumps({"out": out, "project": track.project})
             words = command("fedemu-track", "fedemu.ops.track.follow", str(directory), name, settings)
             try:
@@ -96,7 +98,10 @@ class Followers(Observers):
         self._told.add(name)
         sentence = f"tracking to {name} failed ({why}); the run is not harmed"
         logging.getLogger(__name__).warning("%s", sentence)
-        self._say(f"{sentence}, and `fedemu export {self._directory} --to {name}` tries again")
+        again = ["fedemu", "export", str(self._directory), "--to", name]
+        again += ["--out", self._outs[name]] if self._outs[name] else []
+        again += ["--project", self._track.project] if self._track.project != Track().project else []
+        self._say(f"{sentence}, and `{shlex.join(again)}` tries again")
 
 
 @contextlib.contextmanager

@@ -108,6 +108,15 @@ def test_one_that_fails_and_one_that_hangs_are_told_once_and_ended(run: Path, tm
     assert "Hanging failed (it was not done 5 s after the run, and was ended)" in hanging
 
 
+def test_the_command_that_tries_again_writes_to_the_same_place(run: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    name, out = f"{tmp_path / 'trackers.py'}:Failing", str(tmp_path / "my board")
+    with followers(run, Track(to=(name,), out=out, project="mine", patience=90), child_command, said.append):
+        pass
+    (sentence,) = said
+    assert f"`fedemu export {run} --to {name} --out '{out}' --project mine` tries again" in sentence
+
+
 def test_who_is_told_is_no_part_of_the_experiment() -> None:
     plain, _ = load_experiment("digits", [], {})
     told, runtime = load_experiment("digits", ["track.out=here"], {"FEDEMU_TRACK__TO": "tensorboard"})
