@@ -205,6 +205,8 @@ class Hub:
                 return  # it was closed by what a part before has said
             self._take_part(connection, part)
         for channel in envelope.message.closed:
+            if self._shared.get(connection) is not shared:
+                return
             if shared is not None and (peer := shared.names.pop(channel, None)) is not None:
                 self._forget(peer)
             else:

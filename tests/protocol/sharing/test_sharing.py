@@ -461,8 +461,9 @@ async def test_what_a_connection_sent_before_it_was_closed_is_not_read() -> None
     assert len(top.heard) == heard
 
 
-async def test_a_bundle_whose_first_message_closes_the_connection_is_read_no_further(
-    eventually: Any, socket_path: Path
+@pytest.mark.parametrize("channels", [(5, 6, 5), (5,)])
+async def test_a_bundle_is_read_no_further_once_a_message_of_it_has_closed_the_connection(
+    eventually: Any, socket_path: Path, channels: tuple[int, ...]
 ) -> None:
     loop, heard, faults = asyncio.get_running_loop(), list[bytes](), list[Any]()
     loop.set_exception_handler(lambda loop, context: faults.append(context))
@@ -478,7 +479,8 @@ async def test_a_bundle_whose_first_message_closes_the_connection_is_read_no_fur
         network, address, UP, received, lambda peer, error: None, let_all_pass, BOUNDLESS, loop, 100, lambda peer: None
     )
     dealer = network.connect(address, DOWN, lambda envelope: None, lambda error: None)
-    dealer.send(Bundle(channels=(5, 6, 5), frames=(1, 1, 1)), 3 * encode(wire.Heartbeat()))
+    count = len(channels)
+    dealer.send(Bundle(channels=channels, frames=(1,) * count, closed=(5,)), count * encode(wire.Heartbeat()))
     await eventually(lambda: heard)
     assert (len(heard), faults) == (1, [])
     network.close()
