@@ -141,14 +141,16 @@ def load_sweep(source: str) -> Sweep:
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigurationError(f"{path}: two parts are named {twice}; give each a name of its own")
     for part in sweep.parts:
-        if part.methods and not part.presets:
+        sizes = part.sizes.values()
+        methods = [*part.methods, *(method for size in sizes for method in size.methods or ())]
+        if methods and not part.presets:
             raise ConfigurationError(f"{path}: the part {part.name} has methods, and no presets that they follow")
         if not part.experiments and not part.presets:
             raise ConfigurationError(f"{path}: the part {part.name} names no experiments and no presets; name some")
-        lists = (part.set, *part.tuned.values(), *(size.set for size in part.sizes.values()))
+        lists = (part.set, part.grid, *part.tuned.values(), *(size.set for size in sizes))
         if any(override.partition("=")[0].strip() == "seed" for settings in lists for override in settings):
             raise ConfigurationError(f"{path}: the part {part.name} sets seed; write it as seeds = [...]")
-        if unknown := [name for name in part.tuned if name not in (*part.methods, *part.experiments)]:
+        if unknown := [name for name in part.tuned if name not in (*methods, *part.experiments)]:
             raise ConfigurationError(f"{path}: tuned names {unknown[0]}, which is no method of the part {part.name}")
     return sweep
 

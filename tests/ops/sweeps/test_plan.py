@@ -70,6 +70,11 @@ def test_a_pattern_chooses_among_the_folders(tmp_path: Path) -> None:
         ("", "parts is missing"),
         ('[[parts]]\nname = "a"\nmethods = ["wsm"]', "a has methods, and no presets"),
         (
+            '[[parts]]\nname = "a"\nexperiments = ["digits"]\nsizes.tiny = { methods = ["wsm"] }',
+            "a has methods, and no presets",
+        ),
+        ('[[parts]]\nname = "a"', "a names no experiments and no presets"),
+        (
             '[[parts]]\nname = "a"\nexperiments = ["digits"]\ntuned = { wsm = ["local.lr=1"] }',
             "tuned names wsm, which is no method of the part a",
         ),
@@ -77,6 +82,7 @@ def test_a_pattern_chooses_among_the_folders(tmp_path: Path) -> None:
             '[[parts]]\nname = "a"\nexperiments = ["digits"]\nset = ["seed=3"]',
             "a sets seed; write it as seeds",
         ),
+        ('[[parts]]\nname = "a"\nexperiments = ["digits"]\ngrid = { seed = [3, 4] }', "a sets seed; write it as seeds"),
         ("parts = []", r"parts = \[\] must be a list that is not empty"),
         ("parts = 1 2", "is not valid TOML"),
         ('[[parts]]\nname = "a/b"\nexperiments = ["digits"]', r'parts\[0\].name = "a/b" must be made of letters'),

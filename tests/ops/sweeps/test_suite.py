@@ -21,7 +21,8 @@ presets = ["digits-small"]
 methods = ["fedavg", "wsm"]
 seconds = 2
 slow = { wsm = 5 }
-sizes.tiny = { seeds = [0], methods = ["wsm"], rounds = 2 }
+tuned = { ewc = ["local.lr=0.1"] }
+sizes.tiny = { seeds = [0], methods = ["wsm", "ewc"], rounds = 2 }
 sizes.small = { seeds = "0-1", set = ["local.lr=0.5"] }
 
 [[parts]]
@@ -48,7 +49,10 @@ def written(directory: Path, accuracy: float, forgetting: float, outcome: str = 
 
 def test_a_size_says_which_parts_methods_seeds_and_settings_are_run(mine: str) -> None:
     tiny = planned_suite(open_suite(mine, "tiny", []), None)
-    assert [(str(run.folder), run.overrides) for run in tiny] == [("one/digits-small+wsm/seed-0", ("rounds=2",))]
+    assert [(str(run.folder), run.overrides) for run in tiny] == [
+        ("one/digits-small+wsm/seed-0", ("rounds=2",)),
+        ("one/digits-small+ewc/seed-0", ("rounds=2", "local.lr=0.1")),
+    ]
     small = planned_suite(open_suite(mine, "small", []), None)
     assert [str(run.folder) for run in small] == [
         "one/digits-small+fedavg/seed-0",
