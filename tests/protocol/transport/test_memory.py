@@ -73,8 +73,8 @@ def test_duplication_delivers_twice() -> None:
 
 def test_reordering_changes_the_order_and_nothing_else() -> None:
     arrived = arrivals(Faults(reordering=0.2))
-    assert arrived != list(range(200))
     assert sorted(arrived) == list(range(200))
+    assert 20 < sum(before > after for before, after in itertools.pairwise(arrived)) < 60, "about 40 have overtaken"
 
 
 def test_a_delay_is_bounded_and_keeps_the_order() -> None:

@@ -196,6 +196,11 @@ def test_a_place_outside_of_the_memory_that_came_is_a_violation(place: tuple[int
         list(incoming.feed(b"\x08" + bytes([PLACE.size]) + PLACE.pack(*place)))
 
 
+def test_a_place_in_memory_of_which_none_came_is_a_violation() -> None:
+    with pytest.raises(ZmtpViolation, match="memory that has not come"):
+        list(told(True, True).feed(b"\x08" + bytes([PLACE.size]) + PLACE.pack(0, 0, 1)))
+
+
 def test_a_frame_in_memory_may_not_be_larger_than_others() -> None:
     incoming = told(True, True)
     incoming.passed([memoryview(bytes(2000))])

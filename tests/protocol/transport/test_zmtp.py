@@ -37,6 +37,7 @@ def test_the_handshake_says_what_the_specification_says() -> None:
 def test_frames_have_a_flag_for_more_and_a_size_of_one_or_eight_bytes() -> None:
     assert framed([b"ab"]) == [b"\x00\x02ab"]
     assert framed([b"ab", b""]) == [b"\x01\x02ab\x00\x00"]
+    assert framed([bytes(255)]) == [b"\x00\xff" + bytes(255)]
     assert framed([bytes(256)]) == [b"\x02" + (256).to_bytes(8, "big") + bytes(256)]
 
 
@@ -93,10 +94,22 @@ def test_a_message_keeps_no_more_frames_than_agreed() -> None:
     assert list(incoming.feed(b"\x01\x01a" * 1000 + b"\x00\x01z")) == [[b"a"] * 3]
 
 
+def test_the_bytes_of_a_message_without_an_end_are_counted_also_those_that_are_not_kept() -> None:
+    incoming = connected(most_frames=3)
+    assert list(incoming.feed(b"\x01\x01a" * 1000 + b"\x01\x00" * 1000 + b"\x01")) == []
+    assert incoming.unfinished == 5001
+    assert list(incoming.feed(b"\x00\x02" + SMALL.to_bytes(8, "big") + bytes(10))) == []
+    assert incoming.unfinished == 5002 + 10
+    assert incoming.filled(SMALL - 10) == [b"a"] * 3
+    assert incoming.unfinished == 0
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
         (b"\x00" * 64, "does not speak ZMTP 3"),
+        (b"\x00" + GREETING[1:], "does not speak ZMTP 3"),
+        (GREETING[:9] + b"\x7e" + GREETING[10:], "does not speak ZMTP 3"),
         (GREETING[:10] + b"\x02" + GREETING[11:], "does not speak ZMTP 3"),
         (GREETING.replace(b"NULL\0", b"CURVE"), "wants keys"),
         (GREETING + b"\x00\x01x", "before the end of the handshake"),
@@ -121,7 +134,15 @@ def test_a_frame_for_which_no_machine_has_memory_is_a_violation_whatever_is_allo
     assert incoming.large is None
 
 
-def test_a_ping_is_answered_with_its_context() -> None:
+@pytest.mark.parametrize("context", [b"", b"hi", b"sixteen bytes..."])
+def test_a_ping_is_answered_with_its_context(context: bytes) -> None:
     incoming = connected()
-    assert list(incoming.feed(b"\x04\x09\x04PING\x00\x0ahi")) == []
-    assert incoming.answers == [b"\x04\x07\x04PONGhi"]
+    assert list(incoming.feed(bytes([4, 7 + len(context)]) + b"\x04PING\x00\x0a" + context)) == []
+    assert incoming.answers == [bytes([4, 5 + len(context)]) + b"\x04PONG" + context]
+
+
+@pytest.mark.parametrize("command", [b"", b"\x00", b"\x09SUBSCRIBE", b"\xffcut"])
+def test_a_command_that_means_nothing_here_is_passed_over(command: bytes) -> None:
+    incoming = connected()
+    assert list(incoming.feed(bytes([4, len(command)]) + command + b"\x00\x01x")) == [[b"x"]]
+    assert incoming.answers == []
