@@ -6,13 +6,14 @@ allowed, and only if their source has the digest that the experiment names. A pl
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from fedemu.protocol.errors import ConfigurationError
@@ -24,6 +25,8 @@ from fedemu.protocol.ids import Digest
 SHOWN = 12
 """The number of digits of a digest that people are shown."""
 
+_WITH_A_HOME = (type, FunctionType, BuiltinFunctionType, MethodType, type(functools.cache(len)))
+"""What tells in which module it was defined: classes, and functions of several kinds. Other values do not."""
 _NAME = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*")
 
 _allowed: frozenset[str] | None = None
@@ -117,7 +120,7 @@ def place_of(name: str) -> str:
 
 def _require_own(place: str, module: ModuleType, attribute: str, found: Any) -> None:
     """Raise ConfigurationError for what a module has imported: its source is not that of the module."""
-    if not isinstance(found, type | FunctionType | BuiltinFunctionType):
+    if not isinstance(found, _WITH_A_HOME):
         return
     home = found.__module__ or "nowhere"
     if home != module.__name__ and not home.startswith(f"{module.__name__}."):

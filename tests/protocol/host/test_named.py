@@ -138,13 +138,25 @@ def test_code_that_is_allowed_must_have_the_digest_that_the_experiment_names(wor
 
 @pytest.mark.usefixtures("restricted")
 def test_what_a_module_has_imported_is_not_allowed_with_it(working_folder: Path) -> None:
-    (working_folder / "handy.py").write_text("from os import system\nfrom json import loads\ndef own(): pass\n")
+    (working_folder / "handy.py").write_text(
+        "import functools\nfrom os import system\nfrom json import loads, JSONDecoder\nfrom random import seed\n"
+        "from fedemu.protocol.host.own_code import is_own\n"
+        "def own(): pass\ncached = functools.cache(own)\nmade = JSONDecoder()\n"
+    )
     restrict(["handy"])
     expect({"handy": digest_of_source("handy")})
-    for name, home in (("system", "posix"), ("loads", "json")):
+    homes = {
+        "system": "posix",
+        "loads": "json",
+        "JSONDecoder": "json.decoder",
+        "seed": "random",
+        "is_own": "fedemu.protocol.host.own_code",
+    }
+    for name, home in homes.items():
         with pytest.raises(ConfigurationError, match=f"handy has '{name}' from {home}, and only what handy itself"):
             load(f"handy:{name}")
-    assert callable(load("handy:own"))
+    assert all(callable(load(f"handy:{name}")) for name in ("own", "cached"))
+    assert load("handy:made").decode("1") == 1
 
 
 @pytest.mark.usefixtures("restricted")
