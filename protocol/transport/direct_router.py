@@ -85,7 +85,7 @@ class DirectRouter:
 
     def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = (), again: bool = False) -> bool:
         known = self._peers.get(peer)
-        if known is None or not known.line.ready or self._closed:
+        if known is None or self._closed:
             return False
         if self._bounds.queue and len(known.waiting) >= self._bounds.queue:
             if not (known.full or again):

@@ -20,6 +20,7 @@ from fedemu.ops.stress.strangers.zmtp import MORE, dial, frame, shake_hands
 from fedemu.protocol.codec import UP, encode
 from fedemu.protocol.messages import Heartbeat
 from fedemu.protocol.transport import connections as room
+from fedemu.protocol.transport import direct_router
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.interface import Bounds, Network
 from fedemu.protocol.transport.zeromq import ZmqNetwork
@@ -216,11 +217,16 @@ async def test_a_message_without_an_end_at_an_ipc_address_is_noticed_by_the_memo
     assert not is_over(friend)
 
 
+@pytest.mark.parametrize("greets", [False, True])
 async def test_a_stranger_that_says_nothing_is_parted_from_and_a_peer_that_is_known_is_not(
-    make_any: Make, eventually: Eventually
+    make_any: Make, eventually: Eventually, greets: bool
 ) -> None:
     place = make_any(idle_seconds=0.0)
     stranger = place.stranger()
+    if greets:
+        await asyncio.to_thread(shake_hands, stranger)
+        pour(stranger, frame(b"x"))
+        await eventually(lambda: place.router.bytes_received)
     await eventually(place.looked(lambda: place.ended == ["idle"]))
     await eventually(lambda: is_over(stranger))
     friendly = make_any(known=True, idle_seconds=0.0)
@@ -245,16 +251,37 @@ async def test_the_oldest_silent_connections_are_closed_at_once_when_there_are_t
     assert [is_over(stranger) for stranger in strangers] == [True, True, False, False, False]
 
 
+@pytest.mark.parametrize("speak", [False, True])
 async def test_the_strangers_that_were_silent_longest_go_when_there_are_too_many(
-    make_any: Make, eventually: Eventually
+    make_any: Make, eventually: Eventually, speak: bool
 ) -> None:
     place = make_any(strangers=1)
     first = place.stranger()
     await asyncio.to_thread(shake_hands, first)
     second = place.stranger()
+    silent, other = first, second
+    if speak:
+        await asyncio.to_thread(shake_hands, second)
+        for count, each in enumerate((second, first), 1):
+            pour(each, frame(b"x"))
+            await eventually(lambda count=count: place.router.bytes_received == count)  # type: ignore[misc]
+        silent, other = second, first
     await eventually(place.looked(lambda: place.ended == ["connections"]))
-    await eventually(lambda: is_over(first))
-    assert not is_over(second)
+    await eventually(lambda: is_over(silent))
+    assert not is_over(other)
+
+
+async def test_a_stranger_has_less_time_for_its_handshake_than_for_its_silence(
+    make: Make, eventually: Eventually, socket_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_router, "_HANDSHAKE_SECONDS", 0.0)
+    place = make(address=f"ipc://{socket_path}", plain=True)
+    slow, quick = place.stranger(), place.stranger()
+    await asyncio.to_thread(shake_hands, quick)
+    pour(quick, frame(b"x"))
+    await eventually(lambda: place.router.bytes_received)
+    await eventually(place.looked(lambda: place.ended == ["idle"]))
+    assert [is_over(slow), is_over(quick)] == [True, False]
 
 
 async def test_a_peer_is_cut_and_its_end_is_told(make_any: Make, eventually: Eventually) -> None:

@@ -89,12 +89,13 @@ async def test_a_peer_that_reads_nothing_fills_its_own_queue_only(
     chunk = bytes(100_000)
     filled = 0
 
-    async def fill() -> None:
+    async def fill(again: bool = False) -> None:
         nonlocal filled
         quiet = 0
         while quiet < 20:  # The system takes some more each time, until its own buffers are full.
             sent = 0
-            while coordinator.router.send(peers[1], Blob(digest="a" * 64, offset=0, size=100_000), [chunk]):
+            blob = Blob(digest="a" * 64, offset=0, size=100_000)
+            while coordinator.router.send(peers[1], blob, [chunk], again=again):
                 sent += 1
                 assert sent < 5000
             filled += sent > 0
@@ -102,7 +103,9 @@ async def test_a_peer_that_reads_nothing_fills_its_own_queue_only(
             await asyncio.sleep(0.01)
 
     with caplog.at_level(logging.WARNING):
-        await fill()
+        await fill(again=True)
+        assert not caplog.records, "of what is sent again the log does not tell"
+        filled = 1
         for _ in range(5):
             assert not coordinator.router.send(peers[1], Beat())
         while await asyncio.to_thread(deaf.poll, 200):  # it reads everything, and is told of when it is full again
@@ -493,6 +496,37 @@ async def test_a_router_without_descriptors_accepts_again_when_it_has_some(
     await eventually(lambda: heard)
     waiting.close()
     network.close()
+
+
+async def test_a_router_that_ends_waits_for_no_stranger(eventually: Any, socket_path: Path) -> None:
+    network = DirectNetwork(asyncio.get_running_loop(), linger_seconds=60)
+    router = network.bind(f"ipc://{socket_path}", UP, print, print)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(str(socket_path))
+        await eventually(router.wants)
+        began = time.monotonic()
+        network.close()
+        assert time.monotonic() < began + 30
+        assert not router.wants()
+
+
+async def test_a_router_that_ends_waits_a_bounded_time_for_a_peer_that_reads_nothing(
+    eventually: Any, socket_path: Path
+) -> None:
+    network = DirectNetwork(asyncio.get_running_loop(), linger_seconds=0.1)
+    heard: list[bytes] = []
+    router = network.bind(f"ipc://{socket_path}", UP, lambda peer, envelope: heard.append(peer), print)
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.connect(str(socket_path))
+        header = bytes(encode(Heartbeat())[0])
+        deaf.sendall(GREETING + ready(b"DEALER") + bytes([0, len(header)]) + header)
+        await eventually(lambda: heard)
+        while router.send(heard[0], Blob(digest="a" * 64, offset=0, size=100_000), [bytes(100_000)]):
+            pass
+        network.close()
+        assert not router.wants()
+        while await asyncio.to_thread(deaf.recv, 2**20):
+            pass
 
 
 async def test_more_sockets_than_agreed_are_refused_in_one_sentence() -> None:
