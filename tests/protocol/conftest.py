@@ -17,7 +17,7 @@ from zmq.utils.garbage import gc as sent_buffers
 from fedemu.protocol.codec import DOWN, UP, Decoder, Envelope
 from fedemu.protocol.errors import ConfigurationError, ProtocolError
 from fedemu.protocol.transport.direct import DirectNetwork
-from fedemu.protocol.transport.interface import Dealer, Dialer, Network, Router
+from fedemu.protocol.transport.interface import Dealer, Dialer, Network, Router, Screen, let_all_pass
 from fedemu.protocol.transport.memory import MemoryNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
@@ -86,10 +86,10 @@ class Wire:
     dialer: Dialer | None = None
     sides: list[Side] = field(default_factory=list)
 
-    def listen(self, address: str | None = None, decoder: Decoder = UP) -> RouterSide:
+    def listen(self, address: str | None = None, decoder: Decoder = UP, screen: Screen = let_all_pass) -> RouterSide:
         side = RouterSide()
         self.sides.append(side)
-        side.router = self.network.bind(address or self.wildcard, decoder, side.from_peer, side.reject_peer)
+        side.router = self.network.bind(address or self.wildcard, decoder, side.from_peer, side.reject_peer, screen)
         return side
 
     async def listen_again(self, address: str) -> RouterSide:

@@ -229,6 +229,7 @@ async def test_a_stranger_that_says_nothing_is_parted_from_and_a_peer_that_is_kn
         await eventually(lambda: place.router.bytes_received)
     await eventually(place.looked(lambda: place.ended == ["idle"]))
     await eventually(lambda: is_over(stranger))
+    await eventually(place.looked(lambda: len(place.closed) == greets))
     friendly = make_any(known=True, idle_seconds=0.0)
     friend = friendly.stranger()
     await asyncio.to_thread(shake_hands, friend)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from fedemu.protocol.codec import UP, Decoder
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.errors import ConfigurationError, ProtocolError
 from fedemu.protocol.messages import (
     Accepted,
     Beat,
@@ -222,6 +224,40 @@ async def test_a_callback_may_close_its_own_endpoint(wire: Any, eventually: Any)
         coordinator.router.send(coordinator.peers[0], Beat())
     await eventually(lambda: not coordinator.router.send(coordinator.peers[0], Beat()))
     assert device.messages == [Beat()]
+
+
+async def test_a_router_that_a_callback_closes_hands_on_nothing_more(wire: Any, eventually: Any) -> None:
+    coordinator = wire.listen()
+    device = wire.join(coordinator.router.address)
+
+    def end(message: Any, peer: bytes) -> None:
+        coordinator.router.cut(peer)
+        coordinator.router.close()
+
+    coordinator.react = end
+    for number in range(5):
+        device.dealer.send(hello(number))
+    await eventually(lambda: coordinator.messages)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert coordinator.messages == [hello(0)]
+
+
+async def test_what_the_screen_stops_is_not_decoded(wire: Any, eventually: Any) -> None:
+    seen: list[tuple[bytes, int]] = []
+
+    def screen(peer: bytes, frames: Sequence[Any]) -> ProtocolError | None:
+        seen.append((peer, len(frames)))
+        return ProtocolError("too many frames") if len(frames) > 1 else None
+
+    coordinator = wire.listen(screen=screen)
+    device = wire.join(coordinator.router.address)
+    device.dealer.send(Heartbeat(), [b"more"])
+    device.dealer.send(Heartbeat())
+    await eventually(lambda: coordinator.messages)
+    assert coordinator.messages == [Heartbeat()]
+    assert [str(error) for error in coordinator.rejected] == ["too many frames"]
+    assert seen == [(coordinator.refused_peers[0], 2), (coordinator.peers[0], 1)]
 
 
 async def test_a_taken_address_is_refused_in_one_sentence(wire: Any) -> None:
