@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -61,21 +64,51 @@ def test_a_working_folder_goes_with_its_process_or_with_the_next_one(
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.parametrize("moment", ["opened", "locked"])
+@pytest.mark.parametrize("make", [private_folder, lambda: working_folder("test-")], ids=["private", "working"])
 def test_a_new_folder_that_another_process_takes_for_a_leftover_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], AbstractContextManager[Path]], moment: str
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    make, made = tempfile.mkdtemp, []
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    mkdtemp, flock, made = tempfile.mkdtemp, fcntl.flock, []
 
     def make_and_lose(prefix: str, dir: Path) -> str:
-        made.append(make(prefix=prefix, dir=dir))
-        if len(made) == 1:
+        made.append(mkdtemp(prefix=prefix, dir=dir))
+        if moment == "opened" and len(made) == 1:
             os.rmdir(made[0])
         return made[-1]
 
+    def lock_late(descriptor: int, operation: int) -> None:
+        if moment == "locked" and len(made) == 1:
+            os.rmdir(made[0])
+        flock(descriptor, operation)
+
     monkeypatch.setattr(tempfile, "mkdtemp", make_and_lose)
-    with working_folder("test-") as folder:
-        assert [folder.exists(), str(folder)] == [True, made[1]]
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    before = len(os.listdir("/dev/fd"))
+    with make() as folder:
+        assert [str(folder), folder.exists(), len(made)] == [made[1], True, 2]
+        assert len(os.listdir("/dev/fd")) == before + 1
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_a_place_that_takes_no_sockets_is_passed_over_and_left_clean(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bind = private._try_socket
+
+    def refuse(path: Path) -> None:
+        if place in path.parents:
+            raise OSError(errno.EOPNOTSUPP, "no sockets here")
+        bind(path)
+
+    monkeypatch.setattr(private, "_try_socket", refuse)
+    before = len(os.listdir("/dev/fd"))
+    with private_folder() as folder:
+        assert place not in folder.parents
+        assert list(place.iterdir()) == []
+        assert list(folder.iterdir()) == []
+    assert len(os.listdir("/dev/fd")) == before
 
 
 def test_a_place_with_a_long_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,6 +280,10 @@ async def test_a_bad_address_is_refused_in_one_sentence(tcp: Any, address: str, 
 async def test_nobody_connects_to_what_cannot_be_an_address(tcp: Any, address: str) -> None:
     with pytest.raises(ConfigurationError, match=r"not of the form|only tcp"):
         tcp.join(address)
+    network = ZmqNetwork(watched=True)
+    with pytest.raises(ConfigurationError, match=r"not of the form|only tcp"):
+        network.connect(address, DOWN, print, print)
+    network.close()  # a socket that was left would stop it
 
 
 async def test_the_path_of_another_process_is_not_taken_away(sockets: Any, socket_path: Path) -> None:
