@@ -54,6 +54,25 @@ def test_a_file_that_is_changed_in_its_place_counts(tmp_path: Path, clock: list[
     assert [approved(FIRST), approved(SECOND)] == [False, True]
 
 
+def test_nobody_is_approved_while_the_folder_cannot_be_read(
+    tmp_path: Path, clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = KeyFolder(tmp_path)
+    folder.approve("lab", FIRST, edge=True)
+    approved = Approval(folder, own=SECOND)
+    assert approved.of_edge(FIRST)
+    folder.approved_folder.rename(tmp_path / "elsewhere")
+    folder.approved_folder.touch()
+    clock[0] += AGAIN_SECONDS
+    assert [approved(FIRST), approved.of_edge(FIRST), approved(SECOND)] == [False, False, True]
+    assert "can't read" in caplog.text
+    assert "no machine is approved" in caplog.text
+    folder.approved_folder.unlink()
+    (tmp_path / "elsewhere").rename(folder.approved_folder)
+    clock[0] += AGAIN_SECONDS
+    assert approved.of_edge(FIRST)
+
+
 def test_a_link_to_nothing_hides_no_change(tmp_path: Path, clock: list[float]) -> None:
     folder = KeyFolder(tmp_path)
     folder.approve("lab", FIRST)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from fedemu.ops.experiment import Runtime
-from fedemu.ops.keys.choice import client_keys, in_words, is_private, server_keys
+from fedemu.ops.keys.choice import client_keys, in_words, is_private, reachable_elsewhere, server_keys
 from fedemu.ops.keys.store import KeyFolder
 from fedemu.protocol.errors import ConfigurationError
 
@@ -55,9 +56,21 @@ def test_a_private_address_uses_keys_only_if_they_are_named(tmp_path: Path) -> N
     KeyFolder(tmp_path).new()
     environment = {"FEDEMU_KEYS": str(tmp_path)}
     assert server_keys(Runtime(), environment) is None
+    assert in_words(Runtime(), environment, None) == "none; only this machine reaches the address"
     assert server_keys(Runtime(keys=str(tmp_path)), {}) is not None
     with pytest.raises(ConfigurationError, match="--keys and --insecure exclude each other"):
         server_keys(Runtime(keys=str(tmp_path), insecure=True), {})
+
+
+def test_what_is_no_address_needs_no_keys_to_be_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"the address 'tcp://0\.0\.0\.0' is not of the form"):
+        server_keys(Runtime(bind="tcp://0.0.0.0"), {"FEDEMU_KEYS": str(tmp_path)})
+
+
+@pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]"])
+def test_other_machines_reach_a_wildcard_by_the_name_of_this_machine(host: str) -> None:
+    assert reachable_elsewhere(f"tcp://{host}:5577") == f"tcp://{socket.gethostname()}:5577"
+    assert reachable_elsewhere("tcp://10.0.0.7:5577") == "tcp://10.0.0.7:5577"
 
 
 def test_a_folder_in_which_others_could_approve_machines_is_refused(tmp_path: Path) -> None:
@@ -75,6 +88,11 @@ def test_a_machine_uses_its_keys_if_it_knows_that_of_the_coordinator(tmp_path: P
     assert client_keys(Runtime(), {"FEDEMU_KEYS": str(tmp_path)}) is None
     with pytest.raises(ConfigurationError, match="--keys needs --server-key"):
         client_keys(Runtime(keys=str(tmp_path)), {})
+    below = Runtime(connect="tcp://127.0.0.1:5577", keys=str(tmp_path))
+    assert client_keys(below, {}, below=True) is None, "an edge beside its coordinator needs keys only for those below"
+    for runtime, edge in ((below, False), (Runtime(connect="tcp://10.0.0.7:5577", keys=str(tmp_path)), True)):
+        with pytest.raises(ConfigurationError, match="--keys needs --server-key"):
+            client_keys(runtime, {}, below=edge)
     keys = client_keys(Runtime(connect="tcp://a:1", keys=str(tmp_path), server_key=public), {})
     assert keys is not None
     assert (keys.address, keys.public, keys.server) == ("tcp://a:1", public, public)

@@ -54,6 +54,13 @@ def test_a_secret_key_that_others_can_read_is_not_used(folder: KeyFolder) -> Non
         folder.pair()
 
 
+def test_a_public_key_in_the_place_of_the_secret_one_is_refused(folder: KeyFolder) -> None:
+    folder.new()
+    folder.secret_file.write_bytes(folder.public_file.read_bytes())
+    with pytest.raises(ConfigurationError, match="has no secret key; make a new pair with `fedemu keys new`"):
+        folder.pair()
+
+
 def test_without_keys_the_command_that_makes_them_is_named(folder: KeyFolder) -> None:
     with pytest.raises(ConfigurationError, match=r"there is no key in .*; make one with `fedemu keys new`"):
         folder.pair()
