@@ -61,8 +61,8 @@ def with_data(parts: Sequence[Part]) -> list[Part]:
     kept = []
     for part in parts:
         try:
-            for preset in part.presets or part.experiments:
-                find_data(load_experiment(preset, part.set, os.environ)[0])
+            for source in (*part.presets, *part.experiments):
+                find_data(load_experiment(source, part.set, os.environ)[0])
         except DataError as error:
             if len(parts) == 1:
                 raise

@@ -11,8 +11,8 @@ import pytest
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.sweeps.plan import Part, runs_of
 from fedemu.ops.sweeps.standing import lines, overview, text, write_standing
-from fedemu.ops.sweeps.suite import open_suite, planned_suite, seconds_of, suite_names
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.ops.sweeps.suite import open_suite, planned_suite, seconds_of, suite_names, with_data
+from fedemu.protocol.errors import ConfigurationError, DataError
 
 MINE = """
 [[parts]]
@@ -126,6 +126,22 @@ def test_an_unknown_suite_or_size_is_met_with_those_that_there_are(mine: str) ->
         open_suite("forgeting", "small", [])
     with pytest.raises(ConfigurationError, match='has no size "huge"; it has tiny, small'):
         open_suite(mine, "huge", [])
+
+
+def test_a_part_of_whose_data_some_are_missing_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDEMU_DATA", str(tmp_path))
+    here = Part(name="here", presets=["digits"], experiments=["churn"])
+    of_preset, of_experiment = Part(name="one", presets=["shakespeare"]), Part(name="two", experiments=["shakespeare"])
+    of_both = Part(name="three", presets=["digits"], experiments=["shakespeare"])
+    assert with_data([of_preset, here, of_experiment, of_both]) == [here]
+    told = capsys.readouterr().err
+    assert [f"{name} is left out: " in told for name in ("one", "here", "two", "three")] == [True, False, True, True]
+    with pytest.raises(DataError, match="the data of no part are here"):
+        with_data([of_preset, of_both])
+    with pytest.raises(DataError, match="there is no file .*tinyshakespeare"):
+        with_data([of_preset])
 
 
 @pytest.mark.parametrize("name", suite_names())
