@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fedemu.ops.cli.commands import app
 from fedemu.ops.experiment.sources import load_experiment
-from fedemu.ops.sweeps.plan import SHIPPED, load_sweep, planned
+from fedemu.ops.sweeps.plan import SHIPPED, Part, load_sweep, planned, runs_of
 from fedemu.protocol.errors import ConfigurationError
 
 TWO = """
@@ -99,6 +99,12 @@ def test_a_run_that_is_named_twice_is_refused(tmp_path: Path) -> None:
     sweep = load_sweep(written(tmp_path, TWO.replace("[3, 4]", "[3, 3]")))
     with pytest.raises(ConfigurationError, match="two runs of the sweep would be written to one/digits/seed-3"):
         planned(sweep)
+
+
+def test_more_runs_than_a_sweep_can_have_are_refused() -> None:
+    grid = {"local.lr": [number / 1000 for number in range(1, 501)], "fleet.per_round": [*range(1, 202)]}
+    with pytest.raises(ConfigurationError, match=r"^the part many has more than 100,000 runs; name fewer$"):
+        runs_of(Part(name="many", experiments=["digits"], grid=grid))
 
 
 def test_no_run_has_the_place_of_what_a_sweep_writes(tmp_path: Path) -> None:

@@ -124,6 +124,43 @@ def test_a_trial_whose_values_do_not_go_with_the_experiment_has_no_result_and_th
     assert played == [f"{number + 1:03d}/seed-{seed}" for number in right for seed in (1, 2)]
 
 
+def test_a_search_ends_also_if_no_values_go_with_the_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = Fleet(monkeypatch)
+    study = Study(tmp_path, parse_space(["fleet.per_round=30..60"]), "final_accuracy", seed=1)
+    assert run_search(tmp_path, PART, study, BATCH + 1, 1, "again") == 0
+    assert fleet.played == []
+    assert "none of 5 trials has a result\n" in capsys.readouterr().err
+
+
+def test_a_search_of_which_every_run_failed_says_that_there_is_no_result_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = Fleet(monkeypatch)
+    fleet.fails = {"001/seed-1", "001/seed-2"}
+    code, study = search(tmp_path, 1)
+    assert (code, study.over()) == (3, [])
+    assert capsys.readouterr().err.endswith("no trial has a result yet\n")
+
+
+def test_an_interrupted_search_says_how_to_go_on_and_does_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = Fleet(monkeypatch)
+
+    def interrupt(*_: object) -> list[Failed]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(searching, "play", interrupt)
+        code, study = search(tmp_path, 1)
+    assert (code, study.over()) == (4, [])
+    assert capsys.readouterr().err.endswith("search interrupted; go on with what is left by\nagain\n")
+    assert search(tmp_path, 1)[0] == 0
+    assert fleet.played == [["001/seed-1", "001/seed-2"]]
+
+
 @pytest.mark.parametrize(("outcome", "result"), [("completed", 0.25), ("diverged", None), ("interrupted", None)])
 def test_only_a_run_that_completed_has_a_result(tmp_path: Path, outcome: str, result: float | None) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"round": 1, "accuracy": 0.75}\n{"round": 2, "accuracy": 0.25}\n')

@@ -140,7 +140,7 @@ def test_a_part_of_whose_data_some_are_missing_is_left_out(
     assert [f"{name} is left out: " in told for name in ("one", "here", "two", "three")] == [True, False, True, True]
     with pytest.raises(DataError, match="the data of no part are here"):
         with_data([of_preset, of_both])
-    with pytest.raises(DataError, match="there is no file .*tinyshakespeare"):
+    with pytest.raises(DataError, match=r"there is no file .*tinyshakespeare"):
         with_data([of_preset])
 
 
