@@ -25,7 +25,7 @@ from fedemu.protocol.sharing.relay import Relay
 from fedemu.protocol.sharing.trunk import Trunk
 from fedemu.protocol.transport import connections
 from fedemu.protocol.transport.direct import DirectNetwork
-from fedemu.protocol.transport.interface import BOUNDLESS, let_all_pass
+from fedemu.protocol.transport.interface import BOUNDLESS, Network, let_all_pass
 from fedemu.protocol.transport.link import Faults
 from fedemu.protocol.transport.memory import MemoryNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
@@ -139,6 +139,19 @@ async def test_each_device_behind_a_relay_is_a_peer_of_the_hub(top: Top) -> None
     top.hub.send(hellos[1], wire.Proceed(ask="1.0.0"))
     await settle()
     assert [kinds(got) for _, got in devices] == [["welcome"], ["welcome", "proceed"], ["welcome"]]
+
+
+async def test_no_channel_may_be_an_edge_and_a_connection_only_if_its_key_may(
+    top: Top, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = Below(top.network)
+    below.device(0)
+    await settle()
+    (connection,) = top.known
+    channel = top.heard[-1][0]
+    assert [top.hub.may_be_edge(peer) for peer in (connection, channel)] == [True, False]
+    monkeypatch.setattr(top.network.routers["top"], "may_be_edge", lambda peer: False)
+    assert [top.hub.may_be_edge(peer) for peer in (connection, channel)] == [False, False]
 
 
 async def test_a_message_with_buffers_passes_unchanged(top: Top) -> None:
@@ -462,12 +475,13 @@ async def test_what_a_connection_sent_before_it_was_closed_is_not_read() -> None
 
 
 @pytest.mark.parametrize("channels", [(5, 6, 5), (5,)])
+@pytest.mark.parametrize("kind", ["zeromq", "plain"])
 async def test_a_bundle_is_read_no_further_once_a_message_of_it_has_closed_the_connection(
-    eventually: Any, socket_path: Path, channels: tuple[int, ...]
+    eventually: Any, socket_path: Path, kind: str, channels: tuple[int, ...]
 ) -> None:
     loop, heard, faults = asyncio.get_running_loop(), list[bytes](), list[Any]()
     loop.set_exception_handler(lambda loop, context: faults.append(context))
-    network = DirectNetwork(loop)
+    network: Network = DirectNetwork(loop) if kind == "plain" else ZmqNetwork(linger_seconds=0.1)
 
     def received(peer: bytes, envelope: Envelope) -> None:
         heard.append(peer)
