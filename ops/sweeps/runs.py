@@ -66,16 +66,16 @@ class Progress:
         """How long the rest will take, if runs of a part are alike, or as long as the plan says."""
         over = {run.folder for run, _ in self.took}
         waiting = [run for run in self.left if run.folder not in over]
+        several = min(self.at_once, max(1, len(waiting) + self.later))
         known = [(run.seconds, seconds) for run, seconds in self.took if run.seconds]
         if known and all(run.seconds for run in waiting):
             scale = sum(seconds for _, seconds in known) / sum(expected for expected, _ in known)
-            return scale * sum(run.seconds for run in waiting) / self.at_once
+            return scale * sum(run.seconds for run in waiting) / several
         mean = fmean(seconds for _, seconds in self.took)
         of_parts: dict[str, list[float]] = {}
         for run, seconds in self.took:
             of_parts.setdefault(run.part, []).append(seconds)
         alike = {part: fmean(seconds) for part, seconds in of_parts.items()}
-        several = min(self.at_once, max(1, len(waiting) + self.later))
         return (sum(alike.get(run.part, mean) for run in waiting) + mean * self.later) / several
 
 

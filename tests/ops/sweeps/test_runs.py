@@ -171,6 +171,17 @@ def test_the_time_left_is_that_of_runs_of_the_same_part_or_of_all() -> None:
     assert progress.seconds_left() == (10.0 + 40.0 + 25.0 + 4 * 25.0) / 2
 
 
+def test_the_time_left_is_as_the_plan_says_in_the_measure_of_this_machine() -> None:
+    runs = [Planned("a", "digits", seed, (), seconds=seconds) for seed, seconds in enumerate([10, 20, 30, 60])]
+    progress = Progress(runs, at_once=3)
+    progress.took = [(runs[0], 5.0)]
+    assert progress.seconds_left() == 0.5 * (20 + 30 + 60) / 3
+    progress.took = [(runs[0], 5.0), (runs[1], 10.0), (runs[2], 15.0)]
+    assert progress.seconds_left() == 0.5 * 60, "the last one has this machine for itself"
+    progress.took.append((runs[3], 30.0))
+    assert progress.seconds_left() == 0
+
+
 def test_an_interrupt_stops_the_runs_and_says_how_to_go_on(tmp_path: Path) -> None:
     words = sweep(tmp_path, "--at-once", "2")
     endless = SMALL.replace("rounds = 2", "rounds = 1_000_000")
