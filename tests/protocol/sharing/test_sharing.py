@@ -299,6 +299,16 @@ async def test_bundles_of_a_connection_without_a_session_are_not_read(top: Top) 
     assert not top.heard
 
 
+async def test_a_message_on_a_channel_that_cannot_be_read_is_rejected_and_the_next_one_taken(top: Top) -> None:
+    dealer = top.network.connect("top", DOWN, lambda e: None, lambda error: None)
+    dealer.send(wire.Enroll(count=1))
+    hello = encode(wire.Hello(device=0, incarnation=0, lease="lease"))
+    dealer.send(Bundle(channels=(0, 1), frames=(1, 1)), [b"\xc1", *hello])
+    await settle()
+    assert [error.reason for error in top.refused] == ["encoding"]
+    assert top.tags() == ["enroll", "hello"]
+
+
 async def test_a_connection_may_have_so_many_channels_with_a_session_and_no_more(top: Top) -> None:
     dealer = top.network.connect("top", DOWN, lambda e: None, lambda error: None)
     dealer.send(wire.Enroll(count=1))
