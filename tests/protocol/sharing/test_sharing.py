@@ -482,6 +482,8 @@ async def test_what_a_connection_sent_before_it_was_closed_is_not_read() -> None
     assert screened is not None
     assert screened.reason == "too_much"
     assert len(top.heard) == heard
+    await settle()
+    assert top.hub._look_over(connection, encode(wire.Heartbeat())) is None, "its end was told, and forgotten"
 
 
 @pytest.mark.parametrize("channels", [(5, 6, 5), (5,)])
