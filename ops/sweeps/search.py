@@ -112,6 +112,7 @@ class Study:
         """
         for trial in self._unfinished():
             if len(trial.params) < len(self._spaces):  # it was interrupted while it was proposed
+                self._seeded(trial.number)  # some versions of Optuna draw values here already
                 self._propose(trial.number, self._optuna.trial.Trial(self._study, trial._trial_id))
         there = len(self._study.get_trials(deepcopy=False))
         begun = bool(self._unfinished())
@@ -155,9 +156,17 @@ class Study:
         self._study.sampler = self._optuna.samplers.TPESampler(seed=(self._seed * 1_000_003 + number) % 2**32)
 
     def _propose(self, number: int, trial: Any) -> None:
+        """Draw the values of a trial. It keeps those that it has; they are drawn all the same, because the next follow.
+
+        Optuna writes every value by itself, so a search may be killed between two of them.
+        """
         self._seeded(number)
+        together, kept = trial.relative_params, trial.distributions
         for space in self._spaces:
-            _suggest(trial, space)
+            if space.key not in kept:
+                _suggest(trial, space)
+            elif space.key not in together:
+                self._study.sampler.sample_independent(self._study, trial, space.key, kept[space.key])
 
     def _choices(self, params: Mapping[str, Any]) -> tuple[Choice, ...]:
         chosen = []

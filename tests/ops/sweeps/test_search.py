@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fedemu.ops.compare.paired import BETTER
+from fedemu.ops.sweeps import search
 from fedemu.ops.sweeps.search import BATCH, STUDY, Study, figure_of, parse_space
 from fedemu.protocol.errors import ConfigurationError
 
@@ -64,6 +65,26 @@ def test_a_search_that_was_killed_proposes_what_it_would_have_proposed(tmp_path:
     play(tmp_path / "killed", 2 * BATCH, stops=BATCH + 1)
     again = play(tmp_path / "killed", 2 * BATCH)
     assert again.over() == whole.over()
+
+
+def test_a_trial_that_was_half_proposed_when_the_search_was_killed_gets_the_values_that_it_would_have_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = 4 * BATCH  # Optuna draws the values of the first ten one by one, and those of the next together
+    suggest, kills = search._suggest, [(1, "local.epochs"), (trials - 2, "local.epochs")]
+
+    def killed(trial: Any, space: Any) -> None:
+        if (trial.number, space.key) in kills:
+            kills.remove((trial.number, space.key))
+            raise KeyboardInterrupt
+        suggest(trial, space)
+
+    whole = play(tmp_path / "whole", trials)
+    monkeypatch.setattr(search, "_suggest", killed)
+    for _ in range(len(kills)):
+        with pytest.raises(KeyboardInterrupt):
+            play(tmp_path / "killed", trials)
+    assert play(tmp_path / "killed", trials).over() == whole.over()
 
 
 def test_a_trial_without_a_result_has_failed_and_comes_last(tmp_path: Path) -> None:
