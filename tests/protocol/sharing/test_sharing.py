@@ -14,18 +14,18 @@ import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from fedemu.protocol import messages as wire
-from fedemu.protocol.codec import DOWN, UP, Envelope, Limits, encode
+from fedemu.protocol.codec import DOWN, UP, Buffer, Envelope, Limits, encode
 from fedemu.protocol.errors import KeyRevoked, MalformedMessage, ProtocolError
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.sharing.bundle import MOST_BYTES, Bundle, BundleDecoder, Outbox, parts_of, tag_of
 from fedemu.protocol.sharing.edge_messages import Held, up_decoder
 from fedemu.protocol.sharing.hub import SPARE_BUNDLES, Charge, Closing, Hub, charge_nothing
 from fedemu.protocol.sharing.pack import Pack
-from fedemu.protocol.sharing.relay import Relay
+from fedemu.protocol.sharing.relay import Customs, Pass, Relay
 from fedemu.protocol.sharing.trunk import Trunk
 from fedemu.protocol.transport import connections
 from fedemu.protocol.transport.direct import DirectNetwork
-from fedemu.protocol.transport.interface import BOUNDLESS, Network, let_all_pass
+from fedemu.protocol.transport.interface import BOUNDLESS, Network, Screen, let_all_pass
 from fedemu.protocol.transport.link import Faults
 from fedemu.protocol.transport.memory import MemoryNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
@@ -92,12 +92,12 @@ class Top:
 class Below:
     """A relay with an owner, and devices that connect to it. ``now`` is its clock."""
 
-    def __init__(self, network: MemoryNetwork) -> None:
+    def __init__(self, network: MemoryNetwork, customs: Customs | None = None, screen: Screen = let_all_pass) -> None:
         loop = asyncio.get_running_loop()
         self.now = 0.0
         self.network = network
         self.trunk = Trunk(network, loop)
-        self.relay = Relay(network, "relay", self.trunk, loop, Limits(), lambda: self.now)
+        self.relay = Relay(network, "relay", self.trunk, loop, Limits(), lambda: self.now, customs, screen)
         self.owner: list[Any] = []
         self.join()
 
@@ -219,6 +219,56 @@ async def test_signs_of_life_end_at_the_relay(top: Top) -> None:
     assert "heartbeat" not in top.tags()
 
 
+async def test_a_device_that_the_hub_does_not_know_any_more_hears_so_from_the_relay_too(top: Top) -> None:
+    below = Below(top.network)
+    dealer, got = below.device(0)
+    await settle()
+    peer = top.heard[-1][0]
+    for reason, answer in (("lease_unknown", "beat"), ("unknown_peer", "refused")):
+        got.clear()
+        top.hub.send(peer, wire.Refused(reason=reason, detail="no"))
+        await settle()
+        dealer.send(wire.Heartbeat())
+        await settle()
+        assert kinds(got) == ["refused", answer]
+
+
+async def test_what_customs_keep_is_not_passed_on_and_the_rest_is(top: Top) -> None:
+    class Keeping(Pass):
+        def up(self, peer: bytes, tag: str, frames: Sequence[Buffer]) -> Sequence[Buffer] | None:
+            return None if tag == "bye" else frames
+
+        def down(self, peer: bytes, tag: str, frames: Sequence[Buffer]) -> Sequence[Buffer] | None:
+            return None if tag == "cancel" else frames
+
+    loop, faults = asyncio.get_running_loop(), list[Any]()
+    loop.set_exception_handler(lambda loop, context: faults.append(context))
+    below = Below(top.network, customs=Keeping())
+    dealer, got = below.device(0)
+    await settle()
+    for message in (wire.Cancel(ask="1.0.0"), wire.Proceed(ask="1.0.0")):
+        top.hub.send(top.heard[-1][0], message)
+    dealer.send(wire.Bye())
+    dealer.send(wire.Enroll(count=1))
+    await settle()
+    assert (kinds(got), top.tags(), faults) == (["welcome", "proceed", "granted"], ["enroll", "hello", "enroll"], [])
+
+
+async def test_a_relay_closes_the_connection_of_a_device_whose_message_is_too_much(top: Top) -> None:
+    below = Below(
+        top.network,
+        screen=lambda peer, frames: Closing("too much") if tag_of(frames[0]) == "bye" else None,
+    )
+    (dealer, _), _ = below.device(0), below.device(1)
+    await settle()
+    connections = {*top.network.routers["relay"].dealers}
+    dealer.send(wire.Bye())
+    await settle()
+    assert "bye" not in top.tags()
+    assert (len(top.over), below.relay.peers) == (1, 1)
+    assert len(connections & {*top.network.routers["relay"].dealers}) == 1
+
+
 async def test_a_farewell_comes_through_a_relay_also_if_its_connection_is_gone_before_it_is_read(
     top: Top, eventually: Any
 ) -> None:
@@ -242,11 +292,15 @@ async def test_a_farewell_comes_through_a_relay_also_if_its_connection_is_gone_b
         assert [hello] == [bye] == top.over
 
 
-async def test_a_device_that_falls_silent_loses_its_channel_and_no_other_does(top: Top) -> None:
+@pytest.mark.parametrize("came", ["before", "after"])
+async def test_a_device_that_falls_silent_loses_its_channel_and_no_other_does(top: Top, came: str) -> None:
     below = Below(top.network)
-    below.relay.watch(1.0, 3)
+    if came == "after":
+        below.relay.watch(1.0, 3)
     (_, _), (talker, got) = below.device(0), below.device(1)
     await settle()
+    if came == "before":
+        below.relay.watch(1.0, 3)
     below.now = 2.5
     talker.send(wire.Heartbeat())
     await settle()
@@ -342,9 +396,11 @@ async def test_the_hub_can_close_a_channel(top: Top) -> None:
     dealer, _ = below.device(0)
     await settle()
     peer = top.heard[-1][0]
+    connections = {*top.network.routers["relay"].dealers}
     top.hub.cut(peer)
     await settle()
     assert (top.over, below.relay.peers) == ([peer], 0)
+    assert connections.isdisjoint(top.network.routers["relay"].dealers), "its connection is closed, too"
     dealer.send(wire.Bye())
     await settle()
     assert top.heard[-1][0] != peer, "what the device says afterwards comes on a new channel"
