@@ -17,7 +17,7 @@ from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN, UP, Buffer, Envelope, Limits, encode
 from fedemu.protocol.errors import KeyRevoked, MalformedMessage, ProtocolError
 from fedemu.protocol.ids import digest_of
-from fedemu.protocol.sharing.bundle import MOST_BYTES, Bundle, BundleDecoder, Outbox, parts_of, tag_of
+from fedemu.protocol.sharing.bundle import MOST_BYTES, MOST_CLOSED, Bundle, BundleDecoder, Outbox, parts_of, tag_of
 from fedemu.protocol.sharing.edge_messages import Held, up_decoder
 from fedemu.protocol.sharing.hub import SPARE_BUNDLES, Charge, Closing, Hub, charge_nothing
 from fedemu.protocol.sharing.pack import Pack
@@ -448,14 +448,20 @@ def test_an_edge_makes_up_no_reason_for_a_result_that_cannot_be_used() -> None:
         up.decode(encode(Held(**held, **made_up)))
 
 
-def test_an_outbox_never_makes_a_bundle_that_is_too_large() -> None:
+@pytest.mark.parametrize(("message", "sizes"), [([b"h", b"buffer", b"buffer"], [8193, 6807]), ([b"h"], [4096, 904])])
+def test_an_outbox_never_makes_a_bundle_that_is_too_large(message: list[bytes], sizes: list[int]) -> None:
     outbox, sent = Outbox(), []
     for channel in range(5000):
-        sent += outbox.put(channel, [b"header", b"buffer", b"buffer"])
+        sent += outbox.put(channel, message)
+    for channel in range(MOST_CLOSED + 1):
+        outbox.close(channel)
     sent += outbox.take()
-    assert [len(frames) for _, frames in sent] == [8193, 6807]
-    channels = [part.channel for bundle, frames in sent for part in parts_of(bundle, frames)]
+    assert outbox.take() == []
+    came = [BundleDecoder(UP).decode(encode(bundle, frames)) for bundle, frames in sent]
+    assert [len(envelope.frames) for envelope in came] == [*sizes, 0]
+    channels = [part.channel for envelope in came for part in parts_of(envelope.message, envelope.frames)]
     assert channels == list(range(5000))
+    assert [channel for envelope in came for channel in envelope.message.closed] == list(range(MOST_CLOSED + 1))
 
 
 def test_the_type_of_a_message_is_read_in_any_order_of_its_header() -> None:
