@@ -14,7 +14,7 @@ import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from fedemu.protocol import messages as wire
-from fedemu.protocol.codec import DOWN, UP, Buffer, Envelope, Limits, encode
+from fedemu.protocol.codec import DOWN, UP, Buffer, Envelope, Limits, Packed, encode
 from fedemu.protocol.errors import KeyRevoked, MalformedMessage, ProtocolError
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.sharing.bundle import MOST_BYTES, MOST_CLOSED, Bundle, BundleDecoder, Outbox, parts_of, tag_of
@@ -504,6 +504,31 @@ async def test_the_devices_of_a_process_share_its_connection_to_the_relay(top: T
     assert not dealers[1].send(wire.Heartbeat())
     await settle()
     assert len(top.over) == 2
+
+
+async def test_a_pack_rejects_for_one_device_and_says_its_last_words_when_it_is_closed(top: Top) -> None:
+    below = Below(top.network)
+    loop = asyncio.get_running_loop()
+    own = Relay(top.network, "own", below.trunk, loop, Limits(), lambda: below.now, own=True)
+    pack = Pack(top.network, loop)
+    got: list[Any] = []
+    rejected: list[ProtocolError] = []
+    first, second = (pack.connect("own", DOWN, lambda e: got.append(e.message), rejected.append) for _ in range(2))
+    for number, dealer in enumerate((first, second)):
+        dealer.send(wire.Hello(device=number, incarnation=0, lease="lease"))
+    await settle()
+    peers = [peer for peer, message in top.heard if isinstance(message, wire.Hello)]
+    top.hub.send(peers[0], Packed(b"\xc1"))
+    top.hub.send(peers[1], wire.Proceed(ask="1.0.0"))
+    await settle()
+    assert [error.reason for error in rejected] == ["encoding"]
+    assert kinds(got) == ["welcome", "welcome", "proceed"]
+    assert first.bytes_sent == len(encode(wire.Hello(device=0, incarnation=0, lease="lease"))[0])
+    first.send(wire.Bye())
+    pack.close()
+    await settle()
+    assert top.tags()[-1] == "bye"
+    assert own.peers == 0
 
 
 async def test_what_a_bundle_costs_beside_its_messages_is_counted() -> None:
