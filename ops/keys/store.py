@@ -187,7 +187,7 @@ def _load(path: Path) -> tuple[str, str | None]:
 
 def _check_key(key: str, what: str) -> None:
     try:
-        if len(key) == KEY_CHARACTERS and len(z85.decode(key.encode("ascii"))) == 32:
+        if len(z85.decode(key.encode("ascii"))) == 32:
             return
     except (ValueError, KeyError, UnicodeError, struct.error):
         pass

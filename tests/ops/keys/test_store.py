@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,13 @@ def test_the_folder_is_named_or_in_the_environment_or_the_users_configuration() 
     assert KeyFolder.of("", {}).path == Path.home() / ".config" / "fedemu" / "keys"
 
 
-def test_only_the_user_reads_the_secret_key(folder: KeyFolder) -> None:
-    public = folder.new()
+@pytest.mark.parametrize("mask", [0, 0o077])
+def test_only_the_user_reads_the_secret_key(folder: KeyFolder, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        public = folder.new()
+    finally:
+        os.umask(before)
     assert {file.name: file.stat().st_mode & 0o777 for file in folder.path.iterdir()} == {
         "machine.key": 0o644,
         "machine.key_secret": 0o600,
@@ -42,9 +48,15 @@ def test_only_the_user_reads_the_secret_key(folder: KeyFolder) -> None:
 
 def test_a_second_pair_does_not_take_the_place_of_the_first(folder: KeyFolder) -> None:
     public = folder.new()
+    for lost in (None, folder.public_file):
+        if lost is not None:
+            lost.unlink()
+        with pytest.raises(ConfigurationError, match=r"there is a key in .*keys already"):
+            folder.new()
+        assert folder.pair()[0] == public
+    folder.secret_file.rename(folder.public_file)
     with pytest.raises(ConfigurationError, match=r"there is a key in .*keys already"):
         folder.new()
-    assert folder.pair()[0] == public
 
 
 def test_a_secret_key_that_others_can_read_is_not_used(folder: KeyFolder) -> None:
@@ -76,6 +88,8 @@ def test_machines_are_approved_and_revoked_by_name(folder: KeyFolder) -> None:
         folder.revoke("lab3")
     assert folder.revoke("lab2") == KEY
     assert folder.approved() == {}
+    with pytest.raises(ConfigurationError, match=r"no machine 'lab2' is approved in .*; none is$"):
+        folder.revoke("lab2")
 
 
 @pytest.mark.parametrize("name", ["", "../lab", "a/b", ".hidden", "-x", "a b", "n" * 65])
@@ -98,6 +112,7 @@ def test_a_damaged_file_approves_nobody_and_hinders_nobody(folder: KeyFolder) ->
     [
         ("nofile", "'nofile' is neither a public key of 40 characters nor a file"),
         (".", r"'.' is a folder; give the file in it"),
+        (__file__, "test_store.py has no public key"),
         ('"' * 40, "this is no key: it must be 40 characters of Z85"),
         ("#" * 40, "this is no key"),
         ("é" * 40, "this is no key"),
