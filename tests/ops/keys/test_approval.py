@@ -20,10 +20,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_change_counts_after_a_second_at_most(tmp_path: Path, clock: list[float]) -> None:
+def test_a_change_counts_after_a_second_at_most(
+    tmp_path: Path, clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
     folder = KeyFolder(tmp_path)
     approved = Approval(folder, own=SECOND)
     assert [approved(FIRST), approved(SECOND)] == [False, True]
+    assert not caplog.records, "a folder without approvals needs no words"
     folder.approve("lab", FIRST)
     assert not approved(FIRST), "the files are not looked at for every message"
     clock[0] += AGAIN_SECONDS
