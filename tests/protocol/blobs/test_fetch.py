@@ -50,6 +50,23 @@ def test_what_is_here_or_under_way_is_not_asked_for_again(fetches: Fetches, tmp_
     assert fetches.want(REF, 0.0).needs == []
 
 
+@pytest.mark.parametrize("data", [b"", b"x"])
+def test_a_blob_of_a_byte_or_none_is_asked_for_once(fetches: Fetches, data: bytes) -> None:
+    ref = BlobRef(key="k", digest=digest_of(data), size=len(data))
+    (need,) = fetches.want(ref, 0.0).needs
+    assert (need.offset, need.length) == (0, 1)
+    assert fetches.receive(*chunk(need, data), 0.0) == ([], [ref.digest], [])
+
+
+def test_the_chunk_that_was_asked_for_first_decides_when_to_ask_again(fetches: Fetches) -> None:
+    first, second = (BlobRef(key="k", digest=digest_of(data), size=1) for data in (b"x", b"y"))
+    (need,) = fetches.want(first, 0.0).needs
+    fetches.want(second, 3.0)
+    assert fetches.due == PATIENCE
+    assert fetches.tick(PATIENCE).needs == [need]
+    assert fetches.due == 3.0 + PATIENCE
+
+
 def test_a_blob_that_was_removed_is_fetched_anew(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     fetches, small = Fetches(store), BlobRef(key="k", digest=digest_of(b"good"), size=4)
@@ -118,8 +135,13 @@ def test_a_chunk_that_was_lost_on_a_slow_connection_is_asked_for_again_in_smalle
         fetches.receive(*chunk(need), 3.0)
     queue = fetches.tick(3.0 + PATIENCE).needs
     assert Need(digest=REF.digest, offset=0, length=FIRST // 2) in queue
+    asked = {need.offset for need in queue}
     while queue:
-        queue += fetches.receive(*chunk(queue.pop(0)), 9.0).needs
+        needs = fetches.receive(*chunk(queue.pop(0)), 9.0).needs
+        assert asked.isdisjoint(need.offset for need in needs), "nothing is asked for a third time"
+        asked.update(need.offset for need in needs)
+        queue += needs
+    assert FIRST // 2 in asked
     assert (tmp_path / REF.digest).read_bytes() == DATA
 
 
@@ -160,6 +182,8 @@ def test_a_broken_blob_is_fetched_anew_and_given_up_after_some_tries(fetches: Fe
 
 def test_a_blob_whose_chunks_are_too_short_is_given_up_and_not_waited_for(fetches: Fetches, tmp_path: Path) -> None:
     queue, lost = fetches.want(REF, 0.0).needs, []
+    queue += fetches.receive(*chunk(queue.pop(0)), 1.0).needs
+    assert os.listdir(tmp_path) != []
     while queue:
         blob, part = chunk(queue.pop(0))
         step = fetches.receive(blob, part[:-1], 1.0)
