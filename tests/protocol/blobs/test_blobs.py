@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from fedemu.protocol.blobs.downloads import CHUNK
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.blobs.tree_file import decode_tree, encode_tree
-from fedemu.protocol.errors import BlobError, MalformedMessage
+from fedemu.protocol.errors import BlobError, MalformedMessage, UnwritableError
 from fedemu.protocol.ids import Digest, digest_of
 
 TREE: dict[str, NDArray[Any]] = {
@@ -125,7 +126,7 @@ class TestTrees:
 
 class TestStore:
     def test_a_blob_is_named_by_its_digest(self, tmp_path: Path) -> None:
-        store = BlobStore(tmp_path / "blobs")
+        store = BlobStore(tmp_path / "new" / "blobs")
         digest = store.put(b"hello")
         assert digest == "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
         assert store.put(b"hello") == digest
@@ -135,13 +136,16 @@ class TestStore:
         assert [path.name for path in store.directory.iterdir()] == [digest]
 
     @pytest.mark.parametrize("content", [b"", b"hellp", b"hell"])
-    def test_a_blob_that_an_earlier_process_left_damaged_is_removed(self, tmp_path: Path, content: bytes) -> None:
+    def test_a_blob_that_an_earlier_process_left_damaged_is_removed(
+        self, tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+    ) -> None:
         digest = BlobStore(tmp_path).put(b"hello")
         path = BlobStore(tmp_path).path(digest)
         path.chmod(0o644)
         path.write_bytes(content)
         later = BlobStore(tmp_path)
         assert not later.has(digest)
+        assert f"{digest} is damaged" in caplog.text
         assert not path.exists()
         assert later.receive(digest, 0, 5, b"hello")
         assert later.has(digest)
@@ -154,6 +158,25 @@ class TestStore:
         assert store.has(digest)
         store.doubt(digest)
         assert not store.has(digest)
+
+    @pytest.mark.parametrize("origin", ["made", "left", "fetched"])
+    def test_a_blob_is_read_for_its_digest_once_at_most_while_it_is_there(self, tmp_path: Path, origin: str) -> None:
+        store = BlobStore(tmp_path)
+        if origin == "left":
+            BlobStore(tmp_path).put(b"hello")
+            assert store.has(digest_of(b"hello"))
+        elif origin == "made":
+            store.put(b"hello")
+        else:
+            assert store.receive(digest_of(b"hello"), 0, 5, b"hello")
+        digest = digest_of(b"hello")
+        path = store.path(digest)
+        path.chmod(0o644)
+        path.write_bytes(b"hellp")
+        assert store.has(digest)
+        store.evict(())
+        path.write_bytes(b"hellp")
+        assert not store.has(digest), "it is another file"
 
     def test_parts_are_read_up_to_the_end(self, tmp_path: Path) -> None:
         store = BlobStore(tmp_path)
@@ -176,6 +199,9 @@ class TestStore:
         assert len(os.listdir("/dev/fd")) < descriptors + 100
         store.evict(())
         assert parts[3][:10] == b"3456789012"
+        memory = weakref.ref(parts[0].obj)
+        del parts
+        assert memory() is None, "nothing of it is kept"
         with pytest.raises(BlobError, match="is not here"):
             store.read(digest, 0, 1)
 
@@ -349,6 +375,26 @@ class TestDownloads:
         assert one.receive(DIGEST, 10, SIZE, DATA[10:])
         assert other.receive(DIGEST, 20, SIZE, DATA[20:])
         assert [path.name for path in tmp_path.iterdir()] == [DIGEST]
+
+    def test_a_partial_file_that_somebody_cuts_short_is_refused_and_the_blob_can_be_fetched_anew(
+        self, tmp_path: Path
+    ) -> None:
+        store = BlobStore(tmp_path)
+        store.receive(DIGEST, 5000, SIZE, DATA[5000:])
+        (partial,) = tmp_path.iterdir()
+        os.truncate(partial, 6000)
+        with pytest.raises(BlobError, match="was cut short"):
+            store.receive(DIGEST, 0, SIZE, DATA[:5000])
+        assert list(tmp_path.iterdir()) == []
+        assert store.receive(DIGEST, 0, SIZE, DATA)
+
+    def test_a_folder_that_is_gone_is_named(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path / "blobs")
+        store.directory.rmdir()
+        with pytest.raises(UnwritableError, match=r"cannot be written to .*blobs: No such file or directory"):
+            store.receive(DIGEST, 0, SIZE, DATA)
+        store.directory.mkdir()
+        assert store.receive(DIGEST, 0, SIZE, DATA)
 
     def test_a_full_disk_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         store = BlobStore(tmp_path)
