@@ -323,7 +323,12 @@ class Frame:
         return self._descriptor
 
 
-async def test_a_late_message_of_a_connection_that_has_gone_is_not_taken_for_one_of_its_successor() -> None:
+Counted = tuple[room.Connections, list[bytes]]
+
+
+@pytest.fixture
+async def counted() -> AsyncIterator[Counted]:
+    """The connections of a Router to which nobody connects, and the peers whose ends were told."""
     closed: list[bytes] = []
     bounds = Bounds(
         connections=9, strangers=9, knows=lambda peer: False, ended=lambda reason: None, closed=closed.append,
@@ -332,18 +337,47 @@ async def test_a_late_message_of_a_connection_that_has_gone_is_not_taken_for_one
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.bind("tcp://127.0.0.1:*")
         connections = room.Connections(router, asyncio.get_running_loop(), bounds, None)
-        gone, new = b"\0gone", b"\0new "
-        first = socket.socket()
-        place = first.fileno()
-        assert connections.heard(gone, Frame(place))  # type: ignore[arg-type]
-        first.close()
-        with socket.socket() as second:
-            assert second.fileno() == place
-            assert connections.heard(new, Frame(place))  # type: ignore[arg-type]
-            assert not connections.heard(gone, Frame(place))  # type: ignore[arg-type]
-            connections.drained()
-            assert (connections.peers, closed) == ([new], [gone])
+        yield connections, closed
         connections.close()
+
+
+async def test_a_late_message_of_a_connection_that_has_gone_is_not_taken_for_one_of_its_successor(
+    counted: Counted,
+) -> None:
+    connections, closed = counted
+    gone, new = b"\0gone", b"\0new "
+    first = socket.socket()
+    place = first.fileno()
+    assert connections.heard(gone, Frame(place))  # type: ignore[arg-type]
+    first.close()
+    assert not connections.heard(b"\0else", Frame(place))  # type: ignore[arg-type]
+    with socket.socket() as second:
+        assert second.fileno() == place
+        assert connections.heard(new, Frame(place))  # type: ignore[arg-type]
+        assert not connections.heard(gone, Frame(place))  # type: ignore[arg-type]
+        connections.drained()
+        assert (connections.peers, closed) == ([new], [gone])
+
+
+async def test_a_first_message_that_came_late_does_not_take_the_connection_of_its_successor(counted: Counted) -> None:
+    connections, closed = counted
+    with socket.socket() as second:
+        assert connections.heard(b"\0gone", Frame(second.fileno()))  # type: ignore[arg-type]
+        assert connections.heard(b"\0new ", Frame(second.fileno()))  # type: ignore[arg-type]
+        assert (connections.peers, closed) == ([b"\0new "], [b"\0gone"])
+
+
+async def test_in_a_flood_that_is_never_read_to_its_end_the_ends_of_peers_are_told_all_the_same(
+    counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections, closed = counted
+    monkeypatch.setattr(room, "PAST", 3)
+    names = [b"\0%d" % number for number in range(6)]
+    for name in names:
+        with socket.socket() as connection:
+            assert connections.heard(name, Frame(connection.fileno()))  # type: ignore[arg-type]
+    assert closed == names[:4], "the fifth waits, and the sixth is not known to have gone"
+    assert connections.parting
 
 
 async def test_the_end_of_a_peer_is_noticed_also_if_zeromq_does_not_tell_it(
