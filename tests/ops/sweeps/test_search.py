@@ -95,6 +95,17 @@ def test_a_trial_without_a_result_has_failed_and_comes_last(tmp_path: Path) -> N
     assert [(number, value) for number, _, value in study.over()] == [(1, 0.6), (0, None)]
 
 
+@pytest.mark.parametrize("figure", ["final_accuracy", "forgetting"])
+def test_optuna_looks_for_what_is_best(tmp_path: Path, figure: str) -> None:
+    import optuna
+
+    study = Study(tmp_path, parse_space(SPACES), figure, seed=3)
+    for (number, _), value in zip(study.batch(2), (0.5, 0.2), strict=True):
+        study.tell(number, [value])
+    kept = optuna.load_study(study_name="fedemu", storage=f"sqlite:///{tmp_path / STUDY}")
+    assert kept.best_value == (0.2 if figure == "forgetting" else 0.5)
+
+
 @pytest.mark.parametrize("figure", ["kept_objective", *(key for key, better in BETTER.items() if better == "lower")])
 def test_of_what_is_better_if_it_is_lower_the_least_is_best(tmp_path: Path, figure: str) -> None:
     study = Study(tmp_path, parse_space(SPACES), figure, seed=3)
