@@ -57,17 +57,18 @@ def test_a_trial_with_a_run_that_failed_is_tried_again_before_others_are_propose
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet = Fleet(monkeypatch)
-    fleet.fails = {"002/seed-2"}
+    fleet.fails = {"002/seed-2", "003/seed-1"}
     code, study = search(tmp_path, BATCH + 1)
     assert code == 3
-    assert [number for number, _, _ in study.over()] == [0, 2, 3]
-    assert {"002/seed-1", "002/seed-2"} < set(fleet.finished)
+    assert [number for number, _, _ in study.over()] == [0, 3]
+    both = [f"{number}/seed-{seed}" for number in ("002", "003") for seed in (1, 2)]
+    assert {*both} < set(fleet.finished)
     assert len(fleet.finished) == 2 * BATCH
 
     fleet.fails = set()
     fleet.played.clear()
     code, study = search(tmp_path, BATCH + 1)
-    assert (code, fleet.played) == (0, [["002/seed-1", "002/seed-2"], ["005/seed-1", "005/seed-2"]])
+    assert (code, fleet.played) == (0, [both, ["005/seed-1", "005/seed-2"]])
     assert [value for _, _, value in study.over()] == [0.5] * (BATCH + 1)
     *_, best, _, command = capsys.readouterr().err.splitlines()
     assert best.startswith(f"best of {BATCH + 1} trials: ")
