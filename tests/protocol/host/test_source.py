@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host import source
 from fedemu.protocol.host.source import digest_of_source, files_of, interpreter
 
 FILES = {
@@ -21,7 +23,11 @@ FILES = {
     "late.py": "import json, late.nothing",
     "apart.py": "",
     "alone.py": "import os, fedemu.protocol\nfrom os import path\n",
+    "user.py": "import loose.part, broken",
+    "loose/part.py": "",
+    "broken.py": "def (",
 }
+UNUSED = {"apart.py", "alone.py", "user.py", "loose/part.py", "broken.py"}
 
 
 @pytest.fixture(autouse=True)
@@ -49,15 +55,25 @@ def beside(place: str) -> set[str]:
 @pytest.mark.parametrize(
     ("place", "files"),
     [
-        ("mine.py", {*FILES} - {"near/unused.py", "apart.py", "alone.py"}),
-        ("mine", {*FILES} - {"near/unused.py", "apart.py", "alone.py"}),
-        ("near", {*FILES} - {"apart.py", "alone.py"}),
+        ("mine.py", {*FILES} - {"near/unused.py", *UNUSED}),
+        ("mine", {*FILES} - {"near/unused.py", *UNUSED}),
+        ("near", {*FILES} - UNUSED),
         ("near.other", {"near/__init__.py", "near/other.py"}),
         ("alone", {"alone.py"}),
+        ("user.py", {"user.py", "loose/part.py", "broken.py"}),
     ],
 )
 def test_the_source_of_a_place_is_what_it_imports_from_beside_it(place: str, files: set[str]) -> None:
     assert beside(place) == files
+
+
+def test_a_place_with_too_many_files_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = len(beside("mine.py"))
+    monkeypatch.setattr(source, "MOST_FILES", count)
+    digest_of_source("mine.py")
+    monkeypatch.setattr(source, "MOST_FILES", count - 1)
+    with pytest.raises(ConfigurationError, match=rf"mine\.py has more than {count - 1} files of source"):
+        digest_of_source("mine.py")
 
 
 def test_the_digest_of_a_file_alone_is_that_of_its_bytes() -> None:
