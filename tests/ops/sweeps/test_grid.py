@@ -13,14 +13,14 @@ def test_commas_in_brackets_braces_and_quotes_part_nothing() -> None:
         [
             "model.hidden=[64],[64, 64]",
             'data.partition={ kind = "iid" },{ kind = "dirichlet", alpha = 0.1 }',
-            'name="a,b",c',
+            r'name="a,b",c,"d\",e"',
             "local.lr=0.01, 1e-3",
         ]
     )
     assert grid == {
         "model.hidden": [[64], [64, 64]],
         "data.partition": [{"kind": "iid"}, {"kind": "dirichlet", "alpha": 0.1}],
-        "name": ["a,b", "c"],
+        "name": ["a,b", "c", 'd",e'],
         "local.lr": [0.01, 0.001],
     }
 
@@ -47,6 +47,9 @@ def test_values_that_no_folder_can_be_called_by_get_a_mark_that_stays_the_same()
     named = name_of((("data.partition", one),))
     assert named == name_of((("data.partition", dict(one)),)) != name_of((("data.partition", other),))
     assert "/" not in name_of((("algorithm.name", "a/b"),))
+    long, longer = (name_of((("name", "a" * length),)) for length in (300, 301))
+    assert len(long) < 60
+    assert long != longer
 
 
 def test_a_key_may_name_something_of_ones_own() -> None:
@@ -63,7 +66,9 @@ def test_a_key_may_name_something_of_ones_own() -> None:
     ("options", "sentence"),
     [
         (["local.lr"], "is no grid; write KEY=VALUE,VALUE as in local.lr=0.01,0.1"),
+        (["local lr=1,2"], "is no grid; write KEY=VALUE,VALUE"),
         (["local.lr=0.1,"], "lacks a value"),
+        (["data.partition={ kind = 1, alpha = 2 },{ alpha = 2, kind = 1 }"], "twice; name every value once"),
         (["local.lr=0.1,0.10"], "names 0.1 twice"),
         (["local.lr=1", "local.lr=2"], "--grid local.lr is there twice"),
         (["seed=1,2"], "write --seeds 1,2"),
