@@ -242,6 +242,27 @@ async def test_a_stranger_that_says_nothing_is_parted_from_and_a_peer_that_is_kn
     await eventually(lambda: friendly.router.bytes_received)
     friendly.router.look()
     assert friendly.ended == []
+    silent = friendly.stranger()
+    await eventually(friendly.looked(lambda: friendly.ended == ["idle"]))
+    await eventually(lambda: is_over(silent))
+    assert not is_over(friend)
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_many_messages_that_end_are_no_message_without_an_end(
+    make_any: Make, eventually: Eventually, known: bool
+) -> None:
+    place = make_any(known)
+    size = MIB if known else MIB // 4  # of which a sixth is beyond the bound
+    peer = place.stranger()
+    await asyncio.to_thread(shake_hands, peer)
+    for count in range(1, 7):
+        await asyncio.to_thread(pour, peer, frame(bytes(size)))
+        await eventually(lambda count=count: place.router.bytes_received == count * size)  # type: ignore[misc]
+        for _ in range(2):
+            place.router.look()
+    assert place.ended == []
+    assert not is_over(peer)
 
 
 @pytest.mark.parametrize("kind", ["tcp", "ipc", "plain"])
@@ -255,6 +276,10 @@ async def test_the_oldest_silent_connections_are_closed_at_once_when_there_are_t
     await eventually(lambda: sum(map(is_over, strangers)) == 2)
     assert set(place.ended) == {"connections"}
     assert [is_over(stranger) for stranger in strangers] == [True, True, False, False, False]
+    place.router.look()
+    strangers += [place.stranger() for _ in range(2)]
+    await eventually(lambda: len(place.ended) == 4)
+    await eventually(lambda: [is_over(stranger) for stranger in strangers] == [True] * 4 + [False] * 3)
 
 
 @pytest.mark.parametrize("speak", [False, True])
