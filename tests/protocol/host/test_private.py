@@ -35,16 +35,25 @@ def test_only_this_user_can_enter_and_it_is_removed_at_the_end(place: Path) -> N
     assert list(place.iterdir()) == []
 
 
-def test_what_a_killed_process_has_left_is_removed_and_what_is_in_use_stays(place: Path) -> None:
+def test_what_a_killed_process_has_left_is_removed_and_what_is_in_use_or_somebody_elses_stays(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = (
         "import os; from fedemu.protocol.host.private import private_folder\n"
         "with private_folder(): os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", script], check=False, env=os.environ | {"XDG_RUNTIME_DIR": str(place)})
     (left,) = place.glob(PREFIX + "*")
+    link, descriptors = place / f"{PREFIX}link", len(os.listdir("/dev/fd"))
+    link.symlink_to(place)
+    with monkeypatch.context() as somebody_else:
+        somebody_else.setattr(os, "getuid", lambda: 12345)
+        with private_folder():
+            assert left.exists()
     with private_folder() as first, private_folder() as second:
         assert not left.exists()
-        assert {first, second} == set(place.iterdir())
+        assert {first, second, link} == set(place.iterdir())
+    assert len(os.listdir("/dev/fd")) == descriptors
 
 
 def test_a_working_folder_goes_with_its_process_or_with_the_next_one(

@@ -24,6 +24,7 @@ from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.messages import Beat, Blob, Bye, Heartbeat, Hello, Result, TensorSpec, Up
 from fedemu.protocol.transport import direct_router
 from fedemu.protocol.transport.direct import DirectNetwork
+from fedemu.protocol.transport.direct_router import DirectRouter
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 from fedemu.protocol.transport.zmtp import GREETING, ready
 
@@ -500,6 +501,52 @@ async def test_a_router_without_descriptors_accepts_again_when_it_has_some(
     await eventually(lambda: heard)
     waiting.close()
     network.close()
+
+
+async def test_a_dealer_tells_only_of_the_loss_of_a_connection_that_had_come_about(
+    eventually: Any, socket_path: Path
+) -> None:
+    loop, lost, heard = asyncio.get_running_loop(), list[str](), list[bytes]()
+    network, own = DirectNetwork(loop), DirectNetwork(loop, lost=lambda: lost.append("lost"))
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(socket_path))
+        mute.listen()
+        dealer = own.connect(f"ipc://{socket_path}", DOWN, print, print)
+        dealer.send(Heartbeat())
+        for _ in range(2):
+            connection, _ = await asyncio.to_thread(mute.accept)
+            connection.close()
+    assert lost == [], "nobody had shaken hands"
+
+    def listen() -> DirectRouter:
+        return network.bind(f"ipc://{socket_path}", UP, lambda peer, envelope: heard.append(peer), print)
+
+    router = listen()
+    await eventually(lambda: heard)
+    router.close()
+    await eventually(lambda: lost)
+    listen()
+    dealer.send(Heartbeat())
+    await eventually(lambda: len(heard) == 2)
+    dealer.close()
+    await eventually(lambda: not dealer.wants())
+    assert lost == ["lost"], "it has closed the second connection itself"
+    own.close()
+    network.close()
+
+
+async def test_a_dealer_that_ends_with_nothing_to_say_waits_for_no_handshake(
+    eventually: Any, socket_path: Path
+) -> None:
+    network = DirectNetwork(asyncio.get_running_loop(), linger_seconds=60)
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(socket_path))
+        mute.listen()
+        dealer = network.connect(f"ipc://{socket_path}", DOWN, print, print)
+        await eventually(dealer.wants)
+        began = time.monotonic()
+        network.close()
+        assert time.monotonic() < began + 30
 
 
 async def test_a_router_that_ends_waits_for_no_stranger(eventually: Any, socket_path: Path) -> None:
