@@ -115,6 +115,18 @@ async def test_a_key_that_is_not_approved_is_told_how_to_get_in(
     await eventually(lambda: place.heard)
 
 
+async def test_refused_keys_are_logged_once_each_and_not_too_many_of_them(
+    place: Place, eventually: Eventually, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curve, "_MOST_STRANGERS", 2)
+    pairs = [a_pair() for _ in range(4)]
+    for pair in (pairs[0], *pairs):
+        machine = place.join(pair)
+        await eventually(lambda machine=machine: machine.told)  # type: ignore[misc]
+    named = [pair[0] for pair in pairs if f"a machine with the key {pair[0]} was refused" in caplog.text]
+    assert (named, caplog.text.count("was refused")) == ([pairs[0][0], pairs[1][0]], 2)
+
+
 async def test_without_keys_nobody_comes_in(
     place: Place, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
