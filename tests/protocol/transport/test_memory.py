@@ -11,7 +11,7 @@ import pytest
 
 from fedemu.protocol.codec import DOWN, UP
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.messages import Hello
+from fedemu.protocol.messages import Hello, Stop
 from fedemu.protocol.transport.interface import BOUNDLESS
 from fedemu.protocol.transport.link import Faults
 from fedemu.protocol.transport.memory import MemoryDealer, MemoryNetwork, MemoryRouter
@@ -137,6 +137,22 @@ def test_a_router_hears_that_a_connection_is_gone_after_what_was_said_on_it(faul
     other.send(Hello(device=3, incarnation=0, lease=""))
     clock.run()
     assert sorted(map(str, heard[4:])) == ["3", str(cut)], "it is another connection on which it comes back"
+
+
+def test_what_is_under_way_to_a_peer_that_is_cut_comes_once_and_the_new_peer_has_its_own_messages() -> None:
+    clock, got = Clock(), list[str]()
+    network = MemoryNetwork(Faults(delay_seconds=1.0), call_later=clock.call_later)
+    router = network.bind("here", UP, lambda *_: None, lambda *_: None)
+    network.connect("here", DOWN, lambda envelope: got.append(envelope.message.reason), lambda error: None)
+    (old,) = router.dealers
+    for number in range(3):
+        router.send(old, Stop(reason=str(number)))
+    router.cut(old)
+    assert not router.send(old, Stop())
+    (new,) = router.dealers
+    router.send(new, Stop(reason="new"))
+    clock.run()
+    assert sorted(got) == ["0", "1", "2", "new"]
 
 
 @pytest.mark.parametrize("fault", [{"loss": 1.5}, {"duplication": -0.1}, {"delay_seconds": float("inf")}])

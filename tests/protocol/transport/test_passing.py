@@ -141,7 +141,7 @@ async def test_a_peer_that_misuses_memory_loses_its_connection_and_nobody_else(
         with os.fdopen(os.dup(descriptor)) as passed:
             beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [passed.fileno()]))]
             for _ in range(1 if what != "descriptors without a message" else MOST_DESCRIPTORS + 1):
-                peer.sendmsg([b"\x00" if what == "descriptors without a message" else places], beside)
+                peer.sendmsg([places if what == "a place beyond the memory" else b"\x00"], beside)
                 await asyncio.sleep(0)
         if what == "an open file":
             os.close(descriptor)
