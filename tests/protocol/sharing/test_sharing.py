@@ -344,6 +344,33 @@ async def test_when_the_hub_has_forgotten_the_owner_the_devices_say_hello_again(
     assert kinds(late) == ["welcome"], "its Hello had waited for the owner"
 
 
+async def test_channels_end_with_the_session_of_their_owner_and_with_nothing_else_that_he_hears(top: Top) -> None:
+    below = Below(top.network)
+    _, got = below.device(0)
+    await settle()
+    (connection,) = top.known
+    top.hub.send(connection, wire.Refused(reason="unknown_blob", detail="It was removed."))
+    top.hub.send(connection, GRANTED)
+    await settle()
+    assert below.trunk.open
+    assert kinds(got) == ["welcome"]
+    top.hub.send(connection, wire.Refused(reason="unknown_peer", detail="Enrol again."))
+    await settle()
+    assert not below.trunk.open
+
+
+async def test_what_channels_have_said_leaves_before_their_owner_goes(top: Top) -> None:
+    below = Below(top.network)
+    below.device(0)
+    await settle()
+    below.trunk.beat()
+    below.trunk.send(0, encode(wire.Bye(reason="leave")))
+    below.dealer.close()
+    await settle()
+    assert top.tags()[-2:] == ["heartbeat", "bye"]
+    assert len(top.over) == 2, "the channel, and the connection"
+
+
 async def test_bundles_of_a_connection_without_a_session_are_not_read(top: Top) -> None:
     dealer = top.network.connect("top", DOWN, lambda e: None, lambda error: None)
     hello = encode(wire.Hello(device=0, incarnation=0, lease="lease"))
