@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from fedemu.protocol.errors import ConfigurationError, FedemuError
-from fedemu.protocol.host.files import PARTIAL, PartialFile, remove_abandoned, usable, write_among_others, write_whole
+from fedemu.protocol.host.files import (
+    PARTIAL,
+    PartialFile,
+    remove_abandoned,
+    usable,
+    write_among_others,
+    write_whole,
+)
 
 
 @pytest.mark.parametrize("write", [write_whole, write_among_others])
@@ -69,6 +76,13 @@ def test_a_name_that_cannot_be_written_is_the_users_mistake_and_a_disk_that_fail
             write()
         assert str(told.value) == f"{path} cannot be written: {said}"
         assert (told.value.exit_code, isinstance(told.value, ConfigurationError)) == (code, code == 2)
+
+
+@pytest.mark.parametrize("error", [FedemuError("a sentence"), ConfigurationError("a sentence")])
+def test_what_is_no_refusal_of_the_system_is_told_as_it_is(tmp_path: Path, error: FedemuError) -> None:
+    with pytest.raises(FedemuError) as told, usable(tmp_path, "name another"):
+        raise error
+    assert told.value is error
 
 
 def test_several_writers_of_one_file_do_not_meet_and_nobody_takes_a_partial_file_that_is_written(tmp_path, monkeypatch):

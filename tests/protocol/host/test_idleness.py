@@ -56,8 +56,9 @@ def test_the_processor_time_is_that_of_the_kernel() -> None:
 
 def test_a_process_that_finishes_nothing_is_found_however_much_it_computes() -> None:
     stuckness = Stuckness(30.0)
-    looks = [stuckness.look({0: (100, 5), 1: (200, int(now))}, now) for now in range(0, 35, 5)]
-    assert looks == [[], [], [], [], [], [], [0]]
+    times = (*range(0, 30, 5), 29.5, 30)
+    looks = [stuckness.look({0: (100, 5), 1: (200, turn)}, now) for turn, now in enumerate(times)]
+    assert looks == [[]] * 7 + [[0]]
     assert stuckness.look({0: (101, 5)}, 35.0) == [], "the process that took its place begins anew"
 
 

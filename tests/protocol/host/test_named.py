@@ -160,6 +160,22 @@ def test_what_a_module_has_imported_is_not_allowed_with_it(working_folder: Path)
 
 
 @pytest.mark.usefixtures("restricted")
+def test_a_package_may_have_what_one_of_its_modules_defines_and_no_more(working_folder: Path) -> None:
+    for name, text in (
+        ("opened/__init__.py", "from .nets import Net\nfrom opened_too import Other\n"),
+        ("opened/nets.py", "class Net: pass\n"),
+        ("opened_too.py", "class Other: pass\n"),
+    ):
+        (working_folder / name).parent.mkdir(exist_ok=True)
+        (working_folder / name).write_text(text)
+    restrict(["opened"])
+    expect({"opened": digest_of_source("opened")})
+    assert load("opened:Net").__module__ == "opened.nets"
+    with pytest.raises(ConfigurationError, match="opened has 'Other' from opened_too, and only what opened itself"):
+        load("opened:Other")
+
+
+@pytest.mark.usefixtures("restricted")
 def test_a_restriction_is_never_widened() -> None:
     restrict(None)
     assert is_open("anything")
