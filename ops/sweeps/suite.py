@@ -29,7 +29,8 @@ def suite_names() -> list[str]:
 def open_suite(source: str, size: str, added: Sequence[str], own_only: bool = False) -> list[Part]:
     """The parts of a suite in one size. ``added`` are further methods, which get a run in every part.
 
-    With ``own_only`` they are the only ones. Raises ConfigurationError if there is no such suite or size.
+    With ``own_only`` nothing else has a run. Methods are added to presets, so a part that has none gets no run of them.
+    Raises ConfigurationError if there is no such suite or size, or if methods are added and no part has presets.
     """
     path = Path(source)
     if not path.is_file():
@@ -43,7 +44,10 @@ def open_suite(source: str, size: str, added: Sequence[str], own_only: bool = Fa
     if size not in sizes:
         there = f"it has {', '.join(sizes)}" if sizes else "it has none; give its parts sizes"
         raise ConfigurationError(f'{source} has no size "{size}"; {there}')
-    return [_sized(part, size, added, own_only) for part in parts if size in part.sizes]
+    sized = [part for part in parts if size in part.sizes]
+    if added and not any(part.presets for part in sized):
+        raise ConfigurationError(f"no method can be added to {source}: its parts have no presets that one could follow")
+    return [_sized(part, size, added, own_only) for part in sized if part.presets or not own_only]
 
 
 def planned_suite(parts: Sequence[Part], only: str | None) -> list[Planned]:
@@ -88,6 +92,7 @@ def _sized(part: Part, size: str, added: Sequence[str], own_only: bool) -> Part:
     further = [method for method in added if method not in methods]
     return part.model_copy(
         update={
+            "experiments": [] if own_only else part.experiments,
             "methods": list(added) if own_only else [*methods, *further],
             "seeds": chosen_size.seeds or part.seeds,
             "rounds": chosen_size.rounds or part.rounds,

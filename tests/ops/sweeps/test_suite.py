@@ -72,6 +72,21 @@ def test_a_method_of_ones_own_is_run_on_every_stream_or_alone(mine: str) -> None
     assert [run.overrides for run in alone] == [('algorithm.name="own:Mine"', "rounds=2")]
 
 
+def test_a_part_without_presets_gets_no_method_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "fixed.toml"
+    fixed = '[[parts]]\nname = "fixed"\nexperiments = ["digits-small"]\nsizes.tiny = {}\n'
+    path.write_text(fixed)
+    with pytest.raises(ConfigurationError, match="its parts have no presets that one could follow"):
+        open_suite(str(path), "tiny", ["wsm"])
+    path.write_text(fixed + fixed.replace("fixed", "both") + 'presets = ["churn"]\n')
+    for own_only, folders in (
+        (False, ["fixed/digits-small", "both/digits-small", "both/churn+wsm"]),
+        (True, ["both/churn+wsm"]),
+    ):
+        runs = planned_suite(open_suite(str(path), "tiny", ["wsm"], own_only), None)
+        assert [str(run.group) for run in runs] == folders
+
+
 def test_the_table_ranks_the_methods_of_each_stream_with_their_spread(tmp_path: Path, mine: str) -> None:
     runs = planned_suite(open_suite(mine, "small", []), None)
     written(tmp_path / "one/digits-small+fedavg/seed-0", 0.5, 0.2)
