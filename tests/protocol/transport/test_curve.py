@@ -38,7 +38,9 @@ class Place:
         self.heard: list[tuple[bytes, Message]] = []
         self.rejected: list[ProtocolError] = []
         self.refused: list[bytes] = []
-        self._networks = [ZmqNetwork(keys=ServerKeys(self.public, secret, self._approve), linger_seconds=0.1)]
+        self.edges: set[str] = set()
+        keys = ServerKeys(self.public, secret, self._approve, self.edges.__contains__)
+        self._networks = [ZmqNetwork(keys=keys, linger_seconds=0.1)]
         self.router = self._networks[0].bind(
             "tcp://127.0.0.1:*",
             UP,
@@ -93,6 +95,10 @@ async def test_an_approved_key_comes_in(place: Place, eventually: Eventually) ->
     machine = place.join(pair)
     await eventually(lambda: place.heard)
     assert place.heard[0][1] == Heartbeat()
+    peer = place.heard[0][0]
+    assert (place.router.key_of(peer), place.router.may_be_edge(peer)) == (pair[0], False)
+    place.edges.add(pair[0])
+    assert place.router.may_be_edge(peer)
     place.router.send(place.heard[0][0], Beat())
     await eventually(lambda: machine.heard)
     assert machine.told == []
