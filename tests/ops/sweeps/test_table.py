@@ -21,7 +21,7 @@ def test_a_value_of_the_grid_keeps_its_column_beside_the_rounds_of_the_run(tmp_p
     first = {"part": "part", "experiment": "digits", "seed": "1", "local.lr": "0.1"}
     missing = {"set rounds": "1", "outcome": "missing", "directory": str(runs[0].folder)}
     there = {"set rounds": "2", "rounds": "1", "outcome": "unfinished", "directory": str(runs[1].folder)}
-    figures = {"final_accuracy": "0.25", "best_accuracy": "0.25", "bytes_down": "0.0", "bytes_up": "7.0"}
+    figures = {"final_accuracy": "0.25", "best_accuracy": "0.25", "bytes_up": "7.0"}
     assert [{key: value for key, value in row.items() if value} for row in rows] == [
         first | missing,
         first | there | figures,
