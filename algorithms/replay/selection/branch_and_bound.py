@@ -56,7 +56,7 @@ def least_cosines(gram: ArrayLike, budget: int, generator: np.random.Generator, 
     relaxed = solve_capped_simplex(matrix, budget, zero_diagonal=True, restarts=RESTARTS, generator=generator)
     search = _Search(matrix, budget, select_top(relaxed, budget))
     used = search.run(nodes)
-    return Choice(np.sort(search.best), search.least, used, not search.open)
+    return Choice(np.sort(search.best), search.least, used, used > 0 and not search.open)
 
 
 class _Search:

@@ -45,11 +45,11 @@ def test_a_class_that_is_never_predicted_counts_for_nothing_and_keeps_its_gradie
 
 
 def test_the_statistics_are_compared_by_channels_then_by_layers() -> None:
-    # Equal statistics: 0. N(0, 1) from N(1, 4): log 2 - (1 - (1 + 1)/4)/2 = log 2 - 1/4.
-    one = (doubles([0.0, 3.0]), doubles([1.0, 2.0])), (doubles([1.0, 3.0]), doubles([4.0, 2.0]))
+    # Equal statistics: 0. N(0, 1) from N(3, 4): log 2 - (1 - (1 + 9)/4)/2 = log 2 + 3/4.
+    one = (doubles([0.0, 3.0]), doubles([1.0, 2.0])), (doubles([3.0, 3.0]), doubles([4.0, 2.0]))
     # N(2, 4) from N(2, 1): -log 2 - (1 - 4)/2 = 3/2 - log 2.
     two = (doubles([2.0]), doubles([4.0])), (doubles([2.0]), doubles([1.0]))
-    first, second = (LOG2 - 0.25) / 2, 1.5 - LOG2
+    first, second = (LOG2 + 0.75) / 2, 1.5 - LOG2
     close(batch_statistics_loss([one[0]], [one[1]]), first)
     close(batch_statistics_loss([one[0], two[0]], [one[1], two[1]]), (first + second) / 2)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedemu.algorithms.incremental.generator.losses import image_prior_loss
 from fedemu.algorithms.incremental.generator.training import GeneratorSettings, GeneratorTraining, intended_classes
 from fedemu.algorithms.interface import Context, ServerJob, Tree
 from fedemu.algorithms.models.feed_forward import mlp
@@ -101,6 +102,11 @@ def test_a_job_that_is_resumed_in_the_middle_ends_the_same(frozen: Frozen) -> No
     assert float(one["memory/steps"]) == 50
 
 
+def test_every_round_has_noise_of_its_own(frozen: Frozen) -> None:
+    one, other = (run(training(frozen, iterations=1).job(frozen.variables, {}, Context(r, 1, 7, 10))) for r in (3, 4))
+    assert not torch.equal(one["generator/norm.running_mean"], other["generator/norm.running_mean"])
+
+
 def test_training_begins_with_a_new_generator_or_with_the_last_one(frozen: Frozen) -> None:
     few = training(frozen, iterations=1)
     new = few.job(frozen.variables, {}, CONTEXT).init()
@@ -140,6 +146,7 @@ def test_the_loss_is_that_of_equation_5(frozen: Frozen, louder: Callable[[Any], 
         torch.distributions.Normal(hidden.mean(0), hidden.std(0, correction=0)),
     )
     torch.testing.assert_close(losses["batch_statistics"], 3 * expected.mean(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(losses["image_prior"], 5 * image_prior_loss(images))
     assert losses.keys() == {"cross_entropy", "diversity", "batch_statistics", "image_prior"}
 
 

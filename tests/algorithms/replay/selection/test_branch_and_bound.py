@@ -49,9 +49,10 @@ def test_the_choice_is_never_worse_than_that_of_diversity_and_the_nodes_are_limi
     assert better
 
 
-def test_a_choice_is_not_proven_while_nodes_are_open() -> None:
+def test_a_choice_is_not_proven_without_a_search_or_while_nodes_are_open() -> None:
     gram = cosines(0, 40, 8)
-    assert not least_cosines(gram, 6, np.random.default_rng(0), nodes=1).proven
+    for nodes in (0, 1):
+        assert not least_cosines(gram, 6, np.random.default_rng(0), nodes=nodes).proven
 
 
 def test_gradients_that_are_zero_or_the_same_are_chosen_from_like_any_others() -> None:
