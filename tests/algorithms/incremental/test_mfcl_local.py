@@ -127,14 +127,14 @@ def test_a_step_adds_synthetic_samples_whose_weight_is_0_without_real_ones() -> 
     )
     shared = {"model": case.variables, "previous": case.previous, "generator": made}
     z = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
-    for weight in (torch.tensor([1.0, 1.0, 0.0]), torch.zeros(3)):
+    for weight in (torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.0, 1.0, 0.0]), torch.zeros(3)):
         batch = Batch(case.batch.x[:3], case.batch.y[:3], weight)
         program.step(program.begin(shared, {}, facts(1)), batch, shared, {}, facts(1), {NOISE: z})
     images, classes = generated(generator, MODEL, "noise", 0.0)(shared, z)
     assert torch.equal(classes, intended_classes(MODEL, case.previous[SEEN] > 0, z))
     assert torch.equal(seen[0].x, torch.cat([case.batch.x[:3], images]))
     assert torch.equal(seen[0].y, torch.cat([case.batch.y[:3], classes]))
-    assert [part.weight.tolist() for part in seen] == [[1, 1, 0, 1, 1, 1], [0] * 6]
+    assert [part.weight.tolist() for part in seen] == [[1, 1, 0, 1, 1, 1], [0, 1, 0, 1, 1, 1], [0] * 6]
 
 
 def test_devices_tell_the_generator_the_class_as_the_coordinator_does() -> None:
@@ -152,5 +152,5 @@ def test_devices_tell_the_generator_the_class_as_the_coordinator_does() -> None:
         given = told if (targets, signal) == ("noise", 3.0) else z
         assert torch.equal(training.given(previous, z), given)
         assert torch.equal(images, training.generator.images(made, given))
-        if targets == "noise":
-            assert torch.equal(classes, z[:, :2].argmax(1) * -2 + 2)
+        said = MODEL.apply(previous, images, False)[0].logits.argmax(1)
+        assert torch.equal(classes, z[:, :2].argmax(1) * -2 + 2 if targets == "noise" else said)

@@ -138,6 +138,8 @@ def test_the_losses_are_weighted_and_the_statistics_remember_earlier_rounds(
         "cross_entropy": 0.5 * functional.cross_entropy(outputs.logits, y),
         "batch_statistics": 2 * statistics_distance(running_statistics(teacher), blended),
         "divergence": -3 * agreement_divergence(answers.logits, outputs.logits, teacher[SEEN] > 0),
+        "recognised": (outputs.logits.argmax(1) == y).float().mean(),
+        "agreed": (outputs.logits.argmax(1) == answers.logits.argmax(1)).float().mean(),
     }
     for name, value in expected.items():
         torch.testing.assert_close(third["judged"][name], value)
@@ -146,6 +148,7 @@ def test_the_losses_are_weighted_and_the_statistics_remember_earlier_rounds(
 
 
 def test_the_student_begins_after_the_warm_up_and_learns_the_teachers_answers(teacher: Tree) -> None:
+    teacher[SEEN] = torch.tensor([1.0, 0.0, 1.0, 1.0])
     played = job(teacher, rounds=6, student_steps=60, student_batch=10)
     carry, _ = played.step(played.init(), 0)
     first = unflatten(carry)["student"]
@@ -159,24 +162,54 @@ def test_the_student_begins_after_the_warm_up_and_learns_the_teachers_answers(te
     assert torch.equal(last["student"][SEEN], teacher[SEEN])
 
 
-def test_a_step_of_the_student_is_that_of_distillation_at_the_temperature(
+def test_the_student_learns_answers_at_the_temperature_and_lessons_with_a_momentum_that_lasts_over_rounds(
     teacher: Tree, louder: Callable[[Any], Any]
 ) -> None:
-    played = job(teacher, louder(MODEL.observed()), warm_up=0, rounds=1, student_steps=1)
-    first = played.init()
-    start, end = unflatten(first)["student"], unflatten(played.step(first, 0)[0])
-    rows = seeds.generator(CONTEXT.seed, round=CONTEXT.round, purpose="student/0").integers(0, 5, 3)
-    x, taught = end["pool"]["x"][rows], end["pool"]["logits"][rows][:, [0, 2]] / 2
-    trained = without(start, MODEL.buffers)
+    class Teaching(Pixels):
+        """Has the student learn the teacher's features, too."""
 
-    def loss(trained: Tree) -> Tensor:
-        """T² times the divergence at T = 2; the logits of the student are twice as large, as it learns."""
-        logits = MODEL.apply({**start, **trained}, x, True)[0].logits[:, [0, 2]]
-        return 4 * functional.kl_div(logits.log_softmax(1), taught.softmax(1), reduction="batchmean")
+        def lesson(self, student: Outputs, features: Tensor) -> Tensor | None:
+            return 3 * (student.features - features).square().mean()
 
-    slopes = torch.func.grad(loss)(trained)
-    for name, leaf in trained.items():
-        torch.testing.assert_close(end["student"][name], leaf - 0.1 * slopes[name])
+    settings = replace(SETTINGS, warm_up=0, rounds=2, student_steps=1, student_decay=0.01, temperature=20.0)
+    played = Synthesis(Teaching(), louder(MODEL.observed()), settings).job(teacher, SHAPE, CONTEXT)
+    start, end = unflatten(played.init())["student"], unflatten(run(played))
+    pool, student = end["pool"], {name: leaf.requires_grad_() for name, leaf in without(start, MODEL.buffers).items()}
+    optimiser = torch.optim.SGD(student.values(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    for index in range(2):
+        draws = seeds.generator(CONTEXT.seed, round=CONTEXT.round, purpose=f"student/{index}")
+        rows = draws.integers(0, 5 * (index + 1), 3)
+        outputs = MODEL.apply({**start, **student}, pool["x"][rows], True)[0]
+        # The student learns in training mode, in which it is twice as loud.
+        answers, taught = 2 * outputs.logits[:, [0, 2]] / 20, pool["logits"][rows][:, [0, 2]] / 20
+        kept = functional.kl_div(answers.log_softmax(1), taught.softmax(1), reduction="batchmean")
+        optimiser.zero_grad()
+        (20**2 * kept + 3 * functional.mse_loss(2 * outputs.features, pool["features"][rows])).backward()
+        optimiser.step()
+    for name, leaf in student.items():
+        torch.testing.assert_close(end["student"][name], leaf.detach())
+
+
+def test_a_round_keeps_its_best_batch(teacher: Tree) -> None:
+    class Hasty(Pixels):
+        """Leaves a good batch behind by its large steps."""
+
+        rates: Mapping[str, float] = {"pixels": 0.7}
+
+    def lost(steps: int) -> float:
+        settings = replace(SETTINGS, rounds=1, steps=steps)
+        judged = unflatten(run(Synthesis(Hasty(), MODEL.observed(), settings).job(teacher, SHAPE, CONTEXT)))["judged"]
+        return float(judged["cross_entropy"] + judged["batch_statistics"])
+
+    values = [lost(steps) for steps in range(1, 7)]
+    assert values == sorted(values, reverse=True)
+    assert len({*values}) > 1
+
+
+def test_every_task_has_draws_of_its_own(teacher: Tree) -> None:
+    synthesis = Synthesis(Pixels(), MODEL.observed(), replace(SETTINGS, warm_up=0, rounds=1))
+    one, other = (run(synthesis.job(teacher, SHAPE, replace(CONTEXT, round=number))) for number in (3, 4))
+    assert not torch.equal(one["pool/x"], other["pool/x"])
 
 
 def test_a_maker_gets_the_sum_of_the_gradients_of_a_round(teacher: Tree) -> None:
@@ -217,10 +250,11 @@ def test_a_weight_of_0_leaves_a_loss_out_and_needs_no_statistics(teacher: Tree) 
 
 def test_samples_and_students_that_are_not_finite_any_more_name_their_own_learning_rates(teacher: Tree) -> None:
     class Breaking(Pixels):
-        """Makes samples that are not finite in its third round."""
+        """Makes a sample that is not finite in its third round."""
 
         def images(self, kept: Forest, trained: Forest, y: Tensor) -> Tensor:
-            return trained["pixels"]["x"] / (2 - kept["count"]["rounds"])
+            x = trained["pixels"]["x"]
+            return torch.cat([x[:1] / (2 - kept["count"]["rounds"]), x[1:]])
 
     breaking = Synthesis(Breaking(), MODEL.observed(), SETTINGS).job(teacher, SHAPE, CONTEXT)
     with pytest.raises(FedemuError, match=r"samples of the synthesis .* in round 2 of it; .*options\.generator_lr$"):

@@ -94,7 +94,7 @@ def test_a_sample_comes_with_its_row() -> None:
     assert rows.tolist() == x[:, 0].tolist() == [0, 4, 7]
 
 
-def test_a_round_trains_a_copy_and_the_common_generator_takes_one_step_of_all_its_gradients() -> None:
+def test_a_round_trains_a_copy_and_the_common_generator_takes_a_step_of_adam_by_all_its_gradients() -> None:
     maker = LatentMaker(Generator(8, 1, 6), 0.002, 0.01, 10)
     kept = maker.begin(0)
     opened = maker.opened(kept, 3, np.random.default_rng(0))
@@ -102,12 +102,17 @@ def test_a_round_trains_a_copy_and_the_common_generator_takes_one_step_of_all_it
     assert maker.images(kept, opened, torch.zeros(3)).shape == (3, *SHAPE)
     common = without(kept["generator"], maker.generator.model.buffers)
     assert all(torch.equal(leaf, common[name]) for name, leaf in opened["generator"].items())
-    slopes = {name: torch.full_like(leaf, -4.0) for name, leaf in common.items()}
-    after = maker.closed(kept, opened, {"generator": slopes})
+    after, moved = kept, torch.zeros((), requires_grad=True)
+    adam = torch.optim.Adam([moved], lr=0.02, betas=(0.5, 0.999))
+    for slope in (-4.0, 1.0):
+        moved.grad = torch.tensor(slope)
+        adam.step()
+        slopes = {name: torch.full_like(leaf, slope) for name, leaf in common.items()}
+        after = maker.closed(after, opened, {"generator": slopes})
     assert after.keys() == kept.keys()
     for name, leaf in common.items():
-        torch.testing.assert_close(after["generator"][name], leaf + 0.02)
-    assert float(after["memory"]["steps"]) == 1
+        torch.testing.assert_close(after["generator"][name], leaf + moved.detach())
+    assert float(after["memory"]["steps"]) == 2
 
 
 def test_the_second_task_brings_samples_and_answers_but_neither_generator_nor_model(
