@@ -121,17 +121,21 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def test_a_step_moves_the_discriminator_and_then_the_generator() -> None:
+@pytest.mark.parametrize(("called", "seen"), [("train", 3), ("rehearse", 4)])
+def test_a_step_moves_the_discriminator_and_then_the_generator(called: str, seen: int) -> None:
     """The step of the discriminator is computed by hand from real, replayed and made samples, without the padding."""
     method = fedcil(replace(INGREDIENTS, momentum=0.0), **SHORT)
-    program = method.programs["rehearse"]
+    program = method.programs[called]
     assert isinstance(program, AdversarialSGD)
-    assert program.noise == {FAKE: (10, 5), FAKE_CLASSES: (10, 4), OLD: (10, 5), OLD_CLASSES: (10, 4)}
+    drawn = {FAKE: (10, 5), FAKE_CLASSES: (10, 4)}
+    assert program.noise == drawn | ({OLD: (10, 5), OLD_CLASSES: (10, 4)} if called == "rehearse" else {})
+    assert program.passes == seen
+    assert replace(program, local_steps=2).processed == 2 * 10 * seen
     gan = program.gan
     old = {**gan.init(3), SEEN: torch.tensor([1.0, 0.0, 1.0, 0.0])}
     start = {**gan.init(4), SEEN: torch.ones(4)}
     shared = {"model": start, "generator": old}
-    noise = {name: randn(*shape) for name, shape in program.noise.items()}
+    noise = {name: randn(*shape) for name, shape in {**drawn, OLD: (10, 5), OLD_CLASSES: (10, 4)}.items()}
     batch = Batch(randn(3, *SHAPE), torch.tensor([3, 1, 0]), torch.tensor([1.0, 1.0, 0.0]))
 
     classes = noise[FAKE_CLASSES].argmax(1)
@@ -147,7 +151,9 @@ def test_a_step_moves_the_discriminator_and_then_the_generator() -> None:
             told = functional.binary_cross_entropy_with_logits(sources, torch.full_like(sources, real))
             return functional.cross_entropy(outputs.logits, y) + told
 
-        real = (terms(batch.x[:2], batch.y[:2], 1.0) + terms(again, replayed, 1.0)) / 2
+        real = terms(batch.x[:2], batch.y[:2], 1.0)
+        if called == "rehearse":
+            real = (real + terms(again, replayed, 1.0)) / 2
         return real + terms(made, classes, 0.0)
 
     judging = {n: leaf for n, leaf in start.items() if n not in gan.buffers and not n.startswith(GENERATOR)}
@@ -176,7 +182,35 @@ def test_a_step_moves_the_discriminator_and_then_the_generator() -> None:
         # The first step of Adam does not depend on its decays.
         move = 0.001 * slopes[name] / (slopes[name].abs() + 1e-5)
         torch.testing.assert_close(after[GENERATOR + name], leaf - move, rtol=0, atol=1e-5)
+        torch.testing.assert_close(carry.memory[f"mean/{GENERATOR}{name}"], 0.5 * slopes[name])
     assert int(after[f"{GENERATOR}norm.num_batches_tracked"]) == 1
+
+
+def test_the_generator_is_told_the_class_and_a_linear_layer_of_the_features_tells_made_samples() -> None:
+    program: Any = fedcil(INGREDIENTS, **SHORT).programs["train"]
+    gan = program.gan
+    variables, z, y = gan.init(3), randn(3, 5), torch.tensor([2, 0, 2])
+    told = torch.cat([z, functional.one_hot(y, 4)], 1)
+    made = gan.generator.images(generator_of(variables), told)
+    assert torch.equal(gan.images(generator_of(variables), z, y, False)[0], made)
+    features = randn(3, 6)
+    expected = functional.linear(features, variables["gan.source.weight"], variables["gan.source.bias"])[:, 0]
+    torch.testing.assert_close(gan.sources(variables, features), expected)
+
+
+def test_running_statistics_are_those_of_the_discriminators_pass_over_real_and_made_samples() -> None:
+    model = growing(resnet18(SHAPE, 4, "batch", width=2), TASKS, SHAPE)
+    program = fedcil(replace(INGREDIENTS, model=model), **SHORT).programs["train"]
+    assert isinstance(program, AdversarialSGD)
+    gan, start = program.gan, program.gan.init(4)
+    batch = Batch(randn(10, *SHAPE), torch.arange(10) % 4, torch.ones(10))
+    noise = {FAKE: randn(10, 5), FAKE_CLASSES: randn(10, 4)}
+    carry, _ = program.step(program.begin({"model": start}, {}, facts()), batch, {}, {}, facts(), noise)
+    classes = drawn_classes(start[SEEN], noise[FAKE_CLASSES])
+    made, _ = gan.images(generator_of(start), noise[FAKE], classes, True)
+    _, expected = model.apply(without_gan(start), torch.cat([batch.x, made]), True)
+    for name, leaf in expected.items():
+        torch.testing.assert_close(carry.training.variables[name], leaf)
 
 
 def test_a_generator_is_asked_for_what_it_was_trained_on() -> None:

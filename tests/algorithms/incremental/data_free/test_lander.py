@@ -106,11 +106,11 @@ def test_with_own_orders_a_class_of_the_present_task_is_new_also_if_the_previous
     batch = Batch(torch.cat([pool, pool]), torch.tensor([0, 2, 0, 1]), torch.ones(4))
     taught = MAPPED.apply(MAPPED.init(0), pool, False)[0]
     synthetic = {"x": pool, "logits": taught.logits, "features": taught.features}
-    shared = {"synthetic": synthetic, "previous": {SEEN: torch.ones(4)}}
-    # Only learning counts, so the value is its share times cross-entropy. The task of device 0 brings 2 classes of 4.
+    shared = {"synthetic": synthetic, "previous": {SEEN: torch.tensor([1.0, 0.0, 1.0, 1.0])}}
+    # Only learning counts, so the value is its share times cross-entropy. The task of device 0 brings 2 classes of 3.
     loss = AnchoredDistillingLoss(MAPPED, ANCHORS, 0.0, 0.01, own, 2, 1.0, 0.0, 2.0)
     found = loss(variables, batch, shared, {}, facts(1)._replace(device=torch.tensor(0)))
-    share, _ = balance(torch.tensor(2), torch.tensor(2))
+    share, _ = balance(torch.tensor(1), torch.tensor(2))
     torch.testing.assert_close(found.value, share * found.metrics["loss"])
 
 
@@ -129,10 +129,12 @@ def test_images_come_from_standardised_anchors_by_a_noisy_layer_for_every_ten() 
     y = torch.tensor([0, 2] * 6)
     chosen = ANCHORS[y]
     even, parts = functional.batch_norm(chosen, None, None, training=True), (slice(10), slice(10, 12))
+    assert not opened["weights"]["bias"].any()
     bias = torch.tensor([[0.5], [-0.25]]).expand(2, 6)
     opened["weights"]["bias"] = bias
     z = torch.cat([even[rows] @ opened["weights"]["noisy"][i].t() + bias[i] for i, rows in enumerate(parts)])
     made = maker.generator.model.apply(kept["generator"], z, True)[0].logits
+    torch.testing.assert_close(maker.images(kept, opened, y), made)
     opened = {**opened, "statistics": {"mean": torch.full((1, 1, 1, 1), 3.0), "deviation": torch.full((1, 1, 1, 1), 2)}}
     torch.testing.assert_close(maker.images(kept, opened, y), made * 2 + 3)
     after = maker.closed(kept, opened, {})
@@ -142,11 +144,11 @@ def test_images_come_from_standardised_anchors_by_a_noisy_layer_for_every_ten() 
 
 def test_the_generator_and_the_student_follow_the_features() -> None:
     maker = NoisyAnchorMaker(Generator(8, 1, 6), ANCHORS, 0.002, 5.0, 0.01)
-    features, y = torch.zeros(2, 5), torch.tensor([1, 3])
+    features, y = torch.ones(2, 5), torch.tensor([1, 3])
     outputs = Outputs(torch.zeros(2, 4), features, {})
-    distance = float(ANCHORS[y].square().mean())
+    distance = float((1 - ANCHORS[y]).square().mean())
     assert float(maker.losses(outputs, y)["anchoring"]) == pytest.approx(5 * (distance - 0.01))
-    lesson = maker.lesson(outputs, torch.full((2, 5), 2.0))
+    lesson = maker.lesson(outputs, torch.full((2, 5), 3.0))
     assert lesson is not None
     assert float(lesson) == 5 * 4
     without = replace(maker, anchoring=0.0)

@@ -88,6 +88,11 @@ def test_devices_learn_new_classes_from_labels_and_old_ones_from_the_answers_tha
     torch.testing.assert_close(loss.metrics["loss"], learning)
 
 
+def test_the_copy_of_the_generator_and_its_latents_have_rates_of_their_own() -> None:
+    maker = target(INGREDIENTS, generator_lr=0.1, latent_lr=0.3)._synthesis.maker
+    assert maker.rates == {"generator": 0.1, "latents": 0.3}
+
+
 def test_a_sample_comes_with_its_row() -> None:
     shared = {"synthetic": {"x": torch.arange(8.0)[:, None]}}
     x, rows = with_its_row(shared, torch.tensor([-9.0, 0.0, 9.0]))
@@ -99,7 +104,8 @@ def test_a_round_trains_a_copy_and_the_common_generator_takes_a_step_of_adam_by_
     kept = maker.begin(0)
     opened = maker.opened(kept, 3, np.random.default_rng(0))
     assert opened["latents"]["z"].shape == (3, 6)
-    assert maker.images(kept, opened, torch.zeros(3)).shape == (3, *SHAPE)
+    made = maker.generator.model.apply(kept["generator"], opened["latents"]["z"], True)[0].logits
+    torch.testing.assert_close(maker.images(kept, opened, torch.zeros(3)), made)
     common = without(kept["generator"], maker.generator.model.buffers)
     assert all(torch.equal(leaf, common[name]) for name, leaf in opened["generator"].items())
     after, moved = kept, torch.zeros((), requires_grad=True)
