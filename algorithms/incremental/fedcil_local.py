@@ -127,33 +127,25 @@ class AdversarialSGD(TaskSGD):
         classes = drawn_classes(variables[SEEN], noise[FAKE_CLASSES])
         data = self._data(batch, shared, noise)
         judging, making = self._parts(variables)
-        fixed = {name: leaf for name, leaf in variables.items() if name not in judging and name not in making}
-
         made, _ = self.gan.images(generator_of(variables), noise[FAKE], classes, True)
 
         def judged(judging: Tree) -> tuple[Tensor, tuple[Tree, Tensor]]:
-            return self._judgement({**fixed, **judging}, data, made, classes, len(batch.y))
+            return self._judgement({**variables, **judging}, data, made, classes, len(batch.y))
 
         slopes, (buffers, surprise) = torch.func.grad(judged, has_aux=True)(judging)
         judging, momentum = self.optimiser.step(judging, slopes, carry.training.momentum, facts.lr)
-        fixed = {**fixed, **buffers}
+        judged_by = {**variables, **buffers, **judging}
 
         def fooled(making: Tree) -> tuple[Tensor, Tree]:
-            images, changed = self.gan.images(generator_of({**fixed, **making}), noise[FAKE], classes, True)
-            outputs, _ = self.gan.classifier.apply(without_gan({**fixed, **judging}), images, True)
-            doubt = functional.softplus(-self.gan.sources(judging, outputs.features))
+            images, changed = self.gan.images(generator_of({**variables, **making}), noise[FAKE], classes, True)
+            outputs, _ = self.gan.classifier.apply(without_gan(judged_by), images, True)
+            doubt = functional.softplus(-self.gan.sources(judged_by, outputs.features))
             return (doubt + row_cross_entropies(outputs.logits, classes)).mean(), changed
 
         slopes, changed = torch.func.grad(fooled, has_aux=True)(making)
         lr = facts.lr.new_full((), self.generator_lr)
         making, memory = self.generator_optimiser.step(making, slopes, carry.memory, lr)
-        after = {
-            **variables,
-            **fixed,
-            **{GENERATOR + name: leaf for name, leaf in changed.items()},
-            **judging,
-            **making,
-        }
+        after = {**judged_by, **{GENERATOR + name: leaf for name, leaf in changed.items()}, **making}
         # The order of the names is part of a carry's form, so it must stay.
         kept = {name: memory[name] for name in carry.memory}
         return Adversarial(Training(after, momentum), kept), {"loss": surprise}
