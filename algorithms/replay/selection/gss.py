@@ -32,8 +32,8 @@ def gss_greedy(gram: ArrayLike, budget: int, generator: np.random.Generator) -> 
     cosines = np.asarray(gram, dtype=np.float64)
     held: list[int] = []
     scores: list[float] = []
-    for position in range(len(cosines) if budget else 0):
-        score = max(0.0, float(cosines[position, held].max(initial=-1.0)) + 1.0) if held else 1.0
+    for position in range(len(cosines)):
+        score = max(0.0, float(cosines[position, held].max()) + 1.0) if held else 1.0
         if len(held) < budget:
             held.append(position)
             scores.append(score)

@@ -126,6 +126,25 @@ def test_gss_greedy_replaces_by_the_proportion_of_the_scores() -> None:
     assert entered == pytest.approx(200, abs=25)
 
 
+def test_gss_greedy_draws_by_the_scores_that_samples_had_when_they_came() -> None:
+    for seed in range(30):
+        rows = directions(np.random.default_rng(seed).normal(size=(20, 2)))
+        gram, draws = rows @ rows.T, np.random.default_rng(seed)
+        held: dict[int, float] = {0: 1.0}
+        for each in range(1, 20):
+            score = max(gram[each, other] for other in held) + 1
+            if len(held) == 3 and score < 1:
+                scores = np.array(list(held.values()))
+                drawn = draws.choice(3, p=scores / scores.sum())
+                if draws.random() < scores[drawn] / (scores[drawn] + score):
+                    held = {
+                        each if i == drawn else old: score if i == drawn else held[old] for i, old in enumerate(held)
+                    }
+            elif len(held) < 3:
+                held[each] = score
+        assert gss_greedy(gram, 3, np.random.default_rng(seed)).tolist() == sorted(held)
+
+
 def test_gss_cluster_keeps_one_of_each_cluster() -> None:
     rows = directions([[1.0, 0.0], [1.0, 0.1], [1.0, -0.1], [0.0, 1.0], [0.1, 1.0], [-1.0, -1.0]])
     for seed in range(10):
