@@ -35,6 +35,20 @@ def test_with_enough_nodes_the_choice_is_the_best_of_all(size: int, width: int, 
         assert len({*found.positions.tolist()}) == budget
 
 
+@pytest.mark.parametrize("seed", [29, 33, 63])
+def test_no_bound_cuts_off_a_choice_that_is_better_than_the_first(seed: int) -> None:
+    gram = cosines(seed, 14, 40)
+    first, found = (least_cosines(gram, 5, np.random.default_rng(0), nodes=nodes) for nodes in (0, 4000))
+    assert found.objective < first.objective - 1e-3
+    assert found.objective == pytest.approx(brute_force(gram, 5), abs=1e-7)
+
+
+def test_bounds_are_so_tight_that_few_nodes_prove_a_choice() -> None:
+    found = [least_cosines(cosines(seed, 12, 14), 4, np.random.default_rng(0), nodes=4000) for seed in range(12)]
+    assert all(choice.proven for choice in found)
+    assert sum(choice.nodes for choice in found) < 450
+
+
 def test_the_choice_is_never_worse_than_that_of_diversity_and_the_nodes_are_limited() -> None:
     better = 0
     for seed in range(6):

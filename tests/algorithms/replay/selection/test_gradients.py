@@ -49,6 +49,7 @@ def test_the_objective_sums_all_pairs_each_with_itself_too() -> None:
         ([0.3, 0.2], 5, [0, 1]),
         ([0.3, 0.2], 0, []),
         ([], 2, []),
+        ([0.5] * 400, 3, [0, 1, 2]),
     ],
 )
 def test_the_largest_are_kept_and_the_first_among_equals(x: list[float], budget: int, expected: list[int]) -> None:
@@ -106,6 +107,14 @@ def test_with_restarts_a_choice_of_few_samples_is_as_good_as_the_best_of_all_cho
         gram = rows @ rows.T
         least = min(objective(gram, subset) for subset in combinations(range(12), 3))
         assert objective(gram, keep(rows, 3, restarts=10)) == pytest.approx(least)
+
+
+def test_without_its_diagonal_the_relaxation_is_restarted_three_times_by_default() -> None:
+    kept = {restarts: [] for restarts in (None, 0, 3)}
+    for seed, restarts in product(range(8), kept):
+        rows = directions(np.random.default_rng(seed).normal(size=(30, 20)))
+        kept[restarts].append(keep(rows, 4, **({} if restarts is None else {"restarts": restarts})))
+    assert kept[None] == kept[3] != kept[0]
 
 
 def test_gss_greedy_replaces_a_buffered_sample_by_an_opposed_one() -> None:

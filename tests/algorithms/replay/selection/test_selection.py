@@ -195,6 +195,18 @@ def test_herding_follows_the_mean_of_the_directions() -> None:
     assert selection.herding([[1.0, 0.0], [6.0, 1.0], [0.0, 2.0]], 2).tolist() == [1, 2]
 
 
+def test_herding_adds_the_sample_that_brings_the_mean_of_the_chosen_nearest() -> None:
+    for seed in range(5):
+        features = np.random.default_rng(seed).normal(size=(12, 4)) + 0.5
+        rows = features / np.linalg.norm(features, axis=1, keepdims=True)
+        chosen: list[int] = []
+        for _ in range(7):
+            rest = [i for i in range(12) if i not in chosen]
+            apart = [np.linalg.norm(rows.mean(axis=0) - rows[[*chosen, i]].mean(axis=0)) for i in rest]
+            chosen.append(rest[int(np.argmin(apart))])
+        assert selection.herding(features, 7).tolist() == chosen
+
+
 def test_herding_works_within_each_class() -> None:
     features = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [-1.0, 0.1], [-1.0, 0.0], [-1.0, -0.2]])
     given = replace(candidates(0, 6), labels=np.array([0, 0, 0, 1, 1, 1]), features=lambda: features)
