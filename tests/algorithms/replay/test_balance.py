@@ -8,15 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedemu.algorithms.data.corpus import Corpus
+from fedemu.algorithms.interface import Batch, Memory
 from fedemu.algorithms.methods.fedavg import fedavg
 from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.replay.balance import BalancedSelect
+from fedemu.algorithms.replay.queries import Census
 from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
 from fedemu.algorithms.replay.selection.leverage import keys_of_a_draw, leverage_scores
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
-from fedemu.algorithms.trees import flatten
+from fedemu.algorithms.trees import SUM_UNIT, flatten, scale
 from fedemu.device.compute.executors.query import PURPOSE
 from fedemu.protocol.seeds import generator
 
@@ -82,9 +86,14 @@ def test_a_device_keeps_the_samples_with_the_largest_keys_of_each_class(fleet: A
             assert {*order[:count]} == kept & {*members.tolist()}
 
 
-def test_moments_and_keys_are_all_that_leaves_a_device(fleet: Any) -> None:
+def test_moments_and_keys_are_all_that_leaves_a_device(fleet: Any, corpus: Corpus) -> None:
     played = fleet()
     played.play([0])
+    assert all(ask.optional for ask in played.asks[1:])
+    x, _ = corpus.batch(corpus.train, SHARES[0])
+    features = MODEL.apply(played.asks[1].shared["model"], x, False)[0].features.double()
+    moments = scale(played.sent[1][0]["feature_moments"], SUM_UNIT)["features"]
+    torch.testing.assert_close(moments, features.T @ features)
     shapes = [{name: tuple(leaf.shape) for name, leaf in flatten(sent[0]).items()} for sent in played.sent[1:3]]
     assert shapes == [{"feature_moments/features": (WIDTH, WIDTH)}, {"leverage_keys/keys": (4, ROOM)}]
     for ask, answers in zip(played.asks[1:], played.sent[1:], strict=True):
@@ -114,6 +123,15 @@ def test_devices_that_were_not_told_numbers_balance_their_own_classes(fleet: Any
     assert np.bincount(away.buffers[2].indices % 4, minlength=4).tolist() == [0, 0, 2, 2]
     assert away.buffers[2].period == 1
     assert away.algorithm.remarks(away.state)["balance"] == {"devices": 0}
+
+
+def test_samples_that_arrive_after_the_keys_come_after_all_samples_with_keys() -> None:
+    select: Any = BalancedSelect(None, None, Census(), True, classes=2, budget=2)  # type: ignore[arg-type]
+    batch = Batch(torch.zeros(6, 1), torch.tensor([0, 0, 1, 1, 0, 1]), torch.ones(6))
+    fresh, periods = np.ones(6, dtype=bool), np.zeros(6, dtype=np.int64)
+    memory = Memory(batch, np.arange(6), fresh, periods, 0, BUDGET, 6, np.random.default_rng(0))
+    own = {"keys": torch.tensor([0.2, 0.9, 0.4], dtype=torch.float64)}
+    assert select.choose(memory, {}, own, None).tolist() == [1, 2]
 
 
 def test_an_exchange_whose_second_question_nobody_answers_ends(fleet: Any) -> None:

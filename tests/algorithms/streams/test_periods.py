@@ -88,6 +88,7 @@ def test_the_samples_that_devices_hold_out_of_a_period_add_up_to_the_fraction():
         ({"periods": 11}, "11 periods need at least one training sample each, but the devices hold 10"),
         ({"periods": 3}, "period 0 of 3 has no sample to test on; ask for fewer periods, or use more data"),
         ({"periods": 2, "test_fraction": 0.0}, "the test fraction is 0.0; it must be above 0 and below 1"),
+        ({"periods": 2, "test_fraction": 1.0}, "the test fraction is 1.0; it must be above 0 and below 1"),
         ({"periods": 2, "test_fraction": math.nan}, "the test fraction is nan"),
         ({"periods": 2, "column": np.array(["a"] * 10)}, "the order column is of type <U1, but an order"),
     ],
@@ -125,10 +126,13 @@ def drifts(name, column, test_column, shares, periods, seed=0, cut="device", **o
 
 
 def test_a_window_of_one_value_brings_one_after_another():
-    column = np.array(["home", "work", "car"] * 4)
-    arrivals, tests = drifts("window", column, column[:6], partition(range(6), range(6, 12)), 3, width=1.0)
+    column, test_column = (
+        np.array(["home", "work", "car"] * 4),
+        np.array(["car", "car", "work", "home", "home", "work"]),
+    )
+    arrivals, tests = drifts("window", column, test_column, partition(range(6), range(6, 12)), 3, width=1.0)
     seen = [[set(column[samples]) for samples in by_period(arrivals, device)] for device in range(2)]
-    assert seen[0] == seen[1] == [set(column[samples]) for samples in plan_of(tests)]
+    assert seen[0] == seen[1] == [set(test_column[samples]) for samples in plan_of(tests)]
     assert sorted(len(values) for values in seen[0]) == [1, 1, 1]
     assert set.union(*seen[0]) == {"home", "work", "car"}
     assert not tests.held_out
@@ -163,10 +167,10 @@ class Scripted:
 def test_each_period_takes_the_remaining_samples_with_its_largest_weights():
     column = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
     generator = Scripted([[0.1, 0.0, 0.9], [0.0, 1.0, 0.0], [0.4, 0.3, 0.3]])
-    arrivals, tests = dirichlet_drift(column, column[1:7], partition(range(9)), 3, alpha=1.0, generator=generator)
+    arrivals, tests = dirichlet_drift(column, column[1:8], partition(range(9)), 3, alpha=1.0, generator=generator)
     assert by_period(arrivals, 0) == [[6, 7, 8], [3, 4, 5], [0, 1, 2]]
-    # The test split holds 0 0 1 1 1 2: the first period takes its 2 and one 0.
-    assert plan_of(tests) == [[0, 5], [2, 3], [1, 4]]
+    # The test split holds 0 0 1 1 1 2 2: the first period, which is the largest, takes 2 2 and one 0.
+    assert plan_of(tests) == [[0, 5, 6], [2, 3], [1, 4]]
 
 
 def test_a_small_alpha_makes_periods_of_few_labels_and_a_large_one_of_all():
@@ -184,6 +188,8 @@ def test_drift_over_the_fleet_divides_all_samples_evenly(name):
     column = np.array([0] * 7 + [1] * 4)
     arrivals, _ = drifts(name, column, column, partition(range(7), range(7, 11)), 4, cut="fleet")
     assert arrivals.counts().sum(axis=0).tolist() == [3, 3, 3, 2]
+    arrivals, _ = drifts(name, column, column, partition(range(7), range(7, 11)), 11, cut="fleet")
+    assert arrivals.counts().sum(axis=0).tolist() == [1] * 11
 
 
 @pytest.mark.parametrize(
@@ -192,6 +198,7 @@ def test_drift_over_the_fleet_divides_all_samples_evenly(name):
         ("dirichlet", {"alpha": 0.0}, "concentration alpha is 0.0; it must be positive and finite"),
         ("dirichlet", {"alpha": math.inf}, "concentration alpha is inf"),
         ("window", {"width": 0.5}, "width is 0.5 values; it must be at least 1 and finite"),
+        ("window", {"width": math.inf}, "width is inf"),
         ("window", {"width": math.nan}, "width is nan"),
     ],
 )

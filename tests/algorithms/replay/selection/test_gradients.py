@@ -49,7 +49,7 @@ def test_the_objective_sums_all_pairs_each_with_itself_too() -> None:
         ([0.3, 0.2], 5, [0, 1]),
         ([0.3, 0.2], 0, []),
         ([], 2, []),
-        ([0.5] * 400, 3, [0, 1, 2]),
+        ([0.5, 0.9] * 200, 3, [1, 3, 5]),
     ],
 )
 def test_the_largest_are_kept_and_the_first_among_equals(x: list[float], budget: int, expected: list[int]) -> None:
