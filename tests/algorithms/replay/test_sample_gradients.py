@@ -155,6 +155,8 @@ def test_more_samples_than_a_block_come_out_as_they_do_alone() -> None:
     some = [0, 31, 32, 69]
     few = gradients_of(MODELS["mlp"], Batch(*(part[some] for part in batch[:3])))
     np.testing.assert_allclose(gram[np.ix_(some, some)], few.gram(), **TIGHT)
+    # So little memory holds the products of 29 samples at a time with all others.
+    np.testing.assert_allclose(gradients_of(MODELS["mlp"], batch, memory=200_000).gram(), gram, **TIGHT)
     whole = gradients_of(MODELS["mlp"], batch)
     total = whole.weighted_sum(np.eye(70)[69])
     np.testing.assert_allclose(whole.products(total), gram[69], **TIGHT)

@@ -59,7 +59,8 @@ def test_samples_are_counted_by_device_period_and_label():
     arrivals, labels = example(), np.array([0, 1, 1, 0, 0, 1, 1, 1, 0, 0])
     assert arrivals.counts().tolist() == [[3, 0, 2], [0, 0, 0], [0, 2, 0]]
     assert arrivals.label_counts(labels, 2).tolist() == [[2, 1], [0, 2], [1, 1]]
-    assert arrivals.label_counts(labels, 2, device=0).tolist() == [[2, 1], [0, 0], [1, 1]]
+    by_device = [arrivals.label_counts(labels, 2, device=device).tolist() for device in range(3)]
+    assert by_device == [[[2, 1], [0, 0], [1, 1]], [[0, 0]] * 3, [[0, 0], [0, 2], [0, 0]]]
 
 
 def test_a_device_or_a_period_that_there_is_not_is_refused():
@@ -89,11 +90,15 @@ def test_arrivals_survive_the_way_through_arrays():
         ("seconds", None, "the stream lacks seconds"),
         ("seconds", np.zeros(7, dtype=np.float32), r"seconds of the stream is float32 \[7\], not a row of float64"),
         ("offsets", np.array([0, 5, 4, 7]), "offsets of the stream do not fit its 7 indices"),
+        ("offsets", np.array([1, 5, 5, 7]), "offsets of the stream do not fit its 7 indices"),
+        ("offsets", np.zeros(0, dtype=np.int64), "offsets of the stream do not fit its 7 indices"),
         ("indices", np.array([4, 0, 7, 2, 9, 5, -1]), "negative index -1"),
         ("indices", np.array([4, 0, 7, 2, 4, 5, 6]), "lets a sample arrive twice"),
         ("periods", np.array([0, 0, 0, 2, 2, 1]), "7 indices, 6 periods and 7 times"),
         ("periods", np.array([0, 0, 0, 2, 2, 1, 3]), "names period 3 of 3"),
         ("periods", np.array([0, 0, 2, 0, 2, 1, 1]), "not in the order of their arrival"),
+        ("periods", np.array([0, 0, 0, 2, 2, 1, 0]), "not in the order of their arrival"),
+        ("seconds", np.array([0.0, 1.5, 1.5, 0.0, 8.0, 2.0, 0.5]), "not in the order of their arrival"),
         ("seconds", np.array([0.0, 1.5, 1.0, 0.0, 8.0, 0.5, 2.0]), "not in the order of their arrival"),
         ("seconds", np.array([-1.0, 1.5, 1.5, 0.0, 8.0, 0.5, 2.0]), "before the beginning of their period"),
         ("seconds", np.array([0.0, 1.5, 1.5, 0.0, np.nan, 0.5, 2.0]), "times that are not finite"),
