@@ -172,6 +172,11 @@ def test_a_start_leads_to_the_same_optimum() -> None:
     assert start.tolist() == [1.0] * 4 + [0.0] * 11
 
 
+def test_a_sample_that_is_whole_at_the_start_stays_whole_while_the_others_share_the_rest() -> None:
+    x = solve_capped_simplex(10.0 * np.eye(3), 2, [90.0, 0.0, 5.0], start=[1.0, 1.0, 0.0])
+    assert x == pytest.approx(np.array([1.0, 0.25, 0.75]), abs=1e-6)
+
+
 def test_the_scale_of_a_problem_does_not_matter() -> None:
     rows = gradients(15, 5)
     gram = rows @ rows.T
