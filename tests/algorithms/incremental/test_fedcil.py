@@ -39,6 +39,7 @@ from fedemu.algorithms.interface import (
 )
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import SEEN, growing
+from fedemu.algorithms.models.low_precision import Precision, precision_of, with_precision
 from fedemu.algorithms.models.resnet import resnet18
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
@@ -78,9 +79,27 @@ def test_fedcil_runs_alike_on_every_executor_while_devices_come_and_go(fleet: Ca
     third, fourth = (ask.shared["generator"] for ask in played.asks[2:])
     assert all(torch.equal(leaf, fourth[name]) for name, leaf in third.items())
     assert third[SEEN].tolist() == [1, 0, 1, 0]
+    assert all(name.startswith(GENERATOR) for name in third.keys() - {SEEN})
     assert played.model.keys() == MODEL.init(0).keys()
     assert played.model[SEEN].tolist() == [1, 1, 1, 1]
     assert all(bool(torch.isfinite(leaf).all()) for leaf in played.state.variables.values())
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_generator_has_the_precision_of_the_model(precision: Precision) -> None:
+    program: Any = fedcil(replace(INGREDIENTS, model=with_precision(MODEL, precision))).programs["train"]
+    assert precision_of(program.gan.generator.model) == precision
+
+
+def test_without_iterations_the_average_is_left_as_it_is(little_fleet: Callable[..., Any], digits: Corpus) -> None:
+    method = fedcil(INGREDIENTS, **{**SHORT, "server_iterations": 0})
+    played = little_fleet(method, MODEL.init(0), [np.flatnonzero(digits.train.y % 2 == 0)[:20]])
+    played.corpus = digits
+    before = played.model
+    played.play([0])
+    assert played.jobs == []
+    for name, leaf in played.model.items():
+        torch.testing.assert_close(leaf, before[name] + played.payloads[0]["delta"][name])
 
 
 def test_pictures_show_the_classes_that_devices_replay(fleet: Callable[..., Any]) -> None:
