@@ -89,6 +89,12 @@ def test_features_are_those_before_the_last_layer_in_evaluation_mode(
     expected = MODEL.apply(shared["model"], memory.batch.x, False)[0]
     np.testing.assert_allclose(lens.features(memory, shared), expected.features, rtol=1e-6)
     torch.testing.assert_close(lens.logits(memory, shared), expected.logits)
+    # More samples than go through the model at once.
+    x = torch.randn(600, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+    many = replace(memory, batch=Batch(x, torch.zeros(600, dtype=torch.int64), torch.ones(600)))
+    expected = MODEL.apply(shared["model"], x, False)[0]
+    np.testing.assert_allclose(lens.features(many, shared), expected.features, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(lens.logits(many, shared), expected.logits)
     assert len(Lens(MODEL, cross_entropy, 1).features(part(memory, 0), shared)) == 0
 
 
