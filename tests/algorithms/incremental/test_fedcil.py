@@ -86,9 +86,10 @@ def test_fedcil_runs_alike_on_every_executor_while_devices_come_and_go(fleet: Ca
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_generator_has_the_precision_of_the_model(precision: Precision) -> None:
+def test_the_generator_has_the_precision_of_the_model_and_the_noise_of_its_architecture(precision: Precision) -> None:
     program: Any = fedcil(replace(INGREDIENTS, model=with_precision(MODEL, precision))).programs["train"]
     assert precision_of(program.gan.generator.model) == precision
+    assert (program.gan.latent, program.gan.generator.noise) == (64, 64 + 4)
 
 
 def test_without_iterations_the_average_is_left_as_it_is(little_fleet: Callable[..., Any], digits: Corpus) -> None:

@@ -20,14 +20,18 @@ def lines(classes, width):
 
 def short(classes, width):
     return np.zeros((classes, width - 1))
+
+def broken(classes, width):
+    return np.where(np.eye(classes, width) > 0, np.nan, 1.0)
 """
 
 
-def test_built_in_anchors_are_at_right_angles_and_have_the_scale() -> None:
-    anchors = anchors_of("orthonormal", 4, 10, 0.5)
+@pytest.mark.parametrize("width", [10, 4])
+def test_built_in_anchors_are_at_right_angles_and_have_the_scale(width: int) -> None:
+    anchors = anchors_of("orthonormal", 4, width, 0.5)
     assert anchors.dtype == torch.float32
-    torch.testing.assert_close(anchors @ anchors.t(), torch.eye(4) * 0.25 * 10, rtol=1e-5, atol=1e-5)
-    assert torch.equal(anchors, anchors_of("orthonormal", 4, 10, 0.5))
+    torch.testing.assert_close(anchors @ anchors.t(), torch.eye(4) * 0.25 * width, rtol=1e-5, atol=1e-5)
+    assert torch.equal(anchors, anchors_of("orthonormal", 4, width, 0.5))
 
 
 def test_more_classes_than_values_get_random_directions_of_the_scale() -> None:
@@ -42,6 +46,8 @@ def test_own_anchors_are_taken_as_they_are(tmp_path: Path, monkeypatch: pytest.M
     assert anchors_of("anchors_example:lines", 2, 3, 9.0).tolist() == [[0, 1, 2], [3, 4, 5]]
     with pytest.raises(ConfigurationError, match=r"an array \[2, 2\]; it must be \[2, 3\]"):
         anchors_of("anchors_example:short", 2, 3, 9.0)
+    with pytest.raises(ConfigurationError, match=r"it must be \[2, 3\] .* and finite"):
+        anchors_of("anchors_example:broken", 2, 3, 9.0)
     with pytest.raises(ConfigurationError, match="your own are named module:Name"):
         anchors_of("words", 2, 3, 9.0)
     sys.modules.pop("anchors_example", None)
