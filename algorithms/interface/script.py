@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from fedemu.algorithms.interface.program import LocalProgram, Query
@@ -117,6 +118,8 @@ class ServerJob:
     ``init() -> carry`` begins, and ``step(carry, index) -> (carry, finished)`` runs at most ``steps`` times, with the
     index from 0. The carry is a Tree (weights, optimiser, position of the random source). It is checkpointed every
     ``checkpoint_every`` steps. The script receives the last carry.
+
+    Raises ConfigurationError if ``init`` or ``step`` is no function, or if a number is none, or too small.
     """
 
     name: str
@@ -124,6 +127,21 @@ class ServerJob:
     step: Callable[[Tree, int], tuple[Tree, bool]]
     steps: int
     checkpoint_every: int
+
+    def __post_init__(self) -> None:
+        # Somebody else's code gives these, and no type checker has seen it.
+        given: Mapping[str, Any] = vars(self)
+        for field in ("init", "step"):
+            if not callable(given[field]):
+                raise ConfigurationError(f"{self._with(field)} is {given[field]!r}; it must be a function")
+        for field, least in (("steps", 0), ("checkpoint_every", 1)):
+            if not isinstance(given[field], Integral) or given[field] < least:
+                raise ConfigurationError(
+                    f"{self._with(field)} is {given[field]!r}; it must be a whole number, at least {least}"
+                )
+
+    def _with(self, field: str) -> str:
+        return f"the algorithm has a server job {self.name!r}, and {field!r} of this ServerJob"
 
 
 @dataclass(frozen=True)

@@ -56,10 +56,11 @@ async def run_server_job(
 
     The result is the job's last carry. A finished job is not run again, and one that was begun is continued, unless it
     began from another ``basis``. A process that dies is replaced once.
-    Raises FedemuError if the second one dies too, if the system lets none start, or if the job raises. ``died`` gets
-    the cause of each death. Cancellation kills the process and keeps its checkpoint. ``threads`` is the number of
-    torch's threads in that process, and ``seed`` that of the run. A process that uses no processor time for
-    ``idle_seconds``, or finishes no step for ``stuck_seconds``, is killed.
+    Raises FedemuError if the second one dies too, if the system lets none start, or if the job raises, and
+    ConfigurationError if the job makes something else than trees. ``died`` gets the cause of each death. Cancellation
+    kills the process and keeps its checkpoint. ``threads`` is the number of torch's threads in that process, and
+    ``seed`` that of the run. A process that uses no processor time for ``idle_seconds``, or finishes no step for
+    ``stuck_seconds``, is killed.
 
     The process is forked, because a job is made of closures, which no other start method can carry over. No thread may
     compute meanwhile: the child would wait for ever for a lock that the thread holds, such as that of oneDNN. This is
@@ -100,7 +101,8 @@ async def run_server_job(
             ) from error
         if ended.error is not None:
             said = f"The server job {job.name!r} failed: {ended.error.sentence}"
-            raise retold(ended.error._replace(sentence=said), FedemuError)
+            kind = ConfigurationError if ended.error.exit_code == ConfigurationError.exit_code else FedemuError
+            raise retold(ended.error._replace(sentence=said), kind)
         if (carry := finished()) is not None:
             return carry
         cause = ended.killed or _death(ended.status)

@@ -25,6 +25,7 @@ from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.kernel import end_with_parent
 from fedemu.protocol.host.own_code import account, told
 from fedemu.protocol.seeds import integer
+from fedemu.protocol.wording import an_object
 
 _REPORT_SECONDS = 0.2
 
@@ -82,7 +83,7 @@ def run(job: ServerJob, place: Place, stepped: Callable[[int], None]) -> None:
     if known is not None:
         step, carry, finished = known.step, known.carry, known.finished
     else:
-        step, carry, finished = 0, checkpoint.canonical(job.init()), False
+        step, carry, finished = 0, checkpoint.canonical(_tree(job.init(), "its init must return")), False
     reported = 0.0
     while not finished and step < job.steps:
         with models_draw_by(place.draws(step)), keeping_activations():
@@ -101,12 +102,26 @@ def run(job: ServerJob, place: Place, stepped: Callable[[int], None]) -> None:
 def _checked(result: object) -> tuple[Tree, bool]:
     """What a step has returned. Raises ConfigurationError if it is something else."""
     match result:
-        case (Mapping() as carry, finished):
-            return carry, bool(finished)
+        case (carry, finished):
+            return _tree(carry, "the first of the two things that its step returns must be"), bool(finished)
     raise ConfigurationError(
-        "its step must return two things, the next tree and whether the job is finished, and returned a "
-        f"{type(result).__name__}"
+        "its step must return two things, the next tree and whether the job is finished, and returned "
+        f"{an_object(result)}"
     )
+
+
+def _tree(found: object, must: str) -> Tree:
+    """A tree that a job has made. Raises ConfigurationError, which begins with ``must``, if it is something else."""
+    wanted = f"{must} a tree, which has tensors by name"
+    if not isinstance(found, Mapping):
+        raise ConfigurationError(f"{wanted}, and not {an_object(found)}")
+    for name, leaf in found.items():
+        if not isinstance(name, str):
+            raise ConfigurationError(f"{wanted}, and not by {name!r}")
+        if not isinstance(leaf, torch.Tensor):
+            advice = "; flatten(...) makes one tree of trees by name" if isinstance(leaf, Mapping) else ""
+            raise ConfigurationError(f"{wanted}, and not {an_object(leaf)} as {name!r}{advice}")
+    return found
 
 
 def settle(pipe: int, parent: int) -> None:

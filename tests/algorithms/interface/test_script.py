@@ -1,4 +1,4 @@
-"""Asks that a method's own code makes."""
+"""Asks and server jobs that a method's own code makes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedemu.algorithms.interface import Ask, total, weighted_mean
+from fedemu.algorithms.interface import Ask, ServerJob, total, weighted_mean
 from fedemu.protocol.errors import ConfigurationError
 
 MODEL = {"w": torch.zeros(2)}
@@ -38,3 +38,19 @@ def test_an_ask_that_cannot_be_asked_is_refused_in_one_sentence(fields: dict[str
 @pytest.mark.parametrize("cohort", ["selected", "online", (), [3, 1], range(4), np.arange(3)])
 def test_a_cohort_is_a_word_or_any_sequence_of_devices(cohort: Any) -> None:
     assert Ask("train", {"model": MODEL}, {"delta": total}, cohort).cohort is cohort
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"init": {"w": 1}}, "'init' of this ServerJob is {'w': 1}; it must be a function"),
+        ({"step": None}, "'step' of this ServerJob is None; it must be a function"),
+        ({"steps": 2.5}, "'steps' of this ServerJob is 2.5; it must be a whole number, at least 0"),
+        ({"steps": -1}, "'steps' of this ServerJob is -1; it must be a whole number, at least 0"),
+        ({"checkpoint_every": 0}, "'checkpoint_every' of this ServerJob is 0; it must be a whole number, at least 1"),
+    ],
+)
+def test_a_server_job_that_was_put_together_wrongly_is_refused_in_words(given: Any, said: str) -> None:
+    fields: dict[str, Any] = {"init": dict, "step": lambda tree, index: (tree, True), "steps": 0} | given
+    with pytest.raises(ConfigurationError, match=re.escape(f"has a server job 'refine', and {said}")):
+        ServerJob("refine", **{"checkpoint_every": 1, **fields})

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -285,9 +286,33 @@ async def test_what_a_job_says_last_is_heard_also_if_it_ends_just_after_a_look(
     assert died == []
 
 
-async def test_a_step_that_does_not_say_whether_it_was_the_last_is_an_error_that_says_so(tmp_path: Path):
-    job = ServerJob("train", lambda: {"w": torch.zeros(1), "v": torch.zeros(1)}, lambda carry, index: carry, 5, 1)
-    with pytest.raises(FedemuError, match=r"'train' failed: its step must return two things, .* returned a dict$"):
+W = torch.zeros(1)
+
+
+@pytest.mark.parametrize(
+    ("init", "step", "said"),
+    [
+        ({"w": W, "v": W}, {"w": W, "v": W}, "its step must return two things, .* returned a dict"),
+        (
+            {"w": W},
+            ({"w": 3.0}, True),
+            "the first of the two things that its step returns must be a tree, .* not a float as 'w'",
+        ),
+        ({"w": W}, ([W], True), "the first of the two things that its step returns must be a tree, .* not a list"),
+        (({"w": W}, True), None, "its init must return a tree, which has tensors by name, and not a tuple"),
+        ({1: W}, None, "its init must return a tree, which has tensors by name, and not by 1"),
+        (
+            {"model": {"w": W}},
+            None,
+            r"its init must .* not a dict as 'model'; flatten\(...\) makes one tree of trees by name",
+        ),
+    ],
+)
+async def test_a_job_that_makes_something_else_than_trees_is_an_error_that_says_so(
+    tmp_path: Path, init: Any, step: Any, said: str
+):
+    job = ServerJob("train", lambda: init, lambda carry, index: step, 5, 1)
+    with pytest.raises(ConfigurationError, match=f"'train' failed: {said}$"):
         await run_server_job(job, tmp_path, 1, 0, ignore)
 
 
