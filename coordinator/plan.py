@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,6 +38,10 @@ class Evaluates(Protocol):
         ...
 
 
+async def _alone() -> None:
+    """Return at once, because nothing else computes in this process."""
+
+
 @dataclass(frozen=True)
 class CoordinatorPlan:
     """The plan of one run. The fleet has to agree on ``experiment``, ``partition`` and ``data``.
@@ -49,7 +53,8 @@ class CoordinatorPlan:
     devices may say of their samples, and ``quotas`` what a machine may take. ``shown`` is called once, on the event
     loop, with what tells at any time what the devices do. ``planned`` are the on-line times of devices that sleep until
     they are asked, None if devices live at once and announce theirs. ``compute`` is how this process computes, which
-    is compared with how the run was computed before; None: nothing is known of it.
+    is compared with how the run was computed before; None: nothing is known of it. ``at_rest`` waits until nothing is
+    computed in this process beside the coordinator, such as the training of devices that live in it.
     """
 
     address: str
@@ -75,3 +80,4 @@ class CoordinatorPlan:
     signals: bool = True
     opened: Callable[[str], None] = lambda address: None
     shown: Callable[[FleetView], None] = lambda view: None
+    at_rest: Callable[[], Awaitable[None]] = _alone

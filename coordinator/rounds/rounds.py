@@ -71,7 +71,7 @@ class Rounds(Generic[S]):
             run.checkpoint,
             numerics,
             observers,
-            self._conclusions.at_rest,
+            self._until_nothing_computes,
         )
 
     @property
@@ -91,6 +91,11 @@ class Rounds(Generic[S]):
     async def at_rest(self) -> None:
         """Wait until no round is on its way to the disk any more."""
         await self._conclusions.at_rest()
+
+    async def _until_nothing_computes(self) -> None:
+        """Wait until no thread of this process computes. None begins before the event loop goes on."""
+        await self._conclusions.at_rest()
+        await self._plan.at_rest()
 
     async def _play(self, round: int) -> None:
         task = self._settings.task_of_round(round)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Never
 
 from fedemu.device.bus import Attach, Finished, Train
@@ -37,11 +37,13 @@ _TOKEN = "embedded"
 class EmbeddedPlan(MachinePlan):
     """What an embedded machine is told beyond ``MachinePlan``. The coordinator listens at ``address`` of ``network``.
 
-    ``open_runner`` makes the object that computes. It is called in the training thread.
+    ``open_runner`` makes the object that computes. It is called in the training thread. ``computing`` holds a task for
+    each thing that this thread has to do or does.
     """
 
     network: Network
     open_runner: Callable[[TrainerSetup], Runner]
+    computing: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 async def embed(plan: EmbeddedPlan) -> None:
@@ -71,7 +73,7 @@ async def _run(plan: EmbeddedPlan, stack: AsyncExitStack) -> Never:
     stack.callback(bus.close)
     broker = here.open_broker(bus, _BUS, _TOKEN, stack)
     setup = here.trainer_setup(_BUS, _TOKEN, None)
-    trainer = ThreadTrainer(bus, setup, thread, here.fail)
+    trainer = ThreadTrainer(bus, setup, thread, here.fail, plan.computing)
     birthplace = Birthplace.open(
         lease=granted.lease,
         heartbeat_seconds=granted.heartbeat_seconds,
@@ -132,7 +134,10 @@ def _count_joined(observer: MachineObserver, total: int) -> Callable[[int, int],
 
 
 class ThreadTrainer(TrainerShell):
-    """A trainer that computes in ``thread``. Calls ``failed`` with an exception from there."""
+    """A trainer that computes in ``thread``. Calls ``failed`` with an exception from there.
+
+    ``computing`` gets a task for each thing that the thread has to do, and loses it when that is done.
+    """
 
     def __init__(
         self,
@@ -140,11 +145,12 @@ class ThreadTrainer(TrainerShell):
         setup: TrainerSetup,
         thread: ThreadPoolExecutor,
         failed: Callable[[BaseException], None],
+        computing: set[asyncio.Task[None]],
     ) -> None:
         super().__init__(network, setup)
         self._thread = thread
         self._failed = failed
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._computing = computing
 
     def open_in_thread(self, setup: TrainerSetup, open_runner: Callable[[TrainerSetup], Runner]) -> None:
         """Make the runner in the thread, and say Ready on the bus when it is there. Returns at once."""
@@ -172,10 +178,10 @@ class ThreadTrainer(TrainerShell):
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
+        self._computing.add(task)
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._computing.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failed(error)

@@ -25,12 +25,17 @@ async def serve_embedded(plan: CoordinatorPlan, runtime: Runtime) -> Summary:
     Raises the errors of both sides. If both fail, that of the devices is raised.
     """
     opened = asyncio.get_running_loop().create_future()
+    computing: set[asyncio.Task[None]] = set()
+
+    async def at_rest() -> None:
+        while computing:
+            await asyncio.wait(computing)
 
     def begin(address: str) -> None:
         plan.opened(address)
         opened.set_result(address)
 
-    serving = asyncio.create_task(serve(replace(plan, opened=begin)))
+    serving = asyncio.create_task(serve(replace(plan, opened=begin, at_rest=at_rest)))
     await asyncio.wait({serving, opened}, return_when=asyncio.FIRST_COMPLETED)
     if not opened.done():
         return await serving
@@ -43,6 +48,7 @@ async def serve_embedded(plan: CoordinatorPlan, runtime: Runtime) -> Summary:
                 state=plan.directory / "devices",
                 code=DEVICE_CODE,
                 open_runner=open_runner,
+                computing=computing,
                 device_type=runtime.device_type,
                 compute=partial(how_it_computes, runtime.device_type),
             )

@@ -100,6 +100,31 @@ async def test_no_process_is_forked_for_a_server_job_while_a_round_is_evaluated(
     assert [carry["evaluated"].item() for carry in plan.algorithm.carries] == [0.0, 0.0, 0.0]  # type: ignore[attr-defined]
 
 
+async def test_no_process_is_forked_for_a_server_job_while_devices_of_the_same_process_compute(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    computing = False
+
+    async def at_rest() -> None:
+        nonlocal computing
+        await asyncio.sleep(0)
+        computing = False
+
+    def trains(index: int, work: Any) -> dict[str, Any]:
+        nonlocal computing
+        computing = True
+        return {"after": 10.0 + index}
+
+    def init() -> Tree:
+        return {"computing": torch.tensor([float(computing)])}  # in a process of its own, as it was forked
+
+    make_fleet(script=trains)
+    job = ServerJob("count", init, lambda carry, step: (carry, True), steps=1, checkpoint_every=1)
+    plan = make_plan(rounds=2, job=job, at_rest=at_rest)
+    await play(plan)
+    assert [carry["computing"].item() for carry in plan.algorithm.carries] == [0.0, 0.0]  # type: ignore[attr-defined]
+
+
 async def test_only_one_round_is_concluded_at_a_time(make_plan: MakePlan, make_fleet: MakeFleet, play: Play) -> None:
     make_fleet()
     under_way, most = 0, 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,6 +107,34 @@ async def test_heartbeats_go_on_while_it_trains(memory_coordinator: Any, plan: A
         await server.everyone()
         await server.hold(1, range(2))
         assert [len(server.incarnations[d]) for d in range(2)] == [1, 1]
+
+
+async def test_it_tells_as_long_as_its_thread_computes(
+    memory_coordinator: Any, plan: Any, toy_runner: Callable[[TrainerSetup], Any]
+) -> None:
+    training, held = threading.Event(), threading.Event()
+
+    def open_runner(setup: TrainerSetup) -> Any:
+        toy = toy_runner(setup)
+
+        def run(*arguments: Any) -> Any:
+            training.set()
+            assert held.wait(60)
+            return toy.run(*arguments)
+
+        return SimpleNamespace(capacity=toy.capacity, default=toy.default, run=run)
+
+    server = memory_coordinator(devices=2)
+    machine = replace(plan(server), open_runner=open_runner)
+    async with embedding(machine):
+        await server.everyone()
+        await server.proceed(server.give(1, range(2)))
+        await server.until(training.is_set, "the training of a device")
+        told = len(machine.computing)
+        held.set()
+        assert told == 1
+        await server.finish("1.0.0")
+        await server.until(lambda: not machine.computing, "the end of the training")
 
 
 async def test_over_a_network_that_reorders_and_repeats_messages_the_results_are_the_same(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ class Plan:
     address: str = ""
     directory: Path = Path()
     settings: Any = field(default_factory=lambda: SimpleNamespace(devices=3))
+    at_rest: Callable[[], Awaitable[None]] | None = None
 
 
 def played(monkeypatch: pytest.MonkeyPatch, serve: Any, embed: Any) -> Any:
@@ -94,3 +95,28 @@ def test_devices_look_for_the_coordinator_where_it_listens_and_not_where_it_was_
 
     played(monkeypatch, serve, embed)
     assert places == ["tcp://127.0.0.1:1"]
+
+
+def test_the_coordinator_can_wait_until_its_devices_compute_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = asyncio.Event()
+    done = []
+
+    async def train(number: int, plan: Any) -> None:
+        if number < 2:  # what is trained may be followed by more
+            plan.computing.add(asyncio.create_task(train(number + 1, plan)))
+        await asyncio.sleep(0)
+        done.append(number)
+        plan.computing.discard(asyncio.current_task())
+
+    async def embed(plan: Any) -> None:
+        plan.computing.add(asyncio.create_task(train(0, plan)))
+        begun.set()
+
+    async def serve(plan: Plan) -> list[int]:
+        assert plan.at_rest is not None
+        plan.opened("here")
+        await begun.wait()
+        await plan.at_rest()
+        return sorted(done)
+
+    assert played(monkeypatch, serve, embed) == [0, 1, 2]
