@@ -239,6 +239,11 @@ class Roster:
                 del self._carried[connection]
         self.admission.unseat(peer)
 
+    @property
+    def joined(self) -> int:
+        """The number of devices that belong to the fleet. One that sleeps still does while its machine is away."""
+        return len(self.columns) - len(self.missing()) if self.planned is None else self.leases.granted
+
     def missing(self) -> list[DeviceId]:
         """The devices that have to come before the run can go on.
 

@@ -184,7 +184,7 @@ class Asking:
             eligible = await self._connect(ask_id, among)
         if tally.online is None:
             roster = self._service.roster
-            tally.joined = len(roster.columns) - len(roster.missing())
+            tally.joined = roster.joined
             tally.online = int(roster.online(self._service.timeline.time).sum())
         if among is not None:
             cohort = tuple(device for device in among if eligible[device])

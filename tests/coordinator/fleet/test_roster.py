@@ -419,6 +419,7 @@ def test_a_lost_device_that_sleeps_may_be_asked_when_its_machine_is_back() -> No
     leases = [fleet.enroll(peer, 2, None, "", 0.0).token for peer in (A, B)]
     fleet.columns.lost[:] = True
     fleet.leave(A, 1.0)
+    assert fleet.joined == 4, "a machine that is away leaves no trace in a row"
     fleet.enroll(C, 2, leases[0], "", 2.0)
     assert chosen(fleet.eligible(0.0)) == [0, 1]
     assert fleet.lacking(1e9) == [], "it is planned when they are on-line"
