@@ -18,6 +18,7 @@ from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.sources import CONFIG_FILE
 from fedemu.ops.experiment.traces import TRACES_FILE
+from fedemu.ops.results.listing import find
 from fedemu.ops.results.words import Keys, Table, at, shown
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.named import SHOWN
@@ -38,8 +39,8 @@ _NO_REPLAY = replay_label({})
 class Group:
     """The runs of one experiment, which differ in their seeds. ``experiment`` is empty without a ``config.toml``.
 
-    ``place`` is the folder that was named for the comparison: the run directory, or the folder that holds it. ``code``
-    are the digests of the code that the experiment names, by module and file.
+    ``place`` is the run directory if that was named for the comparison, or the folder that holds it. ``code`` are the
+    digests of the code that the experiment names, by module and file.
     """
 
     place: Path
@@ -50,13 +51,16 @@ class Group:
 
 
 def find_runs(path: Path) -> list[Path]:
-    """The run directory ``path``, or those directly inside it. ConfigurationError if there is none."""
+    """The run directory ``path``, or those directly inside it, or else those further below, as a sweep leaves them.
+
+    Raises ConfigurationError if there is none.
+    """
     if not path.is_dir():
         raise ConfigurationError(f"{path} is no folder; name run directories, or folders of run directories")
     if is_run(path):
         return [path]
     inside = sorted((child for child in path.iterdir() if is_run(child)), key=_in_counting_order)
-    if not inside:
+    if not (inside := inside or [*filter(is_run, find(path))]):
         raise ConfigurationError(f"{path} holds neither a run nor a group of runs; name run directories")
     return inside
 
@@ -155,7 +159,7 @@ def _each(paths: Iterable[Path]) -> Iterator[_Found]:
         for directory in find_runs(place):
             if directory.resolve() not in seen:
                 seen.add(directory.resolve())
-                yield _read(directory, place)
+                yield _read(directory, place if place in (directory, directory.parent) else directory.parent)
 
 
 def _read(directory: Path, place: Path) -> _Found:

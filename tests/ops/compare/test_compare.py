@@ -339,6 +339,17 @@ def test_a_run_before_its_first_evaluation_has_dashes_and_sets_no_target(tmp_pat
     assert compare(runs[:1]).target is None
 
 
+def test_the_folder_of_a_sweep_is_compared_as_its_experiments_are(tmp_path: Path) -> None:
+    for rate in (0.1, 0.2):
+        for seed, outcome in enumerate(("completed", None)):
+            folder = tmp_path / f"lr={rate}" / f"seed-{seed}"
+            write_run(folder, [0.5 + rate], seed=seed, outcome=outcome, local={"lr": rate})
+    (tmp_path / "compare" / "plots").mkdir(parents=True)
+    whole, parts = compare([tmp_path]), compare([tmp_path / "lr=0.1", tmp_path / "lr=0.2"])
+    assert [entry.outcome for entry in whole.entries] == 2 * ["1 completed, 1 unfinished"]
+    assert columns(whole) == columns(parts)
+
+
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds neither a run nor a group of runs"):
         compare([tmp_path])
