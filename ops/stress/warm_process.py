@@ -80,8 +80,10 @@ class Commands:
             self._seen[request["seen"]] = True
             self._reap()
             return
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
+            end_with_parent(parent)
             os.setsid()
             name_process("fedemu")
             self._line.send(json.dumps({"started": os.getpid()}).encode())
