@@ -22,7 +22,7 @@ from fedemu.algorithms.models.randomness.private_functions import keeping_activa
 from fedemu.algorithms.models.randomness.random_functions import models_draw_by
 from fedemu.coordinator.record import checkpoint
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.kernel import end_with_parent
+from fedemu.protocol.host.kernel import end_with_parent, name_process
 from fedemu.protocol.host.own_code import account, told
 from fedemu.protocol.seeds import integer
 from fedemu.protocol.wording import an_object
@@ -59,6 +59,7 @@ def run_and_exit(job: ServerJob, place: Place, threads: int, pipe: int, parent: 
     code = 1
     try:
         settle(pipe, parent)
+        name_process("fedemu-job")
         torch.set_num_threads(threads)
         run(job, place, lambda step: _tell(pipe, {"step": step}))
         code = 0

@@ -22,6 +22,7 @@ RUN_SECONDS = 300.0
 _POLL_SECONDS = 0.02
 _KINDS = {
     "fedemu-coordina": "coordinator",
+    "fedemu-job": "coordinator",
     "fedemu-devices": "supervisor",
     # When a process ends, its parent gets its CPU time. So these two cannot be told apart.
     "fedemu-zygote": "device processes",

@@ -67,12 +67,15 @@ def kill_once(marker: Path, at: int, number: int = signal.SIGKILL):
 
 async def test_a_job_runs_in_another_process_and_gives_its_last_carry(tmp_path: Path):
     def step(carry, index):
-        return {"sum": carry["sum"] + index, "pid": torch.tensor(os.getpid())}, False
+        named = Path("/proc/self/comm").read_text() == "fedemu-job\n"
+        return {"sum": carry["sum"] + index, "pid": torch.tensor(os.getpid()), "named": torch.tensor(named)}, False
 
-    job = ServerJob("add", lambda: {"sum": torch.tensor(0), "pid": torch.tensor(0)}, step, 5, 2)
+    start = {"sum": torch.tensor(0), "pid": torch.tensor(0), "named": torch.tensor(False)}
+    job = ServerJob("add", lambda: start, step, 5, 2)
     result = await run_server_job(job, tmp_path, 1, 0, ignore)
     assert result["sum"] == 10
     assert result["pid"] != os.getpid()
+    assert result["named"]
     assert not psutil.pid_exists(int(result["pid"]))
 
 
