@@ -41,10 +41,7 @@ class Digits:
         self._additions = 0
 
     def add(self, units: NDArray[np.int64], exponent: int, start: int) -> None:
-        """Add ``units * 2**exponent`` to the elements from ``start`` on. Units are at most 2**53 in size.
-
-        Several threads may do so at a time if their elements differ.
-        """
+        """Add ``units * 2**exponent`` to the elements from ``start`` on. Units are at most 2**53 in size."""
         place, shift = divmod(exponent, BITS)
         part = slice(start, start + len(units))
         if shift:
@@ -87,11 +84,10 @@ class Digits:
             row -= carried << BITS
         return rows
 
-    def blocks(self, first: int = 0, end: int | None = None) -> Iterator[tuple[slice, NDArray[np.int64]]]:
-        """The canonical digits of the elements from ``first`` to ``end``, in blocks that a core's cache can hold."""
-        end = self.size if end is None else end
-        for start in range(first, end, _BLOCK):
-            stop = min(start + _BLOCK, end)
+    def blocks(self) -> Iterator[tuple[slice, NDArray[np.int64]]]:
+        """The canonical digits of all elements, in blocks that a core's cache can hold."""
+        for start in range(0, self.size, _BLOCK):
+            stop = min(start + _BLOCK, self.size)
             yield slice(start, stop), self.canonical(start, stop)
 
     def pack(self) -> Packed:
@@ -115,8 +111,8 @@ class Digits:
         return sums
 
     def _at(self, place: int) -> NDArray[np.int64]:
-        if place not in self._places:  # another thread may be here, too: then the first array counts
-            self._places.setdefault(place, np.zeros(self.size, np.int64))
+        if place not in self._places:
+            self._places[place] = np.zeros(self.size, np.int64)
         return self._places[place]
 
     def _carry(self) -> None:

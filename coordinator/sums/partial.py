@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,7 @@ from fedemu.algorithms.interface import Reducer
 from fedemu.coordinator.sums.digits import Digits, Packed
 from fedemu.coordinator.sums.leaf import Leaf
 from fedemu.coordinator.sums.rounding import rounded
-from fedemu.coordinator.sums.spread import parts_of_elements, spread
-from fedemu.coordinator.sums.terms import ELEMENTS, PAYLOADS, Block, Part, parts_of
+from fedemu.coordinator.sums.terms import ELEMENTS, PAYLOADS, Block, parts_of
 from fedemu.protocol.errors import ConfigurationError
 
 RULE: Final = "exact"
@@ -36,17 +35,6 @@ class PackedPartial:
     replies: int
     examples: int
     sums: Mapping[str, Packed]
-
-
-class _Piece(NamedTuple):
-    """The elements from ``start`` to ``stop`` of one tensor of some payloads, which ``weights`` add to ``digits``."""
-
-    digits: Digits
-    dtype: str
-    arrays: Sequence[NDArray[Any]]
-    weights: Sequence[Part]
-    start: int
-    stop: int
 
 
 class Partial:
@@ -141,7 +129,6 @@ class Partial:
 
     def _fold(self, payloads: Sequence[Arrays], examples: Sequence[int]) -> None:
         count = sum(examples)
-        pieces: list[_Piece] = []
         for key, reducer in self._reducers.items():
             weights = list(examples)
             if reducer.kind != "weighted_mean" or not (self.examples or count):
@@ -150,21 +137,22 @@ class Partial:
                 self._clear(key)
             chosen = [(payload, weight) for payload, weight in zip(payloads, weights, strict=True) if weight]
             if chosen:
-                parts = parts_of([weight for _, weight in chosen])
                 for name, (sent, leaf) in self._leaves[key].items():
                     arrays = [payload[sent].reshape(-1) for payload, _ in chosen]
-                    digits = self._sums[key][name]
-                    pieces += (
-                        _Piece(digits, leaf.dtype, arrays, parts, *span) for span in parts_of_elements(leaf.size)
-                    )
-        additions = spread(_add, pieces, sum((each.stop - each.start) * len(each.arrays) for each in pieces))
-        most: dict[Digits, int] = {}
-        for piece, terms in zip(pieces, additions, strict=True):
-            most[piece.digits] = max(terms, most.get(piece.digits, 0))
-        for digits, terms in most.items():
-            digits.added(terms)
+                    self._add(self._sums[key][name], leaf.dtype, arrays, [weight for _, weight in chosen])
         self.replies += len(payloads)
         self.examples += count
+
+    def _add(self, digits: Digits, dtype: str, arrays: Sequence[NDArray[Any]], weights: Sequence[int]) -> None:
+        most, weight_parts = 0, parts_of(weights)
+        for start in range(0, digits.size, ELEMENTS):
+            parts = [array[start : start + ELEMENTS] for array in arrays]
+            terms = 0
+            for term in _BLOCK.sum(dtype, parts, weight_parts):
+                digits.add(term.units, term.exponent, start)
+                terms += 1
+            most = max(most, terms)
+        digits.added(most)
 
     def _weighs(self, others: int) -> bool:
         """Whether these replies count in a weighted mean together with replies that have ``others`` examples."""
@@ -178,19 +166,6 @@ class Partial:
         for key, of_key in self._sums.items():
             for name, digits in of_key.items():
                 yield key, name, digits
-
-
-def _add(piece: _Piece) -> int:
-    """Add a piece. Returns how often something was added to one element at most."""
-    most = 0
-    for start in range(piece.start, piece.stop, ELEMENTS):
-        stop = min(start + ELEMENTS, piece.stop)
-        terms = 0
-        for term in _BLOCK.sum(piece.dtype, [array[start:stop] for array in piece.arrays], piece.weights):
-            piece.digits.add(term.units, term.exponent, start)
-            terms += 1
-        most = max(most, terms)
-    return most
 
 
 def _unpacked(name: str, leaf: Leaf, sums: Mapping[str, Packed]) -> Digits:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -10,13 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.coordinator.sums.digits import BITS, Digits
-from fedemu.coordinator.sums.spread import parts_of_elements, spread
 from fedemu.protocol.tensors import DTYPES
 
 _SLACK = 16
 """The most by which a quotient of floats may be wrong, in units of its last place. Three are possible."""
-_WORK = 8
-"""To round a number takes as long as to add so many."""
 _FAR = 28
 """Floats cannot hold powers of 2**32 of such places. No sum of narrow numbers has them."""
 _PRECISION: Final = {"float32": (24, -126), "float16": (11, -14), "bfloat16": (8, -126)}
@@ -30,14 +26,8 @@ def rounded(sums: Digits, divisor: int, dtype: str) -> NDArray[Any]:
     quotient rounds to 1 or more. A sum of zeros is +0. Results of float64 below 2**-1022 may be off by the last bit.
     """
     out = np.empty(sums.size, DTYPES[dtype])
-    spread(partial(_round, out, sums, divisor, dtype), [*parts_of_elements(sums.size)], _WORK * sums.size)
-    return out
-
-
-def _round(out: NDArray[Any], sums: Digits, divisor: int, dtype: str, span: tuple[int, int]) -> None:
-    """Write the elements of ``out`` from one to another."""
     hard: list[tuple[NDArray[np.intp], NDArray[np.int64]]] = []
-    for part, digits in sums.blocks(*span):
+    for part, digits in sums.blocks():
         if "float" not in dtype:
             out[part] = _whole(digits, sums.lowest, divisor, dtype)
         elif dtype == "float64":
@@ -51,6 +41,7 @@ def _round(out: NDArray[Any], sums: Digits, divisor: int, dtype: str, span: tupl
         positions, columns = zip(*hard, strict=True)
         exact = _exact(np.concatenate(columns, axis=1), sums.lowest, divisor, nearest=False)
         out[np.concatenate(positions)] = _narrowed(exact, dtype)
+    return out
 
 
 def _quick(

@@ -1,7 +1,6 @@
 """Exact sums: held against fractions, in any order and on any tree, for every dtype and every reducer."""
 
 import math
-import threading
 from fractions import Fraction
 from typing import Any
 
@@ -13,7 +12,6 @@ from fedemu.algorithms.interface import Reducer, collect, mean, total, weighted_
 from fedemu.coordinator.sums.digits import Digits, Packed
 from fedemu.coordinator.sums.leaf import Leaf, widened
 from fedemu.coordinator.sums.partial import PackedPartial, Partial
-from fedemu.coordinator.sums.spread import PART, spread
 from fedemu.coordinator.sums.terms import ELEMENTS
 from fedemu.protocol.tensors import DTYPES
 
@@ -261,52 +259,3 @@ def test_bools_vote_in_a_mean_and_any_true_makes_a_total():
     votes = [[True, True, False], [True, False, False], [True, False, False]]
     assert reduced(mean, votes, dtype="bool") == [True, False, False]
     assert reduced(total, votes, dtype="bool") == [True, True, False]
-
-
-@pytest.fixture
-def _four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedemu.coordinator.sums.spread.cores", lambda: 4)
-    monkeypatch.setattr("fedemu.coordinator.sums.spread._EACH", 1000)
-
-
-@pytest.mark.usefixtures("_four_cores")
-def test_few_numbers_are_not_worth_a_thread() -> None:
-    def where(part: int) -> bool:
-        return threading.current_thread() is threading.main_thread()
-
-    assert spread(where, range(3), 1999) == [True] * 3
-    assert spread(where, range(3), 2000) == [False] * 3
-    assert spread(where, range(1), 2000) == [True]
-
-
-@pytest.mark.usefixtures("_four_cores")
-def test_an_error_of_a_part_is_raised() -> None:
-    with pytest.raises(ZeroDivisionError):
-        spread(lambda part: 1 // part, range(3), 2000)
-
-
-@pytest.mark.usefixtures("_four_cores")
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
-def test_threads_add_and_round_to_the_same_bits(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers of many sizes have many places, which any of the threads may be the first to need."""
-    generator = np.random.default_rng(7)
-    size = 3 * PART + 17
-    payloads = [
-        {"a/x": (generator.standard_normal(size) * 2.0 ** generator.integers(-60, 60, size)).astype(DTYPES[dtype])}
-        for _ in range(3)
-    ]
-
-    def summed() -> Partial:
-        sums = empty(weighted_mean, dtype, size)
-        for weight, payload in enumerate(payloads, 2):
-            sums.fold([payload, payloads[0]], [weight, 1])
-        return sums
-
-    threaded = summed()
-    values = threaded.finish()["a"]["x"]
-    monkeypatch.setattr("fedemu.coordinator.sums.spread.cores", lambda: 1)
-    alone = summed()
-    (lowest, digits), (expected, of_alone) = threaded.pack().sums["a/x"], alone.pack().sums["a/x"]
-    assert lowest == expected
-    np.testing.assert_array_equal(digits, of_alone)
-    assert values.tobytes() == alone.finish()["a"]["x"].tobytes()
