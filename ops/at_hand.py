@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedemu.ops.data.cache import cache_folder
-from fedemu.ops.data.source import locate
-from fedemu.ops.experiment import Data
+from fedemu.ops.data.corpora import source_of
+from fedemu.ops.data.source import entry_of, locate
+from fedemu.ops.experiment import Data, Experiment
 from fedemu.protocol.errors import DataError
 
 
@@ -29,7 +29,7 @@ def needed(table: Mapping[str, Any], environment: Mapping[str, str]) -> Needed:
     folder = _data_folder(environment)
     here = [place for place in (Path.cwd(), folder) if place is not None]
     missing = [name for name in files if not any((place / name).is_file() for place in here)]
-    if not _is_here(dataset, folder, environment):
+    if not _is_here(dataset, table, folder, environment):
         missing.insert(0, dataset)
     return Needed((dataset, *files), tuple(missing))
 
@@ -44,16 +44,20 @@ def where_looked(environment: Mapping[str, str]) -> str:
     return f"this folder; {chosen}; decoded data in {cache_folder(environment)}"
 
 
-def _is_here(dataset: str, folder: Path | None, environment: Mapping[str, str]) -> bool:
-    """Whether a data set is built in, a folder, a file, or something of the hub that was loaded or decoded before."""
+def _is_here(dataset: str, table: Mapping[str, Any], folder: Path | None, environment: Mapping[str, str]) -> bool:
+    """Whether a data set is built in, a folder, a file, or something of the hub that was loaded or decoded before.
+
+    It has to be decoded as the experiment of ``table`` reads it. What was decoded from a folder is not the hub's.
+    """
     try:
         place = locate(dataset, folder)
     except DataError:
         return False
     if place.kind != "hub":
         return True
-    short = re.sub(r"[^A-Za-z0-9.-]", "_", place.where.rpartition("/")[2])
-    if any(cache_folder(environment).glob(f"datasets/{short}-*/meta.json")):
+    experiment = Experiment.parse(table)
+    source = source_of(experiment.data, experiment.stream.columns)
+    if (entry_of(source, place, cache_folder(environment)) / "meta.json").is_file():
         return True
     default = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
     home = Path(environment.get("HF_HOME") or default)

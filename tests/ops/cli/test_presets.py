@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from fedemu.ops.cli import commands
+from fedemu.ops.data.corpora import source_of
+from fedemu.ops.data.source import entry_of, locate
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.presets import example_of, part_names, part_table, preset, preset_names
 from fedemu.ops.experiment.printed import printed
@@ -54,8 +56,12 @@ def test_the_list_tells_which_data_are_here_and_where_it_looked(
     assert "Data at hand: digits. Looked in: this folder; FEDEMU_DATA is not set; decoded data in " in shown
     assert shown.index("\nchurn ") < shown.index("Not here: ") < shown.index("\nmnist-cnn ") < shown.index("\nphones ")
     (tmp_path / "data" / "mnist").mkdir(parents=True)
-    (tmp_path / "cache" / "datasets" / "cifar10-0123").mkdir(parents=True)
-    (tmp_path / "cache" / "datasets" / "cifar10-0123" / "meta.json").touch()
+    experiment = Experiment.parse(preset("cifar10-cnn"))
+    source = source_of(experiment.data, experiment.stream.columns)
+    of_the_hub = entry_of(source, locate("cifar10", None), tmp_path / "cache")
+    for decoded in (of_the_hub, of_the_hub.with_name("cinic10-0123")):  # the second one comes from somewhere else
+        decoded.mkdir(parents=True)
+        (decoded / "meta.json").touch()
     (tmp_path / "hub" / "hub" / "datasets--cifar100").mkdir(parents=True)
     monkeypatch.setenv("FEDEMU_DATA", str(tmp_path / "data"))
     call("presets")
