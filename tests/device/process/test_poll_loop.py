@@ -26,13 +26,15 @@ def loop(errors: list[Exception]) -> Iterator[PollLoop]:
     made.close()
 
 
-def test_timers_run_in_order_of_their_time(loop: PollLoop) -> None:
+def test_timers_run_in_order_of_their_time(loop: PollLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
     now = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now)
     loop.call_at(now + 0.003, heard.append, "third")
     loop.call_at(now - 1.0, heard.append, "first")
     loop.call_later(0.001, heard.append, "second")
     loop.call_at(now + 0.004, loop.stop)
+    monkeypatch.undo()
     loop.run()
     assert heard == ["first", "second", "third"]
 
@@ -53,10 +55,10 @@ def test_callbacks_that_are_due_soon_run_in_order_and_before_any_wait(loop: Poll
     def first() -> None:
         heard.append("first")
         loop.call_soon(heard.append, "third")
+        loop.call_soon(loop.stop)
 
     loop.call_soon(first)
     loop.call_soon(heard.append, "second")
-    loop.call_later(0.001, loop.stop)
     loop.run()
     assert heard == ["first", "second", "third"]
 
