@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -144,10 +145,9 @@ class Service:
             if left <= 0:
                 return False
             changed.clear()
-            try:
-                await asyncio.wait_for(changed.wait(), min(left, 1.0))
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left, 1.0)):
+                    await changed.wait()
         return True
 
     async def wait_for(

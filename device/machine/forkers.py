@@ -44,7 +44,8 @@ async def begun(*command: str, environment: Mapping[str, str]) -> tuple[asyncio.
 async def ended(process: asyncio.subprocess.Process) -> None:
     """Wait for the end of a process whose line was closed, which kills its children and ends."""
     try:
-        await asyncio.wait_for(process.wait(), END_SECONDS)
+        async with asyncio.timeout(END_SECONDS):
+            await process.wait()
     except TimeoutError:
         process.kill()
         await process.wait()

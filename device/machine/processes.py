@@ -193,7 +193,8 @@ class DeviceProcesses:
             self._all_ended.clear()
             farewell()
             try:
-                await asyncio.wait_for(self._all_ended.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._all_ended.wait()
             except TimeoutError:
                 log.warning("%d device processes did not end in time; they are killed", len(self._pids))
         if self._writer is not None:

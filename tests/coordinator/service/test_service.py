@@ -255,6 +255,23 @@ async def test_a_wait_for_the_fleet_is_told_with_the_time_that_is_left(tmp_path:
     assert service.absence(START + 20.5) == (None if connected else Absence(3, 0)), "nobody waits any more"
 
 
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_wait_that_is_cancelled_ends_also_if_something_has_just_happened(tmp_path: Path, turns: int) -> None:
+    service = a_service(tmp_path)
+    waiting = asyncio.create_task(service.until(lambda: False, 60.0))
+    await turns_of_the_loop(3)
+    service.reception.changed.set()
+    await turns_of_the_loop(turns)
+    waiting.cancel()
+    await turns_of_the_loop(5)
+    assert waiting.cancelled(), "a signal would be lost, and the run go on"
+
+
+async def turns_of_the_loop(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 async def test_a_fleet_that_sleeps_is_complete_when_each_machine_has_woken_a_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

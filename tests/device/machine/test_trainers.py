@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from fedemu.device.machine.forkers import ended
 from fedemu.device.machine.trainers import Trainers
 from fedemu.device.pipe import Ended, Forked, NotForked, TrainerSetup
 from fedemu.protocol.errors import FedemuError
@@ -139,3 +141,26 @@ async def test_a_trainer_that_the_system_does_not_let_start_is_tried_again_and_t
         assert told == []
         nursery.heard(NotForked(number=0, detail="no room"))
     assert str(told[0]) == "Trainer 0 failed 2 times in a row; at last it could not be started: no room."
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_wait_for_the_end_of_a_process_that_is_cancelled_ends_also_if_the_process_has_just_ended(
+    turns: int,
+) -> None:
+    over = asyncio.Event()
+    process: Any = SimpleNamespace(wait=over.wait)
+
+    async def leave() -> None:
+        await ended(process)
+        await asyncio.get_running_loop().create_future()
+
+    leaving = asyncio.create_task(leave())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    over.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    leaving.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert leaving.cancelled(), "the machine would not hear of its signal"
