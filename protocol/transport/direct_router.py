@@ -104,6 +104,7 @@ class DirectRouter:
 
     def cut(self, peer: bytes) -> None:
         if (known := self._peers.get(peer)) is not None:
+            known.line.abandon()
             self._part(known)
 
     def look(self) -> None:

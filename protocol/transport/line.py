@@ -149,6 +149,11 @@ class Line:
             self._sent_all = None  # it refers to this line
             self._outgoing.clear()
 
+    def abandon(self) -> None:
+        """Let go of the socket at once, and hand on no more messages."""
+        self.close()
+        self._arrived.clear()
+
     def read(self) -> None:
         """Read once, and hand on the messages that are complete."""
         if self._closed or self._arrived:  # what has arrived has its turn first

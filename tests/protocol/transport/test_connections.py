@@ -329,6 +329,18 @@ async def test_a_peer_is_cut_and_its_end_is_told(make_any: Make, eventually: Eve
     device.close()
 
 
+async def test_a_router_on_plain_sockets_hands_on_nothing_more_of_a_peer_that_is_cut(
+    make: Make, eventually: Eventually, socket_path: Any
+) -> None:
+    place = make(known=True, address=f"ipc://{socket_path}", plain=True)
+    peer, _ = await first_word(place, eventually)
+    place.said = lambda: place.router.cut(place.heard[0])
+    pour(peer, frame(encode(Heartbeat())[0]) * 2000)
+    await eventually(lambda: is_over(peer))
+    await eventually(lambda: place.closed)
+    assert len(place.heard) == 2, "the rest came in the same read as the message for which it was cut"
+
+
 async def test_the_end_of_every_peer_is_told_also_if_its_message_is_read_later(
     make: Make, eventually: Eventually
 ) -> None:
