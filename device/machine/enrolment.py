@@ -137,7 +137,11 @@ class Enrolment:
             case "unknown_peer" | "unknown_blob" | "malformed":
                 return []
             case "lease_unknown":
-                raise self._other_run("another run")
+                raise RefusedError(
+                    refused.reason,
+                    f"The coordinator at {self._address} does not know this machine's devices any more: it is that of "
+                    "another run, or has given their places to others meanwhile; start them again to join.",
+                )
             case _:
                 raise RefusedError(
                     refused.reason, f"The coordinator at {self._address} refused this machine: {refused.detail}"

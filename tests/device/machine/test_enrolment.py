@@ -204,12 +204,12 @@ def test_another_run_at_the_same_address_is_an_error(grant: Granted) -> None:
         machine.accept(grant, 5.0)
 
 
-def test_a_coordinator_that_forgot_the_lease_is_an_error() -> None:
+def test_a_coordinator_that_forgot_the_lease_is_an_error_which_does_not_say_that_it_is_of_another_run() -> None:
     machine = an_enrolment()
     machine.start(0.0)
     machine.accept(a_grant(), 0.0)
     machine.refuse(refused("unknown_peer"), 1.0)
-    with pytest.raises(RefusedError, match="start them again"):
+    with pytest.raises(RefusedError, match="or has given their places to others meanwhile; start them again"):
         machine.refuse(refused("lease_unknown"), 1.0)
 
 
