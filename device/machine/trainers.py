@@ -136,10 +136,10 @@ class Trainers:
         self._stopping = True
         for number in list(self._pids):
             self.kill(number)
-        await self._nursery.stop()
-        if self._keeping is not None:
+        if self._keeping is not None:  # first, because it may be starting another nursery
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
+        await self._nursery.stop()
 
     async def _keep(self) -> None:
         """Keep the nursery alive. The kernel kills its trainers with it."""

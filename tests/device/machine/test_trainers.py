@@ -25,21 +25,25 @@ class Nursery:
         self.forked: list[int] = []
         self.heard: Callable[[object], None]
         self.end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.followed = self.stopped = False
         self._next = next_one
 
     async def follow(self, heard: Callable[[object], None], connected: Callable[[], None]) -> int:
-        self.heard = heard
+        self.heard, self.followed = heard, True
         connected()
         return await self.end
 
     async def again(self) -> Any:
-        return self._next()
+        found = self._next()
+        return await found if isinstance(found, asyncio.Future) else found
 
     def fork(self, setup: TrainerSetup) -> None:
         self.forked.append(setup.number)
         self.heard(Forked(number=setup.number, pid=2**22 + len(self.forked)))
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        await asyncio.sleep(0)
+        self.stopped = True
 
 
 class Failing(Nursery):
@@ -104,6 +108,28 @@ async def test_a_trainer_that_is_about_to_be_started_again_is_started_once_if_th
         nursery.end.set_result(-9)
         await until(lambda: following.forked, "the next nursery has forked")
         assert following.forked == [0, 1]
+
+
+@pytest.mark.parametrize("turns", range(3))
+async def test_a_nursery_that_is_just_being_started_again_is_stopped_with_the_machine(
+    turns: int, until: Callable[..., Any]
+) -> None:
+    loop = asyncio.get_running_loop()
+    following, started, asked = Nursery(lambda: None), loop.create_future(), asyncio.Event()
+
+    def begin() -> Any:
+        asked.set()
+        return started
+
+    nursery = Nursery(begin)
+    async with launched(nursery, 1, pytest.fail) as trainers:
+        await until(lambda: trainers.pids, "the trainer was forked")
+        nursery.end.set_result(-9)
+        await asked.wait()
+        started.set_result(following)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    assert following.stopped or not following.followed, "its process would outlive the machine"
 
 
 async def test_a_trainer_that_ends_again_and_again_before_it_is_ready_ends_the_machine(
