@@ -68,6 +68,10 @@ def refusal(error: OSError) -> str:
     """Why the system starts no further process, and what to do."""
     if error.errno == errno.EAGAIN:
         return "the limit of processes is reached; raise it (ulimit -u, or pids.max of the container)"
+    if error.errno == errno.ENOMEM:
+        return "no memory is left; free some"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "the limit of open files is reached; raise it (ulimit -n)"
     return error.strerror or str(error)
 
 

@@ -94,7 +94,7 @@ async def run_server_job(
     for _ in range(_TRIES):
         try:
             ended = await _Child(job, place, threads, stepped, idle_seconds, stuck_seconds).run(loop)
-        except BlockingIOError as error:
+        except OSError as error:
             raise FedemuError(
                 f"The process of the server job {job.name!r} cannot be started in round {round}: {refusal(error)}, and "
                 "go on with --resume."

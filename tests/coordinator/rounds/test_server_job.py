@@ -194,15 +194,25 @@ async def test_a_job_is_refused_where_trainers_have_used_a_gpu_in_this_process(
         await run_server_job(train(), tmp_path, 2, 0, ignore)
 
 
+PROCESSES = "the limit of processes is reached; raise it (ulimit -u, or pids.max of the container)"
+
+
 @pytest.mark.parametrize(
-    ("where", "name", "error"),
+    ("where", "name", "error", "why"),
     [
-        (os, "fork", OSError(errno.EAGAIN, "Resource temporarily unavailable")),
-        (threading.Thread, "start", RuntimeError("can't start new thread")),
+        (os, "fork", OSError(errno.EAGAIN, "Resource temporarily unavailable"), PROCESSES),
+        (threading.Thread, "start", RuntimeError("can't start new thread"), PROCESSES),
+        (os, "fork", OSError(errno.ENOMEM, "Cannot allocate memory"), "no memory is left; free some"),
+        (
+            os,
+            "pipe",
+            OSError(errno.EMFILE, "Too many open files"),
+            "the limit of open files is reached; raise it (ulimit -n)",
+        ),
     ],
 )
 async def test_a_job_for_which_the_system_has_no_process_left_ends_the_run_with_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: object, name: str, error: Exception
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: object, name: str, error: Exception, why: str
 ):
     def refuse(*_: object) -> None:
         raise error
@@ -211,8 +221,7 @@ async def test_a_job_for_which_the_system_has_no_process_left_ends_the_run_with_
     with pytest.raises(FedemuError) as told:
         await run_server_job(train(), tmp_path, 3, 0, ignore)
     assert str(told.value) == (
-        "The process of the server job 'train' cannot be started in round 3: the limit of processes is reached; raise "
-        "it (ulimit -u, or pids.max of the container), and go on with --resume."
+        f"The process of the server job 'train' cannot be started in round 3: {why}, and go on with --resume."
     )
 
 
