@@ -27,7 +27,7 @@ class BlobStore:
 
     A blob appears there whole or not at all. A process locks the partial files that it writes. Partial files of crashed
     processes are removed when the folder is opened again. A blob that an earlier process left is read once and held
-    against its digest; one that is damaged is removed, and counts as missing.
+    against its digest; one that is damaged, or can't be read, is removed, and counts as missing.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -54,12 +54,18 @@ class BlobStore:
         path = self.path(digest)
         if digest in self._verified or not path.exists():
             return path.exists()
-        with contextlib.suppress(FileNotFoundError):
+        try:
             if digest_of_file(path) == digest:
                 self._verified.add(digest)
                 return True
-            log.warning("the blob %s is damaged: its checksum is wrong; it is removed", path)
-            self._mapped.pop(digest, None)
+            fault = "its checksum is wrong"
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            fault = f"it can't be read ({refusal_of(error)})"
+        log.warning("the blob %s is damaged: %s; it is removed", path, fault)
+        self._mapped.pop(digest, None)
+        with contextlib.suppress(OSError):  # the one that is fetched will replace it, or an error will tell
             path.unlink()
         return False
 

@@ -150,6 +150,22 @@ class TestStore:
         assert later.receive(digest, 0, 5, b"hello")
         assert later.has(digest)
 
+    def test_a_blob_that_the_disk_cannot_read_any_more_is_removed_and_fetched_anew(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        digest = BlobStore(tmp_path).put(b"hello")
+        later = BlobStore(tmp_path)
+
+        def fail(path: Path) -> Digest:
+            raise OSError(errno.EIO, "Input/output error")
+
+        with monkeypatch.context() as broken:
+            broken.setattr("fedemu.protocol.blobs.store.digest_of_file", fail)
+            assert not later.has(digest)
+        assert "is damaged: it can't be read (Input/output error); it is removed" in caplog.text
+        assert not later.path(digest).exists()
+        assert later.receive(digest, 0, 5, b"hello")
+
     def test_a_blob_that_somebody_doubts_is_read_again(self, tmp_path: Path) -> None:
         store = BlobStore(tmp_path)
         digest = store.put(b"hello")
