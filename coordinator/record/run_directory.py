@@ -27,7 +27,15 @@ from fedemu.coordinator.record.json_lines import is_object, plain, to_line
 from fedemu.coordinator.record.row import Row, read_rows
 from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import GO_ON, make_durable, named_failure, usable, wait_for_disk, write_whole
+from fedemu.protocol.host.files import (
+    GO_ON,
+    make_durable,
+    named_failure,
+    require_held,
+    usable,
+    wait_for_disk,
+    write_whole,
+)
 from fedemu.protocol.ids import digest_of_file
 from fedemu.protocol.wording import no_utf8
 
@@ -277,8 +285,9 @@ def _locked(path: Path) -> BinaryIO:
     lock = open(path / ".lock", "ab", buffering=0)  # noqa: SIM115 - held open for the whole run
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         lock.close()
+        require_held(path, error)
         raise ConfigurationError(f"Another coordinator is at work in {path}; stop it, or wait until it ends.") from None
     return lock
 

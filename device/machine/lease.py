@@ -21,7 +21,7 @@ from typing import Any
 
 from fedemu.device.memory.store import PREFIX, SUFFIX
 from fedemu.protocol.errors import ConfigurationError, FedemuError
-from fedemu.protocol.host.files import is_of_disk, make_durable, refusal_of, write_whole
+from fedemu.protocol.host.files import is_of_disk, make_durable, refusal_of, require_held, write_whole
 from fedemu.protocol.messages import Granted
 
 KEPT = 8
@@ -165,15 +165,19 @@ def prune(state: Path) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the lock of the folder; None if another process has it, or there is no folder."""
+    """A descriptor that holds the lock of the folder; None if another process has it, or there is no folder.
+
+    Raises ConfigurationError if the file system has no locks.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         os.close(descriptor)
+        require_held(folder, error)
         return None
     return descriptor
 

@@ -177,6 +177,18 @@ def refusal_by_disk(error: BaseException) -> str:
     return ""
 
 
+def require_held(path: Path, error: OSError) -> None:
+    """A lock at ``path`` could not be taken at once. Raise ConfigurationError unless another process has it.
+
+    A file system may have no locks, as those of some clusters.
+    """
+    if error.errno not in (errno.EACCES, errno.EAGAIN):
+        raise ConfigurationError(
+            f"{path} is in a file system that gives no locks ({error.strerror}), so that two processes could write "
+            "there at the same time; choose a folder in another one."
+        ) from None
+
+
 def _open_locked(path: Path) -> IO[bytes]:
     """A new locked file beside ``path``. The lock shows that the file is in use, and not a leftover."""
     while True:

@@ -1,5 +1,7 @@
 """The files of a run directory: logs, rewinding, the end of a run, and what is never overwritten."""
 
+import errno
+import fcntl
 import json
 import math
 import multiprocessing
@@ -339,6 +341,15 @@ def test_two_coordinators_cannot_work_in_one_folder(tmp_path: Path):
     with opened(tmp_path):
         assert "Another coordinator is at work" in ask()
     assert ask() == "resumed"
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_coordinator(tmp_path: Path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    with pytest.raises(ConfigurationError, match=r"gives no locks \(No locks available\).* another one\.$"):
+        claim_folder(tmp_path / "run")
 
 
 def test_the_digest_can_be_recomputed_as_the_documentation_says(run: RunDirectory, monkeypatch, capsys):

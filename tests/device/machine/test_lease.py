@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -51,6 +52,20 @@ def test_a_lease_that_a_living_supervisor_holds_is_not_found(tmp_path: Path) -> 
     with pytest.raises(ConfigurationError, match="Another supervisor works in"):
         create_lease(tmp_path, a_grant(), 3)
     held.close()
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    LeaseSearch(tmp_path, 3).claim(a_grant()).close()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for attempt in (lambda: found(tmp_path), lambda: create_lease(tmp_path, a_grant(), 3)):
+        with pytest.raises(ConfigurationError, match=r"gives no locks \(Function not implemented\).* another one\.$"):
+            attempt()
 
 
 def test_leases_of_another_number_of_devices_are_left_alone(tmp_path: Path) -> None:
