@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+MOST_FOLLOWED: Final = 10_000
+"""The most devices whose place in their intervals is kept. One takes three kilobytes, most of it a random generator."""
 Intervals = Callable[[int], Iterator[tuple[float, float]]]
 """The on-line intervals [start, end) of a device, ascending and disjoint. Each call begins anew."""
 
 
 class PlannedTimes:
-    """Whether each of ``devices`` devices is on-line, and until when it stays so. Nothing else is kept of a device.
+    """Whether each of ``devices`` devices is on-line, and until when it stays so.
 
-    ``intervals`` is None if all devices are always on-line. ``reach`` follows a device whose spell is over again from
-    time 0, which costs much for many devices: it may be called in a thread, while others ask what was reached before.
+    ``intervals`` is None if all devices are always on-line. ``reach`` follows the first ``MOST_FOLLOWED`` devices on
+    from where they were. Of others nothing else is kept: one whose spell is over is followed again from time 0, which
+    costs much for many devices. It may be called in a thread, while others ask what was reached before.
     """
 
     def __init__(self, devices: int, intervals: Intervals | None) -> None:
@@ -24,6 +28,7 @@ class PlannedTimes:
         self._online = np.full(devices, intervals is None)
         self._until = np.full(devices, math.inf if intervals is None else 0.0)
         self._reached = -math.inf
+        self._places: dict[int, _Place] = {}
 
     def reach(self, time: float) -> None:
         """Compute who is on-line at ``time``, which does not go back."""
@@ -32,7 +37,12 @@ class PlannedTimes:
         assert time > self._reached, f"{time} lies before {self._reached}"
         online, until = self._online.copy(), self._until.copy()
         for device in np.flatnonzero(until <= time).tolist():
-            online[device], until[device] = _spell(self._intervals(device), time)
+            place = self._places.get(device)
+            if place is None:
+                place = _Place(self._intervals(device))
+                if device < MOST_FOLLOWED:
+                    self._places[device] = place
+            online[device], until[device] = place.spell(time)
         self._online, self._until, self._reached = online, until, time
 
     def online(self, time: float) -> NDArray[np.bool_]:
@@ -58,14 +68,21 @@ def _always(device: int) -> Iterator[tuple[float, float]]:
     yield (0.0, math.inf)
 
 
-def _spell(intervals: Iterator[tuple[float, float]], time: float) -> tuple[bool, float]:
-    """Whether a device is on-line at ``time``, and until when it stays so."""
-    for start, end in intervals:
-        if time < start:
-            return False, start
-        if time < end:
-            return True, end
-    return False, math.inf
+class _Place:
+    """How far the intervals of a device were read: up to the one that holds the time, or comes next."""
+
+    __slots__ = ("_end", "_intervals", "_start")
+
+    def __init__(self, intervals: Iterator[tuple[float, float]]) -> None:
+        self._intervals = intervals
+        self._start = self._end = -math.inf
+
+    def spell(self, time: float) -> tuple[bool, float]:
+        """Whether the device is on-line at ``time``, which does not go back, and until when it stays so."""
+        if time >= self._end:
+            ahead = ((start, end) for start, end in self._intervals if time < end)
+            self._start, self._end = next(ahead, (math.inf, math.inf))
+        return (False, self._start) if time < self._start else (True, self._end)
 
 
 def _arrival(intervals: Iterator[tuple[float, float]], time: float) -> float:

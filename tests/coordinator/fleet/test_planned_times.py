@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
+import pytest
 
+from fedemu.coordinator.fleet import planned_times
 from fedemu.coordinator.fleet.online_times import AnnouncedTimes, OnlineTimes
 from fedemu.coordinator.fleet.planned_times import PlannedTimes
 
@@ -27,11 +31,43 @@ def announced() -> AnnouncedTimes:
     return times
 
 
-def test_planned_times_are_those_that_devices_would_announce() -> None:
+@pytest.mark.parametrize("followed", [DEVICES, 7])
+def test_planned_times_are_those_that_devices_would_announce(followed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned_times, "MOST_FOLLOWED", followed)
     planned, known = PlannedTimes(DEVICES, intervals), announced()
-    for time in (0.0, 3.5, 3.5, 40.0, 41.0, 700.0, 1e6):
+    for time in (0.0, 3.5, 3.5, 40.0, *range(41, 700, 3), 1e6, 1e6 + 1):
         planned.reach(time)
         assert planned.online(time).tolist() == known.online(time).tolist()
+
+
+def test_the_intervals_of_a_device_are_read_once_however_long_the_experiment_lasts() -> None:
+    read = []
+
+    def endless(device: int) -> Iterator[tuple[float, float]]:
+        for start in itertools.count(0.0, 2.0):
+            read.append((device, start))
+            yield start, start + 1.0
+
+    planned = PlannedTimes(3, endless)
+    for time in range(1000):
+        planned.reach(float(time))
+        assert planned.online(float(time)).tolist() == [time % 2 == 0] * 3
+    assert len(read) == len({*read}) == 3 * 501
+
+
+def test_of_a_very_large_fleet_few_devices_take_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned_times, "MOST_FOLLOWED", 4)
+    begun = Counter[int]()
+
+    def followed(device: int) -> Iterator[tuple[float, float]]:
+        begun[device] += 1
+        return intervals(device)
+
+    planned = PlannedTimes(8, followed)
+    for time in range(0, 300, 50):
+        planned.reach(float(time))
+    assert [begun[device] for device in range(4)] == [1] * 4
+    assert all(begun[device] > 1 for device in range(4, 8))
 
 
 def test_the_next_arrival_is_the_same_also_of_devices_that_stay_away_for_a_while() -> None:
