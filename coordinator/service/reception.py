@@ -325,7 +325,7 @@ class Reception:
         welcome = wire.Welcome(
             device=device,
             clock=settings.clock,
-            horizon=self.horizon,
+            horizon=self.horizon if self.roster.planned is None else 0.0,  # what is planned need not be announced
             heartbeat_seconds=settings.heartbeat_seconds,
             patience=settings.patience,
             durable_round=self.durable_round,
@@ -346,7 +346,7 @@ class Reception:
     def _presence(self, peer: bytes, message: wire.Presence) -> None:
         device, times = self._device(peer), OnlineTimes(message.until, message.intervals, self.timeline.time)
         self.roster.answers(device)
-        if self.roster.announced.announce(device, times):
+        if self.roster.planned is None and self.roster.announced.announce(device, times):
             self.changed.set()
 
     def _about_ask(self, peer: bytes, message: AboutAsk, frames: Sequence[memoryview], now: float) -> None:

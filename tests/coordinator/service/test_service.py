@@ -28,7 +28,7 @@ from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import FedemuError, KeyRevoked, MalformedMessage
 from fedemu.protocol.ids import DeviceId
-from fedemu.protocol.messages import Beat, Compute, Enroll, Granted, Hello, Need, Wake
+from fedemu.protocol.messages import Beat, Compute, Enroll, Granted, Hello, Need, Presence, Wake
 from fedemu.protocol.sharing.edge_messages import NO_EDGE, Station, Vouch
 from fedemu.protocol.transport.memory import MemoryNetwork
 
@@ -240,6 +240,24 @@ async def test_a_device_that_is_silent_by_plan_for_longer_than_give_up_is_waited
     service.reception.changed.set()
     assert await extending
     assert not roster.columns.lost[0]
+
+
+async def test_devices_whose_on_line_times_are_planned_need_not_announce_them_and_nothing_is_kept_if_they_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(run="test", seed=1, rounds=4, devices=4, per_round=2)
+    roster, sent = Roster(settings, planned=PlannedTimes(4, None)), list[Any]()
+    monkeypatch.setattr(Service, "send", lambda self, peer, message, frames=(): sent.append(message))
+    service = Service(settings, roster, Shelf(BlobStore(tmp_path)), Timeline("virtual", 1e6), Observers(), Granted)
+    lease = roster.enroll(b"machine", 4, None, "", 0.0)
+    service.reception.received(b"0", Envelope(Hello(device=0, incarnation=1, lease=lease.token), []))
+    (welcome,) = sent
+    assert welcome.horizon == 0.0
+    intervals = tuple((start, start + 1.0) for start in range(0, 1000, 2))
+    service.reception.received(b"0", Envelope(Presence(until=1e9, intervals=intervals), []))
+    assert roster.announced.of(0) is None
+    assert not service.reception.broken.done()
+    assert len(sent) == 1, "it is no mistake"
 
 
 @pytest.mark.parametrize("connected", [0, 1])
