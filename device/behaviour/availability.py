@@ -18,7 +18,9 @@ Interval = tuple[float, float]
 DAY_HOURS = 24.0
 HOUR_SECONDS = 3600.0
 MOST_INTERVALS = 1_000_000
-"""The number of intervals that a timetable reads at most."""
+"""The number of intervals that a timetable holds at most."""
+KEPT_INTERVALS = 256
+"""A timetable forgets what is over when it holds more such intervals than these."""
 
 
 class TooFarAhead(ValueError):
@@ -163,13 +165,27 @@ def joined(intervals: Iterable[Interval]) -> Iterator[Interval]:
 
 
 class Timetable:
-    """When one device is on-line and off-line. It reads its source of intervals only as far as it is asked."""
+    """When one device is on-line and off-line, by intervals that ``begin`` gives from the first on, at each call.
 
-    def __init__(self, source: Iterator[Interval]) -> None:
-        self._source = source
+    It reads them only as far as it is asked, and forgets what was over at the time of a question. A question about an
+    earlier time, as after a coordinator that went back to its checkpoint, has all of them read anew.
+    """
+
+    def __init__(self, begin: Callable[[], Iterator[Interval]]) -> None:
+        self._begin = begin
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._source = self._begin()
         self._starts = array("d")
         self._ends = array("d")
         self._exhausted = False
+        self._forgotten = -math.inf
+        """The end of the last interval that was forgotten."""
+
+    def __len__(self) -> int:
+        """The number of intervals that it holds."""
+        return len(self._starts)
 
     def until(self, time: float, since: float = 0.0) -> tuple[Interval, ...]:
         """All intervals that start before ``time`` and end after ``since``, not cut at these times.
@@ -177,24 +193,31 @@ class Timetable:
         The answer for an earlier time is a prefix of this. Raises TooFarAhead if there are more than
         ``MOST_INTERVALS``, as in an endless source if ``time`` is infinite.
         """
-        count = self._read_past(time)
+        self._read_past(time, since)
+        count = bisect.bisect_left(self._starts, time)
         first = bisect.bisect_right(self._ends, since, hi=count)
         return tuple(zip(self._starts[first:count], self._ends[first:count], strict=True))
 
     def end_at(self, time: float) -> float | None:
         """The end of the interval that holds ``time``; None if the device is off-line then."""
-        self._read_past(time)
+        self._read_past(time, time)
         place = bisect.bisect_right(self._starts, time) - 1
         return self._ends[place] if place >= 0 and time < self._ends[place] else None
 
     def next_start(self, time: float) -> float:
         """The first start of an interval after ``time``; infinity if there is none."""
-        self._read_past(time)
+        self._read_past(time, min(time, self._forgotten))
         place = bisect.bisect_right(self._starts, time)
         return self._starts[place] if place < len(self._starts) else math.inf
 
-    def _read_past(self, time: float) -> int:
-        """Read the source until a start lies after ``time``. Returns the number of starts before ``time``."""
+    def _read_past(self, time: float, since: float) -> None:
+        """Read until a start lies after ``time``. Intervals that end by ``since`` are not needed for the answer."""
+        if since < self._forgotten:
+            self._begin_anew()
+        if len(self._ends) > KEPT_INTERVALS and self._ends[KEPT_INTERVALS] <= since:
+            over = bisect.bisect_right(self._ends, since)
+            self._forgotten = self._ends[over - 1]
+            del self._starts[:over], self._ends[:over]
         while not self._exhausted and (not self._starts or self._starts[-1] <= time):
             if len(self._starts) >= MOST_INTERVALS:
                 raise TooFarAhead(
@@ -204,8 +227,10 @@ class Timetable:
             interval = next(self._source, None)
             if interval is None:
                 self._exhausted = True
+                return
+            self._exhausted = interval[1] == math.inf
+            if interval[1] <= since and not self._starts:
+                self._forgotten = interval[1]
             else:
                 self._starts.append(interval[0])
                 self._ends.append(interval[1])
-                self._exhausted = interval[1] == math.inf
-        return bisect.bisect_left(self._starts, time)

@@ -5,7 +5,7 @@ All of it is a pure function of (seed, device, ask). The device runtime acts on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,13 +50,16 @@ class Schedule:
 
 
 class Behaviour:
-    """One device: its availability, its profile and its planned faults."""
+    """One device: its availability, its profile and its planned faults.
+
+    ``intervals`` gives its on-line times from the first on, at each call.
+    """
 
     def __init__(
         self,
         seed: int,
         device: int,
-        intervals: Iterator[Interval],
+        intervals: Callable[[], Iterator[Interval]],
         profile: Profile,
         rates: FaultRates,
     ) -> None:

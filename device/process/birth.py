@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Final
 
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.device.behaviour.behaviour import Behaviour
@@ -15,6 +17,9 @@ from fedemu.device.runtime.membership import Membership
 from fedemu.device.runtime.runtime import DeviceRuntime
 from fedemu.protocol.blobs.tree_file import decode_tree
 from fedemu.protocol.ids import DeviceId
+
+KEPT_BEHAVIOURS: Final = 1024
+"""The behaviours of so many devices are kept from life to life. One takes a few kilobytes."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,8 @@ class Birthplace:
             lease=lease,
             heartbeat_seconds=heartbeat_seconds,
             patience=patience,
-            behaviour=behaviours(experiment.read_bytes()),
+            # A life that begins late in a long experiment goes on reading the timetable where the life before was.
+            behaviour=lru_cache(KEPT_BEHAVIOURS)(behaviours(experiment.read_bytes())),
             stream=StreamPlan.from_arrays(decode_tree(stream)),
             folder=folder,
         )

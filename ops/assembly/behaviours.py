@@ -6,6 +6,7 @@ Device processes import this file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import assert_never
 
 from numpy.random import Generator
@@ -50,7 +51,7 @@ def open_behaviours(experiment: bytes) -> Callable[[int], Behaviour]:
 
     def open_behaviour(device: int) -> Behaviour:
         drawn = profile.draw_profile(settings.seed, device, quantities)
-        return Behaviour(settings.seed, device, intervals(settings, device), drawn, rates)
+        return Behaviour(settings.seed, device, partial(intervals, settings, device), drawn, rates)
 
     return open_behaviour
 

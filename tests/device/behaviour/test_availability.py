@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedemu.device.behaviour import availability
 from fedemu.device.behaviour.availability import (
+    KEPT_INTERVALS,
     MOST_INTERVALS,
     Interval,
     Timetable,
@@ -45,11 +48,11 @@ SOURCES: dict[str, Callable[[int], Iterator[Interval]]] = {
 def test_a_timetable_until_an_earlier_time_is_a_prefix_in_whatever_order_it_is_asked(
     name: str, seed: int, times: list[float]
 ) -> None:
-    timetable = Timetable(SOURCES[name](seed))
+    timetable = Timetable(partial(SOURCES[name], seed))
     told = {time: timetable.until(time) for time in times}
     for early, late in itertools.combinations(sorted(told), 2):
         assert told[late][: len(told[early])] == told[early]
-    again = Timetable(SOURCES[name](seed))
+    again = Timetable(partial(SOURCES[name], seed))
     assert all(again.until(time) == intervals for time, intervals in told.items())
 
 
@@ -59,7 +62,7 @@ def test_a_timetable_until_an_earlier_time_is_a_prefix_in_whatever_order_it_is_a
 def test_intervals_ascend_do_not_touch_and_agree_with_the_answers_for_single_times(
     name: str, seed: int, time: float
 ) -> None:
-    timetable = Timetable(SOURCES[name](seed))
+    timetable = Timetable(partial(SOURCES[name], seed))
     intervals = timetable.until(time + 1000.0)
     assert all(type(value) is float for interval in intervals for value in interval)
     assert all(0.0 <= start < end for start, end in intervals)
@@ -73,8 +76,54 @@ def test_intervals_ascend_do_not_touch_and_agree_with_the_answers_for_single_tim
         assert timetable.next_start(time) >= time + 1000.0
 
 
+@pytest.mark.parametrize("name", SOURCES)
+@given(seed=st.integers(0, 2**32 - 1), times=st.lists(st.floats(0, 5e4), min_size=2, max_size=8))
+@settings(max_examples=25, deadline=None)
+def test_a_timetable_that_has_forgotten_something_answers_as_a_new_one(
+    name: str, seed: int, times: list[float]
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(availability, "KEPT_INTERVALS", 2)
+        used = Timetable(partial(SOURCES[name], seed))
+        for since, time in itertools.pairwise(times):
+            new = Timetable(partial(SOURCES[name], seed))
+            whole = new.until(max(times))
+            assert used.until(time, since) == tuple(each for each in whole if each[1] > since and each[0] < time)
+            assert used.end_at(since) == Timetable(partial(SOURCES[name], seed)).end_at(since)
+            assert used.next_start(time) == Timetable(partial(SOURCES[name], seed)).next_start(time)
+
+
+def test_a_timetable_reads_each_interval_once_while_time_goes_on_and_holds_few_of_them() -> None:
+    read: list[Interval] = []
+
+    def begin() -> Iterator[Interval]:
+        for start in itertools.count(0.0, 2.0):
+            read.append((start, start + 1.0))
+            yield read[-1]
+
+    timetable = Timetable(begin)
+    for time in map(float, range(0, 20_000, 4)):
+        assert timetable.until(time + 100.0, time)[0] == (time, time + 1.0)
+        assert timetable.end_at(time) == time + 1.0
+        assert timetable.next_start(time + 1.0) == time + 2.0
+        assert len(timetable) <= KEPT_INTERVALS + 60
+    assert len(read) == len({*read}) < 10_060
+    assert Timetable(begin).end_at(1e4) == 1e4 + 1.0
+    assert timetable.end_at(8.0) == 9.0, "time may go back"
+
+
+def test_what_was_over_before_the_first_question_takes_no_memory_however_much_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(availability, "MOST_INTERVALS", 100)
+    timetable = Timetable(lambda: recorded((0.0, 1.0), 2.0))
+    assert timetable.end_at(1e4) == 1e4 + 1.0
+    assert timetable.until(1e4 + 100.0, 1e4)[-1] == (1e4 + 98.0, 1e4 + 99.0)
+    assert len(timetable) < 100
+
+
 def test_always_is_one_interval_without_end() -> None:
-    timetable = Timetable(always())
+    timetable = Timetable(always)
     assert timetable.until(1.0) == ((0.0, math.inf),)
     assert timetable.until(math.inf) == ((0.0, math.inf),)
     assert timetable.end_at(1e9) == math.inf
@@ -82,7 +131,7 @@ def test_always_is_one_interval_without_end() -> None:
 
 
 def test_a_time_before_the_first_start_has_no_interval() -> None:
-    timetable = Timetable(recorded((5.0, 6.0), None))
+    timetable = Timetable(lambda: recorded((5.0, 6.0), None))
     assert timetable.until(5.0) == ()
     assert timetable.until(5.1) == ((5.0, 6.0),)
     assert timetable.end_at(4.9) is None
@@ -91,13 +140,13 @@ def test_a_time_before_the_first_start_has_no_interval() -> None:
 
 
 def test_an_interval_holds_its_start_and_not_its_end() -> None:
-    timetable = Timetable(recorded((5.0, 6.0), None))
+    timetable = Timetable(lambda: recorded((5.0, 6.0), None))
     assert timetable.end_at(5.0) == 6.0
     assert timetable.end_at(6.0) is None
 
 
 def test_a_timetable_for_all_time_is_refused_if_it_would_never_end() -> None:
-    timetable = Timetable(recorded((0.0, 1.0), 2.0))
+    timetable = Timetable(lambda: recorded((0.0, 1.0), 2.0))
     with pytest.raises(ValueError, match=f"more than {MOST_INTERVALS:,} intervals"):
         timetable.until(math.inf)
 
@@ -124,7 +173,7 @@ def test_a_trace_that_fills_its_period_is_always_on_and_an_empty_one_never() -> 
     assert take(recorded((0.0, 5.0), 5.0), 9) == [(0.0, math.inf)]
     assert take(recorded((0.0,), 5.0), 9) == [(0.0, math.inf)]
     assert take(recorded((), 5.0), 9) == []
-    timetable = Timetable(recorded((), 5.0))
+    timetable = Timetable(lambda: recorded((), 5.0))
     assert timetable.until(100.0) == ()
     assert timetable.next_start(0.0) == math.inf
 
@@ -135,7 +184,7 @@ def test_joining_drops_empty_intervals_and_stops_after_an_endless_one() -> None:
 
 
 def online_share(sources: list[Iterator[Interval]], time: float) -> float:
-    return float(np.mean([Timetable(source).end_at(time) is not None for source in sources]))
+    return float(np.mean([Timetable(partial(iter, source)).end_at(time) is not None for source in sources]))
 
 
 @pytest.mark.parametrize("time", [0.0, 30.0, 500.0])

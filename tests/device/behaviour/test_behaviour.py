@@ -23,7 +23,7 @@ WORK = Assignment(AskId(1, 0, 0), start=100.0, download_bytes=2_000_000, upload_
 
 
 def behaviour(*times: float, rates: FaultRates = FaultRates()) -> Behaviour:  # noqa: B008  (frozen)
-    return Behaviour(1, 2, recorded(times, None), PROFILE, rates)
+    return Behaviour(1, 2, lambda: recorded(times, None), PROFILE, rates)
 
 
 def test_the_parts_of_a_work_follow_from_the_profile() -> None:
@@ -93,7 +93,7 @@ def test_a_schedule_is_the_same_in_every_incarnation_and_never_before_the_start(
     rates = FaultRates(crash=0.3, duplicate=0.2)
 
     def reborn() -> Behaviour:
-        return Behaviour(1, 2, exponential(generator(1, device=2, purpose="test"), 100.0, 50.0), profile, rates)
+        return Behaviour(1, 2, lambda: exponential(generator(1, device=2, purpose="test"), 100.0, 50.0), profile, rates)
 
     work = Assignment(AskId(round_number, 0, 0), start, download, 1000, samples)
     schedule = reborn().schedule(work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +61,15 @@ def test_a_device_begins_with_the_incarnation_that_it_is_given(place: Birthplace
     connect, hello = runtime.start(0.0)
     assert connect == Connect()
     assert hello.message.incarnation == 77  # type: ignore[union-attr]
+
+
+def test_devices_that_live_again_in_a_process_keep_their_behaviours_and_their_number_is_bounded(
+    toy_birthplace: Callable[[int], Birthplace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(birth, "KEPT_BEHAVIOURS", 2)
+    place = toy_birthplace(3)
+    first = place.behaviour(0)
+    assert place.behaviour(0) is first
+    assert place.behaviour(1) is not first
+    place.behaviour(2)
+    assert place.behaviour(0) is not first, "two others came since"
