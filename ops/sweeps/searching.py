@@ -16,7 +16,17 @@ from fedemu.ops.sweeps.hold import await_left, held
 from fedemu.ops.sweeps.plan import Part, Planned, runs_of
 from fedemu.ops.sweeps.runs import Failed, Progress, is_over, play
 from fedemu.ops.sweeps.search import Study
-from fedemu.ops.sweeps.sweep import Loaded, begin, decode_first, finish, loaded, prepare, require_own_ports, wanted
+from fedemu.ops.sweeps.sweep import (
+    Loaded,
+    begin,
+    decode_first,
+    finish,
+    loaded,
+    prepare,
+    require_own_ports,
+    wanted,
+    with_rounds,
+)
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
@@ -41,7 +51,11 @@ def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int
                     continue
                 runs = [run for found in of_trials.values() for run in found]
                 prepare(folder, experiments)
-                left = [run for run in runs if not is_over(folder / run.folder, wanted(experiments, run))]
+                left = [
+                    with_rounds(run, experiments)
+                    for run in runs
+                    if not is_over(folder / run.folder, wanted(experiments, run))
+                ]
                 if at_once is None or not over:
                     at_once = begin(folder, runs, left, experiments, at_once)
                 require_own_ports(experiments, left, at_once)

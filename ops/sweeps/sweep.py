@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedemu.coordinator.record.run import read_run
@@ -70,7 +71,11 @@ def run_sweep(
     """
     try:
         with held(folder):
-            left = [run for run in runs if not is_over(folder / run.folder, wanted(experiments, run))]
+            left = [
+                with_rounds(run, experiments)
+                for run in runs
+                if not is_over(folder / run.folder, wanted(experiments, run))
+            ]
             progress = Progress(left, begin(folder, runs, left, experiments, at_once))
             require_own_ports(experiments, left, progress.at_once)
             decode_first(experiments[run.folder][0] for run in left if run.folder in experiments)
@@ -85,6 +90,15 @@ def run_sweep(
 def wanted(experiments: Loaded, run: Planned) -> Experiment | None:
     """The experiment that is planned for a run. None if it could not be read."""
     return experiments[run.folder][0] if run.folder in experiments else None
+
+
+def with_rounds(run: Planned, experiments: Loaded) -> Planned:
+    """The run with the planned number of rounds among its overrides, because one that goes on does not read its file.
+
+    The file, or the preset, may have got more rounds since the run began.
+    """
+    experiment = wanted(experiments, run)
+    return run if experiment is None else replace(run, overrides=(*run.overrides, f"rounds={experiment.rounds}"))
 
 
 def begin(

@@ -17,7 +17,7 @@ from fedemu.ops.experiment.sources import read_frozen, write_frozen
 from fedemu.ops.experiment.traces import with_traces
 from fedemu.ops.stress.warm import WarmStart
 from fedemu.ops.sweeps.plan import Planned, load_sweep, planned
-from fedemu.ops.sweeps.runs import Progress, is_over, play, require_same
+from fedemu.ops.sweeps.runs import Progress, command_of, is_over, play, require_same
 from fedemu.ops.sweeps.sweep import loaded, prepare, require_own_ports, run_sweep
 from fedemu.ops.sweeps.table import others_in_table, write_table
 from fedemu.protocol.errors import ConfigurationError
@@ -140,6 +140,26 @@ def test_a_folder_with_the_run_of_another_experiment_is_refused_unless_only_roun
     ):
         with pytest.raises(ConfigurationError, match=f"/run is the run of another experiment: {said}; choose another"):
             require_same(tmp_path / "run", other)
+
+
+def test_a_run_that_goes_on_gets_the_rounds_that_its_file_has_now(tmp_path: Path) -> None:
+    source = tmp_path / "mine.toml"
+    source.write_text("rounds = 5\n")
+    run = Planned("", str(source), 1, ())
+    directory = tmp_path / "runs" / run.folder
+    directory.mkdir(parents=True)
+    write_frozen(Experiment(rounds=2), directory)
+    (directory / "summary.json").write_text(json.dumps({"outcome": "completed", "rounds": 2}))
+    commands = []
+
+    def command(directory: Path, planned: Planned) -> list[str]:
+        commands.append(command_of(directory, planned))
+        return [sys.executable, "-c", ""]
+
+    assert run_sweep(tmp_path / "runs", [run], loaded([run]), 1, "again", command=command) == 0
+    [words] = commands
+    assert words[words.index("--resume") + 1] == str(directory)
+    assert "rounds=5" in words
 
 
 @pytest.mark.parametrize(("outcome", "over"), [("completed", True), ("diverged", True), ("interrupted", False)])
