@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,14 +167,22 @@ def _compare(folder: Path, runs: Sequence[Planned], *, quiet: bool) -> None:
     """Compare the runs of each part on one page, if any has a row. If ``quiet``, only where the page is is told."""
     from fedemu.ops.compare.compare import compare
     from fedemu.ops.compare.page.page import claim_folder, write_comparison, write_parts
+    from fedemu.ops.compare.runs import find_runs
     from fedemu.ops.compare.text import text, width_of
     from fedemu.ops.sweeps.standing import EXPLANATION, lines, overview
 
-    groups = dict.fromkeys((run.part, folder / run.group) for run in runs)
-    begun = [(part, path) for part, path in groups if _can_be_read(path)]
-    if not begun:
+    groups: dict[tuple[str, Path], set[Path]] = {}
+    for run in runs:
+        groups.setdefault((run.part, folder / run.group), set()).add(folder / run.folder)
+    paths: dict[str, list[Path]] = {}
+    for (part, group), planned in groups.items():
+        if _can_be_read(group, planned):
+            there = find_runs(group)
+            own = [run for run in there if run in planned]  # other seeds in the folder are those of another sweep
+            paths.setdefault(part, []).extend([group] if own == there else own)
+    if not paths:
         return
-    parts = {part: compare([path for other, path in begun if other == part]) for part, _ in begun}
+    parts = {part: compare(of_part) for part, of_part in paths.items()}
     claim_folder(folder / "compare")
     for part, comparison in parts.items():
         for warning in comparison.warnings:
@@ -189,9 +197,9 @@ def _compare(folder: Path, runs: Sequence[Planned], *, quiet: bool) -> None:
     say(f"\nplots and numbers are in {page}")
 
 
-def _can_be_read(group: Path) -> bool:
-    """Whether a folder of seeds has a row. One with a damaged run is told, and left out of the comparison."""
-    runs = sorted(run.parent for run in group.glob("seed-*/metrics.jsonl"))
+def _can_be_read(group: Path, planned: Collection[Path]) -> bool:
+    """Whether the runs of a folder of seeds have a row. If one is damaged it is told, and all are left out."""
+    runs = sorted(run for run in planned if (run / "metrics.jsonl").is_file())
     for run in runs:
         try:
             read_run(run)

@@ -88,6 +88,23 @@ def test_runs_of_an_earlier_sweep_are_counted_while_they_are_there(tmp_path: Pat
     assert others_in_table(tmp_path, new) == 0
 
 
+def test_seeds_of_an_earlier_sweep_are_left_out_of_the_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [Planned("", "digits-small", seed, ()) for seed in (1, 2, 3)]
+    for run in runs:
+        directory = tmp_path / run.folder
+        directory.mkdir(parents=True)
+        write_frozen(Experiment(rounds=1, seed=run.seed), directory)
+        (directory / "metrics.jsonl").write_text('{"round":1,"accuracy":0.5}\n')
+        (directory / "summary.json").write_text(json.dumps({"outcome": "completed", "rounds": 1}))
+    write_table(tmp_path, runs)
+    assert run_sweep(tmp_path, runs[:2], {}, 1, "again") == 0
+    assert "1 run of another sweep" in capsys.readouterr().err
+    [row] = json.loads((tmp_path / "compare" / "compare.json").read_text())["rows"]
+    assert [run["seed"] for run in row["runs"]] == [1, 2]
+
+
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [Planned("part", name, 1, ()) for name in ("bad", "good")]
 
