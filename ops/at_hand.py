@@ -11,6 +11,7 @@ from fedemu.ops.data.cache import cache_folder
 from fedemu.ops.data.corpora import source_of
 from fedemu.ops.data.source import entry_of, locate
 from fedemu.ops.experiment import Data, Experiment
+from fedemu.ops.homes import expanded, user_folder
 from fedemu.protocol.errors import DataError
 
 
@@ -59,15 +60,18 @@ def _is_here(dataset: str, table: Mapping[str, Any], folder: Path | None, enviro
     source = source_of(experiment.data, experiment.stream.columns)
     if (entry_of(source, place, cache_folder(environment)) / "meta.json").is_file():
         return True
-    default = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
-    home = Path(environment.get("HF_HOME") or default)
-    hub = Path(environment.get("HF_HUB_CACHE") or home / "hub")
+    if named := environment.get("HF_HUB_CACHE"):
+        hub = expanded(named)
+    elif named := environment.get("HF_HOME"):
+        hub = expanded(named) / "hub"
+    else:
+        hub = user_folder(environment, "XDG_CACHE_HOME", ".cache", "HF_HOME") / "huggingface" / "hub"
     return (hub / f"datasets--{place.where.replace('/', '--')}").is_dir()
 
 
 def _data_folder(environment: Mapping[str, str]) -> Path | None:
     chosen = environment.get("FEDEMU_DATA")
-    return Path(chosen).expanduser() if chosen else None
+    return expanded(chosen) if chosen else None
 
 
 def _files(table: Any) -> list[str]:

@@ -20,6 +20,8 @@ from fedemu.device.host import limits
 from fedemu.device.host.processors import default_trainers
 from fedemu.ops.data.cache import cache_folder
 from fedemu.ops.extras import EXTRAS
+from fedemu.ops.homes import expanded
+from fedemu.protocol.errors import ConfigurationError
 
 DEVICES = 300
 """The number of devices for which the limits of the machine are checked: that of the default experiment."""
@@ -186,7 +188,10 @@ def _temporary_files() -> Finding:
 
 
 def _cache(environment: Mapping[str, str]) -> Finding:
-    folder = cache_folder(environment)
+    try:
+        folder = cache_folder(environment)
+    except ConfigurationError as error:
+        return Finding("bad", "data cache", str(error))
     try:
         existing = next(path for path in (folder, *folder.parents) if path.exists())
     except OSError as error:
@@ -204,13 +209,15 @@ def _data(environment: Mapping[str, str]) -> Finding:
             "data folder",
             "FEDEMU_DATA is not set; digits is built in; for others set it to their folder, or name an id or a path",
         )
-    folder = Path(chosen).expanduser()
     try:
+        folder = expanded(chosen)
         if not folder.is_dir():
             return Finding("bad", "data folder", f"FEDEMU_DATA = {chosen} is no folder; correct or unset it")
         names = sorted(path.name for path in folder.iterdir() if path.is_dir())
     except OSError as error:
         return Finding("bad", "data folder", f"FEDEMU_DATA = {chosen}: {error.strerror}; correct or unset it")
+    except ConfigurationError as error:
+        return Finding("bad", "data folder", f"FEDEMU_DATA: {error}")
     return Finding("ok", "data folder", f"{folder}: {', '.join(names) or 'empty'}")
 
 

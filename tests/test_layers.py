@@ -33,7 +33,7 @@ ORDER = {
         "settings timeline sums | fleet record | observer | asks | edge evaluation service | plan | rounds | serve"
     ),
     "ops": (
-        "extras figures terminal | pages experiment/tables | experiment watching | data/own | data results "
+        "extras figures homes terminal | pages experiment/tables | experiment watching | data/own | data results "
         "| assembly compare keys report/plots track | report compare/page | at_hand doctor live | running "
         "| edges engines | sweeps stress bench/measuring | stress/campaign stress/strangers bench/aggregation "
         "bench/fleet bench/growth bench/peers/apps bench/selection bench/system bench/training bench/wire "

@@ -18,6 +18,8 @@ from typer._completion_shared import get_completion_script
 
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.experiment.presets import FOLDER, JOINT, part_names, preset_names
+from fedemu.ops.homes import expanded
+from fedemu.protocol.errors import ConfigurationError
 
 _RUN_FILES = ("config.toml", "metrics.jsonl")
 """A folder with one of these is a run directory."""
@@ -122,10 +124,10 @@ def _beginning(incomplete: str, known: Iterable[str]) -> list[str]:
 def _paths(incomplete: str) -> Iterator[str]:
     """The files and folders that begin with what was typed. Folders end with a slash; hidden ones only if asked for."""
     folder, _, start = incomplete.rpartition(os.sep)
-    base = Path(folder + os.sep).expanduser() if folder or incomplete.startswith(os.sep) else Path()
     try:
+        base = expanded(folder + os.sep) if folder or incomplete.startswith(os.sep) else Path()
         entries = sorted(os.scandir(base), key=lambda entry: entry.name)
-    except OSError:
+    except (OSError, ConfigurationError):
         return
     for entry in entries:
         if entry.name.startswith(start) and (start.startswith(".") or not entry.name.startswith(".")):

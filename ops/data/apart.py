@@ -14,6 +14,7 @@ from fedemu.ops.data.corpora import source_of
 from fedemu.ops.data.source import Place, entry_of, locate
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.extras import require_flwr
+from fedemu.ops.homes import expanded
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.host.source import interpreter
 from fedemu.protocol.wording import ending
@@ -31,7 +32,7 @@ def find_data(experiment: Experiment) -> Place:
 
 def _place(experiment: Experiment) -> Place:
     folder = os.environ.get("FEDEMU_DATA")
-    return locate(experiment.data.dataset, Path(folder).expanduser() if folder else None)
+    return locate(experiment.data.dataset, expanded(folder) if folder else None)
 
 
 def entry_here(experiment: Experiment) -> Path:

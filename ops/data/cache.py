@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.ops.homes import expanded, user_folder
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.host.files import usable, wait_for_disk
 from fedemu.protocol.ids import Digest, digest_of
@@ -70,11 +71,13 @@ class Coloured(Exception):
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """The folder of the cache: ``FEDEMU_CACHE``, or ``fedemu`` in the user's cache folder."""
+    """The folder of the cache: ``FEDEMU_CACHE``, or ``fedemu`` in the user's cache folder.
+
+    Raises ConfigurationError if there is no such home folder.
+    """
     if chosen := environment.get("FEDEMU_CACHE"):
-        return Path(chosen).expanduser()
-    base = environment.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "fedemu"
+        return expanded(chosen)
+    return user_folder(environment, "XDG_CACHE_HOME", ".cache", "FEDEMU_CACHE") / "fedemu"
 
 
 def read(entry: Path) -> Corpus | None:

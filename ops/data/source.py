@@ -13,6 +13,7 @@ from typing import Literal
 from fedemu.algorithms.data.language import TextKind
 from fedemu.ops.data.cache import FORMAT, cache_folder
 from fedemu.ops.data.own import given
+from fedemu.ops.homes import expanded
 from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.host.named import is_name, is_restricted
 from fedemu.protocol.host.source import digest_of_source, source_of
@@ -102,7 +103,7 @@ def locate(dataset: str, data: Path | None) -> Place:
     if is_name(dataset):
         return Place("function", dataset)
     name, _, subset = dataset.partition("#")
-    folders = dict.fromkeys([*([data / name] if data is not None else []), Path(name).expanduser()])
+    folders = dict.fromkeys([*([data / name] if data is not None else []), expanded(name)])
     for folder in folders:
         if folder.exists() and is_restricted():
             _require_shared(dataset, folder, data)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import NOT_SETTINGS, toml_of
 from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.ops.extras import require
+from fedemu.ops.homes import expanded
 from fedemu.ops.running.together import LAST_PORT
 from fedemu.protocol.errors import ConfigurationError
 
@@ -102,7 +102,7 @@ def variables(runtime: Runtime) -> Iterator[tuple[str, str]]:
     """The environment by which processes elsewhere get this machine's folders, and the settings that it was given."""
     for name in ("FEDEMU_DATA", "FEDEMU_CACHE"):
         if name in os.environ:
-            yield name, str(Path(os.environ[name]).expanduser().absolute())
+            yield name, str(expanded(os.environ[name]).absolute())
     for name in sorted(runtime.model_fields_set - _SETTLED_ELSEWHERE):
         yield f"FEDEMU_RUNTIME__{name.upper()}", _value(getattr(runtime, name))
     for name in sorted(runtime.track.model_fields_set):

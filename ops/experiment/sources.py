@@ -22,6 +22,7 @@ from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.runtime import Runtime, Track
 from fedemu.ops.experiment.tables.section import FILLED
 from fedemu.ops.experiment.traces import TRACES_FILE, traces_text, with_traces
+from fedemu.ops.homes import expanded
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
 
@@ -52,7 +53,7 @@ def load_experiment(
         raise _with_variable(error, environment, given) from None
     folders = [folder or Path.cwd()]
     if environment.get("FEDEMU_DATA"):
-        folders.append(Path(environment["FEDEMU_DATA"]).expanduser())
+        folders.append(expanded(environment["FEDEMU_DATA"]))
     return with_traces(experiment, folders, folder / TRACES_FILE if folder else None), runtime
 
 

@@ -19,6 +19,7 @@ from typing import Final
 from zmq.auth import create_certificates, load_certificate
 from zmq.utils import z85
 
+from fedemu.ops.homes import expanded, user_folder
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import usable, write_whole
 from fedemu.protocol.transport.curve import KEY_CHARACTERS, require_curve
@@ -43,9 +44,8 @@ class KeyFolder:
     def of(cls, named: str, environment: Mapping[str, str]) -> KeyFolder:
         """The folder that is ``named``; else that of ``FEDEMU_KEYS``; else one in the user's configuration."""
         if chosen := named or environment.get("FEDEMU_KEYS"):
-            return cls(Path(chosen).expanduser())
-        base = environment.get("XDG_CONFIG_HOME")
-        return cls((Path(base) if base else Path.home() / ".config") / "fedemu" / "keys")
+            return cls(expanded(chosen))
+        return cls(user_folder(environment, "XDG_CONFIG_HOME", ".config", "FEDEMU_KEYS") / "fedemu" / "keys")
 
     @property
     def public_file(self) -> Path:
@@ -157,7 +157,7 @@ def read_public(text: str) -> str:
     if len(text) == KEY_CHARACTERS and not Path(text).exists():
         _check_key(text, "this")
         return text
-    path = Path(text).expanduser()
+    path = expanded(text)
     if path.suffix == _SECRET:
         raise ConfigurationError(
             f"{path} has a secret key, which stays on its machine; give the file {path.with_suffix(_PUBLIC).name}"

@@ -22,6 +22,7 @@ from fedemu.device.machine.observer import MachineObserver, Silent
 from fedemu.device.machine.supervisor import SupervisorPlan, at_once, supervise
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.figures import counted, span
+from fedemu.ops.homes import expanded, user_folder
 from fedemu.ops.keys.choice import client_keys, is_private
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
 from fedemu.ops.running.device_code import DEVICE_CODE
@@ -239,9 +240,8 @@ class Told(MachineObserver):
 def state_folder(environment: Mapping[str, str]) -> Path:
     """The folder for the state of devices: ``FEDEMU_STATE``, or ``fedemu`` in the user's state folder."""
     if chosen := environment.get("FEDEMU_STATE"):
-        return Path(chosen).expanduser()
-    base = environment.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "fedemu"
+        return expanded(chosen)
+    return user_folder(environment, "XDG_STATE_HOME", ".local/state", "FEDEMU_STATE") / "fedemu"
 
 
 @contextmanager

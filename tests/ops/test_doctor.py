@@ -71,6 +71,12 @@ def test_a_folder_at_which_the_system_refuses_to_look_is_one_of_the_findings(tmp
     assert refused == {"data folder", "data cache"}
 
 
+def test_the_home_folder_of_a_user_who_is_not_there_is_one_of_the_findings() -> None:
+    place = "~nobody-here/data"
+    bad = [finding for finding in doctor.examine({"FEDEMU_DATA": place, "FEDEMU_CACHE": place}) if place in finding[2]]
+    assert {finding.subject for finding in bad if finding.verdict == "bad"} == {"data folder", "data cache"}
+
+
 def test_a_missing_prometheus_is_only_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     assert find("prometheus", {}).verdict == "note"

@@ -73,6 +73,8 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["keys", "list", "--keys", "json.toml"], "json.toml is no folder; name that of the keys with --keys"),
     (["keys", "approve", "x", "/dev/zero", "--keys", "k"], "/dev/zero is a device of the system, and holds no key"),
     (["schema", "--out", "/dev/zero"], "/dev/zero exists, is no schema of fedemu, and is not overwritten"),
+    (settings("data.dataset=~nobody-here/x"), "~nobody-here/x begins with ~, and this machine knows no such home"),
+    (["keys", "list", "--keys", "~nobody-here/k"], "~nobody-here/k begins with ~, and this machine knows no such home"),
     (["run", "group"], "group is a folder, not an experiment's file"),
     (["run", "x" * 300], "can't be used: File name too long; name another"),
     (["run", "a\nb"], 'there is no file and no preset "a\\nb"; `fedemu presets` lists them'),
