@@ -15,7 +15,13 @@ from fedemu.ops.cli import options
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, overrides_of
 from fedemu.ops.data.apart import find_data
-from fedemu.ops.engines.places import patient_machine, require_engine, require_no_edges, waits
+from fedemu.ops.engines.places import (
+    patient,
+    patient_machine,
+    require_engine,
+    require_no_edges,
+    waits,
+)
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.live.starting import start_page
@@ -153,23 +159,17 @@ def run(
         raise ConfigurationError("--nodes is the number of nodes of a Ray cluster; add --on ray, or leave out --nodes")
     if on is not None:
         require_engine(on)
-        if resume is None:
-            asked, own = load_experiment(experiment, overrides, os.environ)
-            require_no_edges(asked, f"--on {on}")
-            overrides += waits(asked, own)
     if seeds is not None or (resume is not None and is_group(resume)):
         if page:
             raise ConfigurationError("--page is for one run, and here are several seeds; watch them with fedemu watch")
         if timing:
             raise ConfigurationError("--timing is for one run, and here are several seeds; leave out --timing")
-        _prepare_group(experiment, resume, overrides, given)
+        overrides += _prepare_group(experiment, resume, overrides, given)
         group = _open_group(experiment, out, resume, seeds, seed, overrides)
-        if on is not None:
+        if _is_elsewhere(group.runtime):
             group = replace(group, runtime=patient_machine(group.runtime))
         return run_group(group, print_summaries=format is Format.JSON)
     directory, checked, runtime = _open(experiment, out, resume, overrides, given)
-    if on is not None:
-        runtime = patient_machine(runtime)
     if resume is not None and is_complete(directory, checked):
         return conclude(directory, 0, "run", new=False, print_summary=format is Format.JSON)
     if page:
@@ -347,6 +347,12 @@ def _open(
     if computes_here:
         refuse_metrics_at(runtime.bind, runtime)
     else:
+        if _is_elsewhere(runtime):
+            require_engine(runtime.on)
+            if resume is None:
+                require_no_edges(experiment, f"--on {runtime.on}")
+                experiment, _ = patient(experiment, runtime)
+            runtime = patient_machine(runtime)
         require_metrics_ports(runtime)
         require_room_here(experiment, runtime)
     require_processor(runtime.device_type)
@@ -382,20 +388,34 @@ def _require_effect(runtime: Runtime, given: Mapping[str, object]) -> None:
             )
 
 
-def _prepare_group(source: str | None, resume: Path | None, overrides: list[str], given: Mapping[str, object]) -> None:
+def _is_elsewhere(runtime: Runtime) -> bool:
+    """Whether an engine places the devices: that of ``--on``, or of the setting ``runtime.on``."""
+    return bool(runtime.on) and runtime.transport != "memory"
+
+
+def _prepare_group(
+    source: str | None, resume: Path | None, overrides: list[str], given: Mapping[str, object]
+) -> list[str]:
     """Check options and ports, and start again with the variables of a portable experiment if this process computes.
 
-    No folder has been made yet.
+    No folder has been made yet. Returns further overrides: the waits of an engine, if one places the devices.
     """
     if resume is None:
         experiment, runtime = load_experiment(source, overrides, os.environ)
     else:
         experiment, runtime = resumed_group(resume, overrides, os.environ)
     _require_effect(runtime, given)
+    longer = []
+    if _is_elsewhere(runtime):
+        require_engine(runtime.on)
+        if resume is None:
+            require_no_edges(experiment, f"--on {runtime.on}")
+            longer = waits(experiment, runtime)
     require_metrics_ports(runtime)
     require_room_here(experiment, runtime)
     if runtime.transport == "memory":
         start_again_portably(experiment)
+    return longer
 
 
 def _open_group(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from fedemu.ops.cli import commands, run
 from fedemu.ops.experiment import Runtime
-from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.experiment.sources import load_experiment, read_frozen
 from fedemu.ops.running.folder import claim
 from fedemu.ops.running.seeds import SeedGroup
 from fedemu.protocol.errors import FedemuError
@@ -61,10 +62,29 @@ def test_a_page_that_does_not_start_leaves_no_run_directory(
         assert (ended.value.code, started, list(tmp_path.iterdir())) == (code, [], [])
 
 
-def test_a_run_whose_devices_ray_places_has_no_edges(
-    started: list[Runtime], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("named", [("--on", "ray"), ("--set", "runtime.on=ray")])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_run_on_an_engine_waits_long_also_if_a_setting_names_the_engine(
+    several: bool, named: Sequence[str], started: list[Runtime], tmp_path: Path
 ) -> None:
-    words = ["run", "digits-small", "--on", "ray", "--set", "tree.edges=2", "--out", str(tmp_path / "new")]
+    words = ["run", "digits-small", *named, "--set", "fleet.start_timeout=30", "--out", str(tmp_path / "new")]
+    with pytest.raises(SystemExit):
+        commands.app([*words, *(["--seeds", "3"] if several else [])], prog_name="fedemu")
+    assert [(runtime.connect_seconds, runtime.lost_seconds) for runtime in started] == [(600, 600)]
+    fleet = read_frozen(tmp_path / "new" / "seed-3" if several else tmp_path / "new").fleet
+    assert (fleet.start_timeout, fleet.give_up) == (30, 600)
+
+
+@pytest.mark.parametrize("named", [("--on", "ray"), ("--set", "runtime.on=ray")])
+@pytest.mark.parametrize("several", [(), ("--seeds", "3")])
+def test_a_run_whose_devices_ray_places_has_no_edges(
+    several: Sequence[str],
+    named: Sequence[str],
+    started: list[Runtime],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["run", "digits-small", *named, *several, "--set", "tree.edges=2", "--out", str(tmp_path / "new")]
     with pytest.raises(SystemExit) as ended:
         commands.app(words, prog_name="fedemu")
     assert (ended.value.code, started, list(tmp_path.iterdir())) == (2, [], [])

@@ -128,6 +128,8 @@ WRONG: list[tuple[Sequence[str], str]] = [
     ),
     (["run", "--seeds", "0-1", "--transport", "memory", "--trainers", "2"], "--trainers has no effect with"),
     (["coordinator", "--set", "runtime.transport=memory", "--keys", "k"], "--keys has no effect with"),
+    (settings("runtime.on=banana"), "--on 'banana' is no engine; write ray, or ray://HOST:10001 for a cluster"),
+    (["run", "--seeds", "0-1", "--set", "runtime.on=banana"], "--on 'banana' is no engine"),
     (["edge", "--bind", "tcp://127.0.0.1:0", "--metrics-address", "::1"], "--metrics-address needs --metrics-port"),
     (["edge", "--bind", "tcp://127.0.0.1:5577"], "this edge would connect to itself: --bind tcp://127.0.0.1:5577 and"),
     (["edge", "--bind", "tcp://0.0.0.0:5601", "--connect", "tcp://localhost:5601"], "give --bind another port"),
