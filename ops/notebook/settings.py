@@ -12,7 +12,7 @@ from typing import Any
 from fedemu.ops.data.cache import cache_folder
 from fedemu.ops.data.own.given import store
 from fedemu.ops.experiment import Experiment, Runtime
-from fedemu.ops.experiment.sources import NOT_SETTINGS, PREFIX, load_experiment, write_frozen
+from fedemu.ops.experiment.sources import CONFIG_FILE, NOT_SETTINGS, PREFIX, load_experiment, write_frozen
 from fedemu.ops.experiment.toml_text import toml_text
 from fedemu.ops.notebook.cells import name_of
 from fedemu.protocol.errors import ConfigurationError
@@ -31,21 +31,22 @@ def load(source: Source, settings: list[str]) -> tuple[Experiment, Runtime]:
 
 
 @contextmanager
-def named(source: Source) -> Iterator[tuple[str | Path | None, Mapping[str, str]]]:
-    """``source`` as the name of a preset or of a file, and the environment that it is read with.
+def named(source: Source) -> Iterator[tuple[str | Path | Mapping[str, Any] | None, Mapping[str, str]]]:
+    """``source`` as the name of a preset, a file or a table, and the environment that it is read with.
 
-    An experiment that was made in a program is complete: the environment only names the folders of data. Its file is
-    gone afterwards.
+    An experiment that was made in a program is complete: the environment only names the folders of data. If it holds
+    the content of trace files it is a file, which is gone afterwards. Otherwise they are looked for as for a preset.
     """
     if source is None or isinstance(source, str | Path):
         yield source, os.environ
-        return
-    with tempfile.TemporaryDirectory(prefix="fedemu-") as folder:
-        if isinstance(source, Experiment):
+    elif not isinstance(source, Experiment):
+        yield plain(source, ""), without_settings(os.environ)
+    elif source.lacks_traces or not source.named_files():
+        yield source.table(), without_settings(os.environ)
+    else:
+        with tempfile.TemporaryDirectory(prefix="fedemu-") as folder:
             write_frozen(source, Path(folder))
-        else:
-            (Path(folder) / "config.toml").write_text(toml_text(plain(source, "")), encoding="utf-8")
-        yield Path(folder) / "config.toml", without_settings(os.environ)
+            yield Path(folder) / CONFIG_FILE, without_settings(os.environ)
 
 
 def overrides(values: Mapping[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedemu.coordinator.record.run import read_run
 from fedemu.device.host.processors import require_processor
@@ -81,7 +82,7 @@ def is_group(folder: Path) -> bool:
 
 
 def new_group(
-    source: str | Path | None,
+    source: str | Path | Mapping[str, Any] | None,
     seeds: Sequence[int],
     out: Path | None,
     overrides: Sequence[str],

@@ -132,6 +132,16 @@ def test_an_experiment_in_hand_is_not_changed_by_the_environment(monkeypatch: py
     assert settings.load("digits", [])[0].local.lr == 0.7
 
 
+def test_trace_files_of_an_experiment_from_a_program_are_looked_for_in_the_working_folder() -> None:
+    Path("trace.csv").write_text("device,start,end\na,0,100\n")
+    table = {**TINY, "availability": {"kind": "trace", "file": "trace.csv"}}
+    of_table, _ = settings.load(table, [])
+    assert of_table.traces.availability == ((0.0, 100.0),)
+    assert settings.load(Experiment.parse(table), [])[0] == of_table
+    Path("trace.csv").unlink()
+    assert settings.load(of_table, ["rounds=7"])[0] == of_table.model_copy(update={"rounds": 7})
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(True, "true"), (3, "3"), ("a b", '"a b"'), ({"kind": "iid"}, '{ kind = "iid" }'), ([1, 2], "[1, 2]")],
