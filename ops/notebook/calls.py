@@ -186,7 +186,15 @@ def _begin(
 
 
 def _go_on(folder: Path, seeds: Seeds | None, written: list[str], progress: bool) -> Result | SeedResults:
-    """Go on with a run, or with a group of seeds."""
+    """Go on with a run, or with a group of seeds. If that is refused, they have as many rounds as before."""
+    try:
+        return _resumed(folder, seeds, written, progress)
+    except ConfigurationError:
+        take_back_growth(folder)
+        raise
+
+
+def _resumed(folder: Path, seeds: Seeds | None, written: list[str], progress: bool) -> Result | SeedResults:
     if seeds is not None or is_group(folder):
         chosen = None if seeds is None else _seeds(seeds)
         return _run_group(reopen_group(folder, chosen, written, os.environ), progress)
@@ -219,7 +227,6 @@ def _run_one(directory: Path, name: str, runtime: Runtime, progress: bool, *, ne
     if ended.code == USAGE and new:
         give_back(directory)
     if ended.code == USAGE:
-        take_back_growth()
         raise _failure(shown, ended, directory)
     rows = Result.read(directory).rows
     stopped = f"stopped after round {rows[-1].round}" if rows else "stopped before the first round"
@@ -232,7 +239,6 @@ def _run_group(group: SeedGroup, progress: bool) -> SeedResults:
     shown = open_shown(name, progress)
     ended = play(group.folder, group.runtime, shown, [member.experiment.seed for member in group.members])
     if ended.code == USAGE:
-        take_back_growth()
         first = group.members[0]
         if first.new and give_back(first.directory):  # no run has begun
             abandon(group)

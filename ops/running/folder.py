@@ -134,10 +134,13 @@ def keep_grown(directory: Path, experiment: Experiment) -> None:
         _before_growth[directory] = before
 
 
-def take_back_growth() -> None:
-    """Undo what ``keep_grown`` has written in this process, in every run of which no further round was played."""
-    while _before_growth:
-        directory, before = _before_growth.popitem()
+def take_back_growth(folder: Path | None = None) -> None:
+    """Undo what ``keep_grown`` has written in this process, in every run of which no further round was played.
+
+    With a ``folder`` only in its run, or in the runs of its group: threads may have others going on.
+    """
+    for directory in [one for one in _before_growth if folder in (None, one, one.parent)]:
+        before = _before_growth.pop(directory)
         with suppress(FedemuError), alone_in(directory):
             if _played(directory) <= before.rounds:
                 write_frozen(before, directory)

@@ -15,10 +15,10 @@ import fedemu
 from fedemu.coordinator.record.row import read_rows
 from fedemu.ops.cli import commands
 from fedemu.ops.experiment import Experiment, Runtime
-from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.experiment.sources import load_experiment, read_frozen
 from fedemu.ops.notebook import calls, play, settings
 from fedemu.ops.notebook.shown import Shown
-from fedemu.ops.running.folder import claim
+from fedemu.ops.running.folder import claim, keep_grown
 from fedemu.ops.stress.warm import WarmStart
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
@@ -140,6 +140,21 @@ def test_trace_files_of_an_experiment_from_a_program_are_looked_for_in_the_worki
     assert settings.load(Experiment.parse(table), [])[0] == of_table
     Path("trace.csv").unlink()
     assert settings.load(of_table, ["rounds=7"])[0] == of_table.model_copy(update={"rounds": 7})
+
+
+def test_a_resume_that_is_refused_takes_back_its_own_rounds_and_not_those_of_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other run has got more rounds, and its process has not begun yet."""
+    for folder in ("other", "own", "group/seed-1"):
+        claim(load_experiment(TINY, [], {})[0], Path(folder))
+    monkeypatch.setattr(calls, "play", lambda *_: play.Ended(2, "refused"))
+    keep_grown(Path("other"), load_experiment(TINY, ["rounds=9"], {})[0])
+    for folder in ("own", "group"):
+        with pytest.raises(ConfigurationError, match="refused"):
+            fedemu.run(resume=folder, rounds=9, progress=False)
+    rounds = [read_frozen(Path(folder)).rounds for folder in ("other", "own", "group/seed-1")]
+    assert rounds == [9, 5, 5]
 
 
 @pytest.mark.parametrize(
