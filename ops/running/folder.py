@@ -34,7 +34,7 @@ def claim(experiment: Experiment, out: Path | None) -> Path:
 
     Raises ConfigurationError if ``out`` exists already or cannot be written, and FedemuError if the disk is full.
     """
-    directory = out if out is not None else _next_free(experiment.name)
+    directory = out if out is not None else next_free(experiment.name)
     claim_folder(directory)
     try:
         with usable(directory, _ANOTHER):
@@ -158,15 +158,8 @@ def give_back(directory: Path) -> bool:
     return True
 
 
-def _played(directory: Path) -> int:
-    """The number of rounds that were played. 0 if the rows are damaged: such a run is not resumed."""
-    try:
-        return len(read_rows(directory))
-    except ConfigurationError:
-        return 0
-
-
-def _next_free(name: str) -> Path:
+def next_free(name: str) -> Path:
+    """Make the first folder ``runs/NAME-N`` that is not there yet, whoever else does so at the same time."""
     number = 1
     while True:
         directory = RUNS / f"{name}-{number}"
@@ -177,3 +170,11 @@ def _next_free(name: str) -> Path:
                 number += 1
             else:
                 return directory
+
+
+def _played(directory: Path) -> int:
+    """The number of rounds that were played. 0 if the rows are damaged: such a run is not resumed."""
+    try:
+        return len(read_rows(directory))
+    except ConfigurationError:
+        return 0

@@ -6,7 +6,6 @@ before the first run begins, so the folder itself shows what is left to do.
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import shlex
@@ -25,7 +24,16 @@ from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, check_resume, load_experiment, read_frozen
 from fedemu.ops.results.results import Results
 from fedemu.ops.running.codes import INTERRUPTED, USAGE
-from fedemu.ops.running.folder import RUNS, claim, clear_claim, give_back, keep_grown, reopen, require_own_states
+from fedemu.ops.running.folder import (
+    RUNS,
+    claim,
+    clear_claim,
+    give_back,
+    keep_grown,
+    next_free,
+    reopen,
+    require_own_states,
+)
 from fedemu.ops.running.together import run_together
 from fedemu.ops.running.words import at_address, is_complete
 from fedemu.ops.terminal import say
@@ -97,7 +105,7 @@ def new_group(
     require_processor(runtime.device_type)
     check_trackers(runtime.track.to, runtime.track.out)
     find_data(experiment)
-    folder = out if out is not None else _next_free(experiment.name)
+    folder = out if out is not None else next_free(f"{experiment.name}-seeds")
     if out is not None and (out.is_file() or (out.is_dir() and any(out.iterdir()))):
         hint = f", or go on with its seeds by --resume {out}" if is_group(out) else ""
         raise ConfigurationError(f"{out} exists and is not empty; choose another --out{hint}")
@@ -235,7 +243,3 @@ def _claimed(folder: Path) -> dict[int, Path]:
         if (name := re.fullmatch(r"seed-(\d+)", child.name)) and (child / CONFIG_FILE).is_file()
     }
     return dict(sorted(found.items()))
-
-
-def _next_free(name: str) -> Path:
-    return next(folder for n in itertools.count(1) if not (folder := RUNS / f"{name}-seeds-{n}").exists())

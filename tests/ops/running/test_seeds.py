@@ -13,7 +13,7 @@ from fedemu.ops.running import folder
 from fedemu.ops.running import seeds as seeds_module
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
 from fedemu.ops.running.folder import give_back
-from fedemu.ops.running.seeds import is_group, parse_seeds
+from fedemu.ops.running.seeds import Member, is_group, new_group, parse_seeds
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
@@ -277,3 +277,20 @@ def test_a_run_directory_is_no_group(runs: FakeRuns) -> None:
     assert is_group(Path("group"))
     assert not is_group(Path("group/seed-0"))
     assert not is_group(Path("absent"))
+
+
+def test_groups_that_begin_at_the_same_time_have_folders_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    claim, meanwhile = seeds_module._claim, []
+
+    def slowly(folder: Path, experiment: Experiment) -> Member:
+        if experiment.seed == 3:
+            meanwhile.append(new_group("digits-small", [7], None, [], {}))
+        return claim(folder, experiment)
+
+    monkeypatch.setattr(seeds_module, "_claim", slowly)
+    first = new_group("digits-small", [3], None, [], {})
+    assert first.folder == Path("runs/digits-small-seeds-1")
+    assert [group.folder for group in meanwhile] == [Path("runs/digits-small-seeds-2")]
