@@ -135,7 +135,7 @@ class PlainDisplay:
         if name == "failure":
             self._tell_failure(fields["device"], fields["detail"] or fields["reason"])
         if name == "pictures_failed":
-            self._print(f"task {fields['task']}: no pictures of what is generated ({fields['detail']})")
+            self._print(f"task {fields['task'] + 1}: no pictures of what is generated ({fields['detail']})")
         if name in ("damage", "arithmetic"):
             self._print(f"{fields['detail']}; the run goes on after round {fields['round']}")
         if name == "server_job_died":

@@ -189,7 +189,7 @@ def test_few_updates_a_second_are_told_with_a_decimal(progress: Progress, clock:
 def test_a_failure_to_keep_pictures_is_told(progress: Progress, clock: Clock) -> None:
     display, written = plain(progress, clock)
     display.event("pictures_failed", task=2, detail="the disk is full")
-    assert written.getvalue() == "task 2: no pictures of what is generated (the disk is full)\n"
+    assert written.getvalue() == "task 3: no pictures of what is generated (the disk is full)\n"
 
 
 def test_under_the_wall_clock_no_virtual_time_is_told(progress: Progress, clock: Clock) -> None:
