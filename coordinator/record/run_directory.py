@@ -13,6 +13,7 @@ import io
 import json
 import math
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import chain, count
@@ -296,5 +297,6 @@ def _require_empty(path: Path) -> None:
     if not path.is_dir():
         raise ConfigurationError(f"{path} exists and is not a folder; choose another --out.")
     if any(path.iterdir()):
-        hint = f", or continue its run (fedemu run --resume {path})" if (path / CONFIG).is_file() else ""
+        begun = (path / CONFIG).is_file()
+        hint = f", or continue its run (fedemu run --resume {shlex.quote(str(path))})" if begun else ""
         raise ConfigurationError(f"{path} exists and is not empty; choose another folder (--out){hint}.")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,11 +67,12 @@ def report(
     from fedemu.ops.report.report import write_report
 
     if (runs := [*find(directory)]) and runs != [directory]:
+        one = f"fedemu report {shlex.quote(str(runs[0]))}"
         if len(runs) == 1:
-            raise ConfigurationError(f"{directory} is no run directory, but holds one; write fedemu report {runs[0]}")
+            raise ConfigurationError(f"{directory} is no run directory, but holds one; write {one}")
         raise ConfigurationError(
-            f"{directory} holds {counted(len(runs), 'run')}; compare them with fedemu compare {directory}, "
-            f"or write the report of one with fedemu report {runs[0]}"
+            f"{directory} holds {counted(len(runs), 'run')}; compare them with fedemu compare "
+            f"{shlex.quote(str(directory))}, or write the report of one with {one}"
         )
     if curves is not None:
         from fedemu.ops.assembly.local_curves import local_curves

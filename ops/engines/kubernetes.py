@@ -142,7 +142,7 @@ def explained(folder: Path, experiment: Experiment, pods: Pods) -> str:
     return (
         f"{title(experiment)}\n"
         f"  image    {pods.image}   (docker build -t {pods.image} . in a checkout of fedemu)\n"
-        f"  start    kubectl apply -f {folder}\n"
+        f"  start    kubectl apply -f {quote(str(folder))}\n"
         f"  watch    kubectl logs -f statefulset/{pods.name}\n"
         f"  results  kubectl cp {pods.name}-0:/work/run ./run\n"
         f"  keys     {folder / SECRETS}: keep it to yourself, and out of version control"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, time
@@ -141,7 +142,8 @@ def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, d
     path = Path(source)
     if path.is_dir():
         if (path / CONFIG_FILE).is_file():
-            raise ConfigurationError(f"{path} is a folder; name {path / CONFIG_FILE}, or go on with --resume {path}")
+            again = shlex.quote(str(path))
+            raise ConfigurationError(f"{path} is a folder; name {path / CONFIG_FILE}, or go on with --resume {again}")
         raise ConfigurationError(f"{path} is a folder, not an experiment's file")
     if _exists(path):
         return path.parent, read_toml(path)
@@ -173,7 +175,7 @@ def _instead_of(path: Path) -> str:
     for known in (files, {name: name for name in preset_names()} if folder == Path() else {}):
         if found := near(path.stem, known):
             return f"; did you mean {known[found[0]]}?"
-    return f"; `fedemu init {path}` writes one to start from"
+    return f"; `fedemu init {shlex.quote(str(path))}` writes one to start from"
 
 
 def _from_environment(environment: Mapping[str, str]) -> list[_Setting]:

@@ -81,7 +81,7 @@ def coordinate_alone(
         allowed = "".join(f" --allow-code {quote(place)}" for place in named_places(experiment))
 
         def bring(address: str) -> str:
-            connect = f"fedemu device --n {experiment.fleet.devices} --connect {reachable_elsewhere(address)}"
+            connect = f"fedemu device --n {experiment.fleet.devices} --connect {quote(reachable_elsewhere(address))}"
             return f"{connect}{server_key}{allowed}"
 
         def opened(address: str) -> None:
@@ -250,7 +250,7 @@ def _report(directory: Path) -> int:
         return INTERRUPTED
     except Exception as error:
         logging.getLogger(__name__).exception("the report could not be written")
-        complain(f"the report could not be written ({error}); `fedemu report {directory}` tries again")
+        complain(f"the report could not be written ({error}); `fedemu report {quote(str(directory))}` tries again")
     return 0
 
 

@@ -107,7 +107,7 @@ def new_group(
     find_data(experiment)
     folder = out if out is not None else next_free(f"{experiment.name}-seeds")
     if out is not None and (out.is_file() or (out.is_dir() and any(out.iterdir()))):
-        hint = f", or go on with its seeds by --resume {out}" if is_group(out) else ""
+        hint = f", or go on with its seeds by --resume {shlex.quote(str(out))}" if is_group(out) else ""
         raise ConfigurationError(f"{out} exists and is not empty; choose another --out{hint}")
     group = SeedGroup(folder, members := [], runtime)
     with _whole_or_not_at_all(group):

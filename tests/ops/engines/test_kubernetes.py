@@ -203,6 +203,11 @@ def test_what_kubernetes_could_not_take_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
+def test_the_commands_that_are_told_can_be_given_to_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("kubernetes", "digits-small", "--out", "my run") == 0
+    assert "  start    kubectl apply -f 'my run'\n" in capsys.readouterr().err
+
+
 def test_a_disk_that_takes_only_a_part_of_the_files_gets_none_of_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], files_end_at: Any
 ) -> None:

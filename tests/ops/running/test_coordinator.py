@@ -38,3 +38,20 @@ def test_a_run_at_any_free_port_is_resumed_at_the_port_that_it_got(
     monkeypatch.setattr(coordinator, "conclude", lambda directory, code, command, **_: told.append(command))
     coordinate_alone(Path("run"), Experiment(), Runtime(bind=bind), new=True, print_summary=False)
     assert told == [f"coordinator --bind {again}"]
+
+
+def test_the_command_that_brings_devices_can_be_given_to_any_shell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Brackets would be a pattern."""
+
+    def coordinate(
+        directory: Path, experiment: Experiment, runtime: Runtime, opened: Callable[[str], None], _: Any
+    ) -> int:
+        opened("tcp://[::1]:5577")
+        return 4
+
+    monkeypatch.setattr(coordinator, "coordinate", coordinate)
+    monkeypatch.setattr(coordinator, "conclude", lambda *_, **__: 4)
+    coordinate_alone(Path("run"), Experiment(), Runtime(bind="tcp://[::1]:5577"), new=True, print_summary=False)
+    assert "(fedemu device --n 300 --connect 'tcp://[::1]:5577')" in capsys.readouterr().err
