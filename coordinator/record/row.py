@@ -117,9 +117,9 @@ class Row:
         It is 1 if all gradients are at right angles, less if they cancel each other, and the number of samples if all
         have one direction. None if it was not measured, or if nothing is kept.
         """
-        kept = self.about("replay")
-        objective, samples = kept.get("objective"), kept.get("samples")
-        return objective / samples if objective is not None and samples else None
+        kept = self.about("replay", "objective", "samples")
+        known = all(isinstance(kept.get(name), int | float) for name in ("objective", "samples"))
+        return kept["objective"] / kept["samples"] if known and kept["samples"] else None
 
     @property
     def outcomes(self) -> dict[str, int]:

@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from fedemu.coordinator.record.row import Row
 from fedemu.ops.pages.colours import BLUE, GREY, RED
 from fedemu.ops.pages.style import (
     PALETTE,
@@ -41,10 +42,10 @@ def buffers(rows: Rows) -> Figure | None:
 
     They count the devices that answered.
     """
-    held = {int(said["period"]): said for row in rows if (said := row.about("replay", "period", "samples"))}
+    held = {said["period"]: said for row in rows if (said := _kept(row))}
     if not held:
         return None
-    told = [key for key in ("periods", "labels") if any(len(said.get(key) or ()) > 1 for said in held.values())]
+    told = [key for key in ("periods", "labels") if any(len(_numbers_of(said, key)) > 1 for said in held.values())]
     figure = bare_figure(WIDTH, 3.4)
     cells = figure.subplots(1, max(1, len(told)), sharey=True, squeeze=False)[0]
     periods = sorted(held)
@@ -58,7 +59,7 @@ def buffers(rows: Rows) -> Figure | None:
         if key == "samples":
             axes.bar(after, totals, color=BLUE, width=0.8)
             continue
-        counts = _counts([held[period].get(key) for period in periods])
+        counts = _counts([_numbers_of(held[period], key) for period in periods])
         colours = period_colours(len(counts)) if key == "periods" else _label_colours(len(counts))
         first = 1 if key == "periods" else 0
         _stack(axes, after, counts, colours, key.removesuffix("s"), first)
@@ -77,9 +78,9 @@ def buffers(rows: Rows) -> Figure | None:
 def coordination(rows: Rows) -> Figure | None:
     """A line per period: the coordinated objective after each iteration, relative to its first value."""
     found = {
-        row.task or 0: numbers(said["objective"])
+        row.task or 0: numbers(told)
         for row in rows
-        if len((said := row.about("coordination")).get("objective") or ()) > 1
+        if len(told := _numbers_of(row.about("coordination"), "objective")) > 1
     }
     if not found:
         return None
@@ -113,13 +114,13 @@ def objective(rows: Rows) -> Figure | None:
     line at 1 is the objective of samples whose gradients are all at right angles. The axis is logarithmic, because the
     first period's gradients are far more alike than those of later ones.
     """
-    measured = [row for row in rows if row.kept_objective is not None]
+    measured = [row for row in rows if row.kept_objective is not None and _kept(row)]
     if not measured:
         return None
     figure, axes = new_figure("Objective of the kept samples")
-    after = [int(row.about("replay")["period"]) + 1 for row in measured]
-    samples = numbers([row.about("replay")["samples"] for row in measured])
-    relaxed = [row.about("coordination").get("objective") or [None] for row in measured]
+    after = [_kept(row)["period"] + 1 for row in measured]
+    samples = numbers([_kept(row)["samples"] for row in measured])
+    relaxed = [_numbers_of(row.about("coordination"), "objective") or [None] for row in measured]
     dots = marker(len(after))
     several = any(len(said) > 1 for said in relaxed)
     lines = {
@@ -146,10 +147,23 @@ REPLAY_PLOTS: Mapping[str, Callable[[Rows], Figure | None]] = {
 }
 
 
-def _counts(lists: list[list[float] | None]) -> Floats:
+def _kept(row: Row) -> Mapping[str, Any]:
+    """What a row tells of the samples that are kept. Empty if it is not in the form of fedemu's own methods."""
+    said = row.about("replay", "period", "samples")
+    return said if said and isinstance(said["period"], int) and isinstance(said["samples"], int | float) else {}
+
+
+def _numbers_of(said: Mapping[str, Any], key: str) -> list[Any]:
+    """A list of numbers among remarks. Empty if there is none of this name."""
+    found = said.get(key)
+    known = isinstance(found, list) and all(isinstance(value, int | float | None) for value in found)
+    return found if isinstance(found, list) and known else []
+
+
+def _counts(lists: list[list[float]]) -> Floats:
     """Counts ``[kinds, periods]`` of the lists, one for each period. A count that a list lacks is 0."""
-    kinds = max(len(counts or ()) for counts in lists)
-    return np.array([[*(counts or ()), *[0] * (kinds - len(counts or ()))] for counts in lists], dtype=np.float64).T
+    kinds = max(map(len, lists))
+    return np.array([[*counts, *[0] * (kinds - len(counts))] for counts in lists], dtype=np.float64).T
 
 
 def _stack(axes: Any, places: list[int], counts: Floats, colours: Any, noun: str, first: int) -> None:

@@ -272,6 +272,12 @@ def test_the_objective_of_the_kept_samples_is_drawn_by_sample_beside_the_relaxed
     assert [line.get_label() for line in alone.axes[0].lines] == ["kept", "gradients at right angles"]
 
 
+def test_counts_of_another_form_are_left_out_of_the_bars() -> None:
+    figure = buffers([replayed(0, labels=5, periods={"a": 1})])
+    assert figure is not None
+    assert [axes.get_title() for axes in figure.axes] == ["Kept"]
+
+
 def test_the_coordinated_objective_is_relative_to_its_first_value() -> None:
     said = {"devices": 3, "objective": [8.0, 4.0, 2.0]}
     figure = coordination([Row(2, task=0, remarks={"coordination": said})])
@@ -280,7 +286,17 @@ def test_the_coordinated_objective_is_relative_to_its_first_value() -> None:
     assert line.get_xydata().tolist() == [[1.0, 1.0], [2.0, 0.5], [3.0, 0.25]]
 
 
-@pytest.mark.parametrize("remarks", [{}, {"coordination": {"objective": [3.0]}}, {"replay": {}}])
+@pytest.mark.parametrize(
+    "remarks",
+    [
+        {},
+        {"coordination": {"objective": [3.0]}},
+        {"coordination": {"objective": 3.0}},
+        {"replay": {}},
+        {"replay": {"objective": 1.0, "samples": 2}},
+        {"replay": {"period": "first", "objective": [1.0], "samples": [2]}},
+    ],
+)
 def test_rows_without_remarks_are_not_drawn(remarks: Any) -> None:
     rows = [Row(1, task=0, remarks=remarks), Row(2)]
     assert [name for name, draw in REPLAY_PLOTS.items() if draw(rows) is not None] == []
