@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.experiment.sources import seed_of
 from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.ops.figures import counted
 from fedemu.ops.running.codes import INTERRUPTED
@@ -154,6 +156,10 @@ def _tell_best(part: Part, study: Study, directories: Sequence[Path]) -> None:
     number, choices, value = over[0]
     words = ["fedemu", "run", part.experiments[0]]
     words += [word for setting in (*part.set, *map(override_of, choices)) for word in ("--set", setting)]
+    if len(part.seeds) > 1:
+        words += ["--seeds", ",".join(map(str, part.seeds))]
+    elif part.seeds[0] != seed_of(part.experiments[0], part.set, os.environ):
+        words += ["--seed", str(part.seeds[0])]
     values = ", ".join(f"{key} = {toml_value(chosen)}" for key, chosen in choices)
     say(f"\nbest of {counted(len(over), 'trial')}: trial {number + 1} with {values}: {study.figure} {value:.4g}")
     say(f"run it alone by\n{shlex.join(words)}")

@@ -75,6 +75,17 @@ def test_a_trial_with_a_run_that_failed_is_tried_again_before_others_are_propose
     assert command.startswith("fedemu run digits-small --set local.lr="), "it can be copied from the end"
 
 
+@pytest.mark.parametrize(("seeds", "end"), [([1, 2], " --seeds 1,2"), ([7], " --seed 7"), ([1], "")])
+def test_the_command_that_runs_the_best_trial_alone_has_the_seeds_of_the_search(
+    seeds: list[int], end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Fleet(monkeypatch)
+    study = Study(tmp_path, parse_space(["local.epochs=1,2"]), "final_accuracy", seed=1)
+    assert run_search(tmp_path, PART.model_copy(update={"seeds": seeds}), study, 1, 1, "again") == 0
+    command = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(rf"fedemu run digits-small --set local\.epochs=[12]{end}", command)
+
+
 def test_a_trial_that_fails_twice_has_no_result_and_the_search_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
