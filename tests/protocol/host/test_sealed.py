@@ -66,6 +66,25 @@ def test_memory_that_others_could_change_is_refused_and_its_descriptor_closed(ki
     assert descriptors() == before
 
 
+def test_sealed_memory_that_cannot_be_mapped_is_an_os_error_and_its_descriptor_closed() -> None:
+    before = descriptors()
+    descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    seals = sealed.fcntl.F_SEAL_SHRINK | sealed.fcntl.F_SEAL_GROW | sealed.fcntl.F_SEAL_WRITE
+    sealed.fcntl.fcntl(descriptor, sealed.fcntl.F_ADD_SEALS, seals)
+    with pytest.raises(OSError, match="Invalid argument"):
+        adopt(descriptor)  # it is empty
+    assert descriptors() == before
+
+
+def test_a_buffer_of_which_the_kernel_takes_only_a_part_at_once_is_copied_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, offset: pwrite(file, data[:60], offset))
+    first, second = seal([b"abc", bytes(range(200))])
+    assert (bytes(first), bytes(second)) == (b"abc", bytes(range(200)))
+
+
 def test_the_descriptor_goes_with_the_last_view() -> None:
     before = descriptors()
     views = seal([b"abc", b"def"])
