@@ -64,7 +64,7 @@ def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
     if isinstance(error, SyntaxError) and error.filename and error.lineno and is_own(error.filename):
         line = error.text.strip() if error.text else None
-        frames.append(traceback.FrameSummary(error.filename, error.lineno, "<module>", lookup_line=True, line=line))
+        frames.append(traceback.FrameSummary(error.filename, error.lineno, "<module>", line=line))
     return frames
 
 
@@ -161,7 +161,7 @@ def is_own(file: str) -> bool:
 
     Compiled libraries name files that are not there, such as ``numpy/random/_generator.pyx``.
     """
-    if file.startswith("<") or not (os.path.isabs(file) or os.path.exists(file)):
+    if not (os.path.isabs(file) or os.path.exists(file)):
         return False
     path = Path(file).resolve()
     if {"site-packages", "dist-packages"} & {*path.parts}:
