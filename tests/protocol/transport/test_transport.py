@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedemu.protocol.codec import UP, Decoder
+from fedemu.protocol.codec import UP, Decoder, Limits
 from fedemu.protocol.errors import ConfigurationError, ProtocolError
 from fedemu.protocol.messages import (
     Accepted,
@@ -95,6 +95,26 @@ async def test_buffers_arrive_whole_whatever_their_size(wire: Any, eventually: A
     assert bytes(coordinator.frames[0][0]) == payload
     assert coordinator.frames[0][0].readonly or size < 65_536 or wire.kind != "memory"
     assert bytes(coordinator.frames[0][1]) == b"!"
+
+
+async def test_a_message_of_the_most_frames_arrives_and_one_of_more_is_rejected(wire: Any, eventually: Any) -> None:
+    coordinator = wire.listen(decoder=Decoder(Result, Limits(frames=3)))
+    device = wire.join(coordinator.router.address)
+    results = [
+        Result(
+            ask="1.0.0",
+            examples=1,
+            steps=1,
+            metrics={},
+            tensors=tuple(TensorSpec(name=str(number), dtype="int8", shape=(1,)) for number in range(tensors)),
+        )
+        for tensors in (3, 4, 9, 2)
+    ]
+    for result in results:
+        device.dealer.send(result, [b"!"] * len(result.tensors))
+    await eventually(lambda: len(coordinator.messages) == 2)
+    assert coordinator.messages == [results[0], results[3]]
+    assert [error.reason for error in coordinator.rejected] == ["frames", "frames"]
 
 
 async def test_received_buffers_outlive_the_network(wire: Any, eventually: Any) -> None:
