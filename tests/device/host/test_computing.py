@@ -42,11 +42,15 @@ def test_the_flags_of_a_processor_decide(flags: str, found: str, monkeypatch: py
 
 def test_a_processor_without_a_vendor_has_its_implementer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "cpuinfo"
-    told.write_text("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n\nprocessor\t: 1\n")
+    told.write_text("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n\nprocessor\t: 1\nCPU part\t: 0xd4f\n")
     monkeypatch.setattr(computing, "processor", lambda: processor(told))
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     found = how_it_computes("cpu")
     assert (found.processor, found.instructions) == ("0x41 0xd0c", "aarch64")
+
+
+def test_a_machine_that_tells_nothing_of_its_processor_has_no_facts(tmp_path: Path) -> None:
+    assert processor(tmp_path / "missing") == {}
 
 
 def test_a_machine_with_gpus_names_them_unless_trainers_stay_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:

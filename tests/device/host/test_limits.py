@@ -124,6 +124,8 @@ def test_limits_of_control_groups_of_version_1_count_as_well(tmp_path: Path, mon
         ("0::/box\n", {"box/cpu.max": "max 100000\n", "cpu.max": "max 100000\n"}, 12),
         ("0::/box/in\n", {"box/in/cpu.max": "400000 100000\n", "box/cpu.max": "250000 100000\n"}, 3),
         ("0::/box\n", {"box/cpu.max": "5000 100000\n"}, 1),
+        ("0::/box\n", {"cpu.max": "250000 100000\n"}, 3),
+        ("0::/pods:engine:7\n", {"pods:engine:7/cpu.max": "250000 100000\n"}, 3),
         ("0::/box\n", {"box/cpu.max": "2000000 100000\n"}, 12),
         (
             "4:cpu,cpuacct:/job\n",
@@ -141,3 +143,13 @@ def test_a_process_has_the_cores_that_it_may_run_on_and_that_its_container_may_u
     assert hardware.cores() == expected
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert default_trainers("auto") == expected
+
+
+@pytest.mark.parametrize(("counted", "expected"), [(6, 6), (None, 1)])
+def test_a_system_without_affinity_and_control_groups_has_the_cores_that_it_counts(
+    counted: int | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("os.sched_getaffinity")
+    monkeypatch.setattr("os.cpu_count", lambda: counted)
+    monkeypatch.setattr(hardware, "OWN_GROUPS", tmp_path / "missing")
+    assert hardware.cores() == expected
