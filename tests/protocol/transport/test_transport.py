@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -234,6 +236,18 @@ async def test_too_many_unsent_messages_are_refused_and_the_others_arrive(wire: 
     await eventually(lambda: len(coordinator.messages) == taken)
     assert [message.device for message in coordinator.messages] == list(range(taken))
     assert device.dealer.send(hello(taken))
+
+
+async def test_a_network_forgets_a_side_that_is_closed(wire: Any, eventually: Any) -> None:
+    coordinator = wire.listen()
+    device = wire.join(coordinator.router.address)
+    device.dealer.send(hello(1))
+    await eventually(lambda: coordinator.messages)
+    sides = [weakref.ref(device.dealer), weakref.ref(coordinator.router)]
+    device.dealer.close()
+    coordinator.router.close()
+    del device.dealer, coordinator.router
+    await eventually(lambda: gc.collect() >= 0 and not any(side() for side in sides))
 
 
 async def test_a_callback_may_close_its_own_endpoint(wire: Any, eventually: Any) -> None:
