@@ -111,8 +111,8 @@ class Synthesis:
         best = tried.best
         if not bool(best.x.isfinite().all()):
             raise FedemuError(
-                f"the samples of the synthesis are not finite any more in round {index} of it; lower the learning "
-                "rates of what makes them, such as algorithm.options.generator_lr"
+                f"the samples of the synthesis are not finite any more in round {index} of it; begin a new run with "
+                "lower learning rates of what makes them, such as algorithm.options.generator_lr"
             )
         pool = forest["pool"]
         fresh = self._answered(teacher, best.x, y)
@@ -210,7 +210,7 @@ class Synthesis:
         if not all(bool(leaf.isfinite().all()) for leaf in student.values()):
             raise FedemuError(
                 f"the student of the synthesis is not finite any more after round {index} of it; "
-                f"set algorithm.options.student_lr below {settings.student_lr:g}"
+                f"begin a new run with algorithm.options.student_lr below {settings.student_lr:g}"
             )
         return student, momentum
 
