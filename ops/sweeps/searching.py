@@ -16,7 +16,7 @@ from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.sweeps.grid import Choice, name_of, override_of
 from fedemu.ops.sweeps.hold import await_left, held
 from fedemu.ops.sweeps.plan import Part, Planned, runs_of
-from fedemu.ops.sweeps.runs import Failed, Progress, is_over, play
+from fedemu.ops.sweeps.runs import Failed, Progress, play
 from fedemu.ops.sweeps.search import Study
 from fedemu.ops.sweeps.sweep import (
     Loaded,
@@ -26,8 +26,7 @@ from fedemu.ops.sweeps.sweep import (
     loaded,
     prepare,
     require_own_ports,
-    wanted,
-    with_rounds,
+    unfinished,
 )
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, FedemuError
@@ -53,11 +52,7 @@ def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int
                     continue
                 runs = [run for found in of_trials.values() for run in found]
                 prepare(folder, experiments)
-                left = [
-                    with_rounds(run, experiments)
-                    for run in runs
-                    if not is_over(folder / run.folder, wanted(experiments, run))
-                ]
+                left = unfinished(folder, runs, experiments)
                 if at_once is None or not over:
                     at_once = begin(folder, runs, left, experiments, at_once)
                 require_own_ports(experiments, left, at_once)

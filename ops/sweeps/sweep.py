@@ -71,11 +71,7 @@ def run_sweep(
     """
     try:
         with held(folder):
-            left = [
-                with_rounds(run, experiments)
-                for run in runs
-                if not is_over(folder / run.folder, wanted(experiments, run))
-            ]
+            left = unfinished(folder, runs, experiments)
             progress = Progress(left, begin(folder, runs, left, experiments, at_once))
             require_own_ports(experiments, left, progress.at_once)
             decode_first(experiments[run.folder][0] for run in left if run.folder in experiments)
@@ -87,18 +83,19 @@ def run_sweep(
         return INTERRUPTED
 
 
-def wanted(experiments: Loaded, run: Planned) -> Experiment | None:
-    """The experiment that is planned for a run. None if it could not be read."""
-    return experiments[run.folder][0] if run.folder in experiments else None
+def unfinished(folder: Path, runs: Iterable[Planned], experiments: Loaded) -> list[Planned]:
+    """The runs that are not over, each with its planned number of rounds among its overrides if it could be read.
 
-
-def with_rounds(run: Planned, experiments: Loaded) -> Planned:
-    """The run with the planned number of rounds among its overrides, because one that goes on does not read its file.
-
-    The file, or the preset, may have got more rounds since the run began.
+    The file, or the preset, may have got more rounds since a run began, and one that goes on does not read it.
     """
-    experiment = wanted(experiments, run)
-    return run if experiment is None else replace(run, overrides=(*run.overrides, f"rounds={experiment.rounds}"))
+    left = []
+    for run in runs:
+        experiment = experiments[run.folder][0] if run.folder in experiments else None
+        if is_over(folder / run.folder, experiment):
+            continue
+        rounds = () if experiment is None else (f"rounds={experiment.rounds}",)
+        left.append(replace(run, overrides=(*run.overrides, *rounds)))
+    return left
 
 
 def begin(
