@@ -18,7 +18,7 @@ Interval = tuple[float, float]
 DAY_HOURS = 24.0
 HOUR_SECONDS = 3600.0
 MOST_INTERVALS = 1_000_000
-"""The number of intervals that a timetable holds at most."""
+"""The number of intervals that a timetable holds at most, and that it reads at most for one question."""
 KEPT_INTERVALS = 256
 """A timetable forgets what is over when it holds more such intervals than these."""
 
@@ -190,8 +190,8 @@ class Timetable:
     def until(self, time: float, since: float = 0.0) -> tuple[Interval, ...]:
         """All intervals that start before ``time`` and end after ``since``, not cut at these times.
 
-        The answer for an earlier time is a prefix of this. Raises TooFarAhead if there are more than
-        ``MOST_INTERVALS``, as in an endless source if ``time`` is infinite.
+        The answer for an earlier time is a prefix of this. Raises TooFarAhead, as all questions do, if it takes more
+        than ``MOST_INTERVALS``, as in an endless source if ``time`` is infinite.
         """
         self._read_past(time, since)
         count = bisect.bisect_left(self._starts, time)
@@ -218,12 +218,14 @@ class Timetable:
             over = bisect.bisect_right(self._ends, since)
             self._forgotten = self._ends[over - 1]
             del self._starts[:over], self._ends[:over]
+        read = 0
         while not self._exhausted and (not self._starts or self._starts[-1] <= time):
-            if len(self._starts) >= MOST_INTERVALS:
+            if max(read, len(self._starts)) >= MOST_INTERVALS:
                 raise TooFarAhead(
                     f"a device's timetable until {time:g} s takes more than {MOST_INTERVALS:,} intervals; "
                     f"ask for an earlier time"
                 )
+            read += 1
             interval = next(self._source, None)
             if interval is None:
                 self._exhausted = True

@@ -18,6 +18,7 @@ from fedemu.device.behaviour.availability import (
     MOST_INTERVALS,
     Interval,
     Timetable,
+    TooFarAhead,
     always,
     diurnal,
     exponential,
@@ -112,14 +113,23 @@ def test_a_timetable_reads_each_interval_once_while_time_goes_on_and_holds_few_o
     assert timetable.end_at(8.0) == 9.0, "time may go back"
 
 
-def test_what_was_over_before_the_first_question_takes_no_memory_however_much_it_is(
+def test_a_question_reads_a_bounded_number_of_intervals_also_if_all_of_them_are_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(availability, "MOST_INTERVALS", 100)
+    monkeypatch.setattr(availability, "KEPT_INTERVALS", 10)
     timetable = Timetable(lambda: recorded((0.0, 1.0), 2.0))
-    assert timetable.end_at(1e4) == 1e4 + 1.0
-    assert timetable.until(1e4 + 100.0, 1e4)[-1] == (1e4 + 98.0, 1e4 + 99.0)
-    assert len(timetable) < 100
+    for time in map(float, range(0, 10_000, 100)):
+        assert timetable.end_at(time) == time + 1.0
+    for too_far in (1e6, 1e300, math.inf):
+        with pytest.raises(TooFarAhead, match="takes more than 100 intervals; ask for an earlier time"):
+            timetable.end_at(too_far)
+        with pytest.raises(TooFarAhead):
+            timetable.next_start(too_far)
+        with pytest.raises(TooFarAhead):
+            timetable.until(too_far)
+        assert len(timetable) <= 100
+    assert timetable.end_at(100.0) == 101.0
 
 
 def test_always_is_one_interval_without_end() -> None:
