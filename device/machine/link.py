@@ -164,7 +164,7 @@ class CoordinatorLink:
                     fail(self.ended, RunOver(stop.reason))
                 case _:
                     pass  # a Beat, or a message that is meant for devices
-        except FedemuError as error:
+        except Exception as error:  # whatever it is, nobody else would hear of it
             self._fail(error)
         self._tell(now)
         self._arm()
@@ -188,7 +188,7 @@ class CoordinatorLink:
             self._perform(self._enrolment.tick(now))
             if self._fetches is not None and now >= self._fetch_due:
                 self._step(self._fetches.tick(now))
-        except FedemuError as error:
+        except Exception as error:  # without this timer the coordinator would hear nothing more of this machine
             self._fail(error)
         self._tell(now)
         self._arm()
@@ -231,7 +231,7 @@ class CoordinatorLink:
             self.lost(digest, error)
         self._arm()
 
-    def _fail(self, error: FedemuError) -> None:
+    def _fail(self, error: Exception) -> None:
         fail(self.ended, error)
 
     @property

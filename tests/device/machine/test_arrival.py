@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -18,9 +19,10 @@ from fedemu.device.machine.link import RunOver
 from fedemu.device.machine.observer import Silent
 from fedemu.ops.bench.fleet.scripted import ScriptedCoordinator
 from fedemu.protocol.blobs.fetch import MOST_WAITS
+from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import UP, Envelope, Packed
 from fedemu.protocol.errors import FedemuError, RefusedError
-from fedemu.protocol.messages import Bye, Enroll, Need
+from fedemu.protocol.messages import Bye, Enroll, Need, Offer
 from fedemu.protocol.transport.memory import MemoryNetwork
 
 
@@ -137,6 +139,29 @@ async def test_a_part_of_a_blob_that_does_not_come_is_asked_for_again(
         fetching = here.link.fetch(server.blob("model", b"weights"))
         assert (await asyncio.wait_for(fetching, 60)).read_bytes() == b"weights"
     assert len(lost) == 1
+
+
+@pytest.mark.parametrize("when", ["message", "timer"])
+async def test_a_fault_that_nobody_expects_ends_the_machine_and_not_only_its_timer(
+    memory_coordinator: Any, plan: Any, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    server = memory_coordinator()
+    server.terms.heartbeat_seconds = 0.01
+    async with AsyncExitStack() as stack:
+        here = await arrive(plan(server), server.network, "here", stack)
+
+        def fail(*_: object) -> Any:
+            raise OSError(errno.EIO, "Input/output error")
+
+        if when == "timer":
+            monkeypatch.setattr(here.link._enrolment, "tick", fail)
+        else:
+            monkeypatch.setattr(BlobStore, "evict", fail)
+            server.router.send(server.supervisor, Offer(blobs=(here.granted.experiment,), round=1))
+            server.router.send(server.supervisor, Offer(blobs=(), round=3))
+        async with asyncio.timeout(60):
+            with pytest.raises(OSError, match="Input/output error"):
+                await here.until_over()
 
 
 async def test_what_came_last_is_undone_first(
