@@ -145,7 +145,8 @@ class CoordinatorLink:
             match envelope.message:
                 case Granted() as granted:
                     if self._enrolment.accept(granted, now):
-                        self._granted.set_result(granted)
+                        if not self._granted.done():  # nobody waits for it any more if this machine is being stopped
+                            self._granted.set_result(granted)
                     elif self._fetches is not None:
                         self._step(self._fetches.restart(now))
                 case Refused() as refused:

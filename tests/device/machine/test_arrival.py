@@ -164,6 +164,23 @@ async def test_a_fault_that_nobody_expects_ends_the_machine_and_not_only_its_tim
                 await here.until_over()
 
 
+async def test_a_grant_that_comes_while_the_machine_is_being_stopped_is_no_fault(
+    memory_coordinator: Any, plan: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, faults = memory_coordinator(), []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+    async with AsyncExitStack() as stack:
+        arriving = asyncio.create_task(arrive(plan(server), server.network, "here", stack))
+        monkeypatch.setattr(server, "enroll", lambda peer, enroll: arriving.cancel() and grant(peer, enroll))
+        grant = type(server).enroll.__get__(server)
+        await asyncio.wait({arriving})
+        assert arriving.cancelled()
+        assert server.heard_of(Enroll)
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert faults == []
+
+
 async def test_what_came_last_is_undone_first(
     memory_coordinator: Any, plan: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
