@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from fedemu.coordinator.edge.gathering import Gathering
 from fedemu.coordinator.sums.partial import Arrays
 from fedemu.protocol.codec import Buffer, Envelope
+from fedemu.protocol.host.futures import listen
 from fedemu.protocol.messages import Message, Result
 from fedemu.protocol.sharing import edge_messages as edge
 
@@ -130,7 +131,7 @@ class Summing:
             self._send(station, part)
         own = [device for device in wanted.devices if gathering.has(device)]
         self._adding = asyncio.ensure_future(self._add_up(gathering, own, gathering.kept(own)))
-        self._adding.add_done_callback(self._ended)
+        listen(self._adding, self._fail)
 
     def merge(self, station: bytes, envelope: Envelope) -> None:
         """An edge below has sent its part of the sum."""
@@ -159,10 +160,6 @@ class Summing:
                 except ValueError as error:
                     log.warning("the sum of an edge below cannot be used: %s", error)
         self._say(*await compute(self._thread, gathering.told, total, summed))
-
-    def _ended(self, adding: asyncio.Task[None]) -> None:
-        if not adding.cancelled() and (error := adding.exception()) is not None:
-            self._fail(error)
 
     def _stop(self) -> None:
         """Give up the sum that is computed. The thread ends the part that it is at."""

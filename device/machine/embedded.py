@@ -25,6 +25,7 @@ from fedemu.device.machine.sleepers import Lives, Sleepers
 from fedemu.device.pipe import TrainerSetup
 from fedemu.device.process.birth import Birthplace
 from fedemu.device.process.process import MOST_ON_BUS, DeviceProcess
+from fedemu.protocol.host.futures import listen
 from fedemu.protocol.host.named import load
 from fedemu.protocol.transport.interface import Network
 from fedemu.protocol.transport.memory import MemoryNetwork
@@ -179,9 +180,5 @@ class ThreadTrainer(TrainerShell):
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._computing.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._computing.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failed(error)
+        task.add_done_callback(self._computing.discard)
+        listen(task, self._failed)

@@ -29,7 +29,7 @@ from fedemu.device.pipe import (
 )
 from fedemu.device.process.process import RETIRED
 from fedemu.protocol.errors import ConfigurationError, FedemuError
-from fedemu.protocol.host.futures import fail
+from fedemu.protocol.host.futures import fail, listen
 from fedemu.protocol.host.phases import mark, used, used_by_ended
 from fedemu.protocol.wording import ending
 
@@ -94,7 +94,7 @@ class DeviceProcesses:
         *,
         died: Callable[[int, int], None],
         process_ended: Callable[[int], None],
-        failed: Callable[[FedemuError], None],
+        failed: Callable[[BaseException], None],
         environment: Mapping[str, str] | None = None,
         zygote: Zygote | None = None,
     ) -> None:
@@ -163,6 +163,7 @@ class DeviceProcesses:
         reader, self._writer = await asyncio.open_connection(sock=zygote.ours)
         self._writer.write(pack_message(self._setup))
         self._following = self._loop.create_task(self._follow(reader))
+        listen(self._following, self._fail)
 
     def launch(self) -> None:
         """Have the zygote fork all processes. A zygote that is starting again does so when it is ready."""
@@ -234,7 +235,7 @@ class DeviceProcesses:
             case Broken():
                 self._fail(ConfigurationError(message.detail))
 
-    def _fail(self, error: FedemuError) -> None:
+    def _fail(self, error: BaseException) -> None:
         if not self._ready.done():
             fail(self._ready, error)
         else:
@@ -279,6 +280,7 @@ class DeviceProcesses:
             self._bury(number)
         self._ready = self._loop.create_future()
         self._starting = self._loop.create_task(self._start_again())
+        listen(self._starting, self._fail)
 
     async def _start_again(self) -> None:
         if self._zygote_failures > 1:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from fedemu.device.bus import LIMITS
 from fedemu.device.machine.arrival import Arrival
 from fedemu.protocol.codec import Limits
-from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.futures import listen
 from fedemu.protocol.host.open_files import allow_open_files, most_open_files
 from fedemu.protocol.sharing.relay import Relay
 from fedemu.protocol.transport.interface import BOUNDLESS, Network
@@ -35,6 +36,7 @@ def share_link(here: Arrival, network: Network, address: str, processes: int, st
     relay = Relay(network, address, here.trunk, loop, LARGEST, loop.time, bounds=bounds, own=True)
     relay.watch(here.granted.heartbeat_seconds, here.granted.patience)
     looking = loop.create_task(_look(relay, here))
+    listen(looking, here.fail)
     stack.callback(relay.close)
     stack.callback(looking.cancel)
 
@@ -44,11 +46,7 @@ async def _look(relay: Relay, here: Arrival) -> None:
     beat = loop.time()
     while True:
         await asyncio.sleep(LOOK_SECONDS)
-        try:
-            relay.look()
-        except FedemuError as error:
-            here.fail(error)
-            return
+        relay.look()
         if loop.time() >= beat:
             beat = loop.time() + min(BEAT_SECONDS, here.granted.heartbeat_seconds)
             here.trunk.beat()

@@ -29,6 +29,7 @@ from fedemu.device.machine.sleepers import Sleepers
 from fedemu.device.machine.trainers import Nursery, Trainers
 from fedemu.device.pipe import Setup
 from fedemu.protocol.errors import Interrupted
+from fedemu.protocol.host.futures import listen
 from fedemu.protocol.host.idleness import Idleness, Stuckness
 from fedemu.protocol.host.kernel import stop_signals
 from fedemu.protocol.host.named import load
@@ -159,6 +160,7 @@ class Supervision:
         processes = self._processes(here, shared, broker, environment, zygote)
         broker.joined, broker.crashed, broker.trainer_ready = processes.joined, link.died, trainers.ready
         watching = asyncio.create_task(self._watch(broker, trainers))
+        listen(watching, here.fail)
         stack.callback(watching.cancel)
         stack.push_async_callback(trainers.stop)
         stack.push_async_callback(processes.stop, broker.quit_processes, FAREWELL_SECONDS)

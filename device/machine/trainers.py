@@ -21,6 +21,7 @@ from fedemu.device.host.processors import gpu_of, gpu_share
 from fedemu.device.machine.forkers import begun, ended
 from fedemu.device.pipe import FROM_NURSERY, Ended, Forked, NotForked, TrainerSetup, Unpacker, pack_message
 from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.futures import listen
 from fedemu.protocol.wording import ending
 
 log = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class Trainers:
         *,
         ended: Callable[[int], None],
         restarted: Callable[[], None],
-        failed: Callable[[FedemuError], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self._nursery = nursery
         self._setup = setup
@@ -120,6 +121,7 @@ class Trainers:
     def launch(self) -> None:
         """Start all trainers. Each says on the bus when it is ready."""
         self._keeping = self._loop.create_task(self._keep())
+        listen(self._keeping, self._failed)
 
     def ready(self, number: int) -> None:
         """Trainer ``number`` can take jobs."""

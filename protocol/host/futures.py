@@ -1,8 +1,9 @@
-"""How a future is made to fail."""
+"""How a future is made to fail, and how the failure of a task is heard for which nobody waits."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 
@@ -15,3 +16,13 @@ def fail(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
         future.exception()
+
+
+def listen(task: asyncio.Future[Any], failed: Callable[[BaseException], None]) -> None:
+    """Call ``failed`` with the error of a task that ends with one. By itself asyncio tells it when nobody cares."""
+
+    def over(task: asyncio.Future[Any]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            failed(error)
+
+    task.add_done_callback(over)

@@ -16,7 +16,7 @@ from fedemu.device.machine.packs import PACK, Packs, pack_size
 from fedemu.device.machine.processes import BIRTH_STRIDE, DeviceProcesses
 from fedemu.device.machine.sleepers import Lives, Sleepers
 from fedemu.device.pipe import TO_ZYGOTE, Ended, Fork, Forked, Setup, Unpacker, ZygoteReady, pack_message
-from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.errors import FedemuError, MalformedMessage
 from fedemu.protocol.messages import Message
 
 FIRST = 1 << 20
@@ -294,6 +294,27 @@ async def test_a_zygote_that_dies_again_and_again_is_given_up(
     await until(lambda: failures, "the end of the machine")
     told = "The zygote, which forks the device processes, failed 3 times in a row; at last it ended with code 0."
     assert str(failures[0]) == told
+    await machine.packs.stop(None, 0.0)
+
+
+@pytest.mark.parametrize("ready", [True, False])
+async def test_a_zygote_that_says_what_cannot_be_read_ends_the_machine(
+    zygotes: list[Zygote], until: Callable[..., Any], ready: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not ready:
+        monkeypatch.setattr(Zygote, "say", lambda self, message: self._socket.send(b"\0\0\0\1?"))
+    failures: list[BaseException] = []
+    machine = Machine(failures.append)
+    preparing = asyncio.create_task(machine.packs.prepare())
+    if ready:
+        await preparing
+        zygotes[0]._socket.send(b"\0\0\0\1?")
+        await until(lambda: failures, "the end of the machine")
+        error: BaseException | None = failures[0]
+    else:
+        await asyncio.wait({preparing}, timeout=60)
+        error = preparing.exception()
+    assert isinstance(error, MalformedMessage), "otherwise nobody would hear of the deaths of devices any more"
     await machine.packs.stop(None, 0.0)
 
 

@@ -55,7 +55,8 @@ async def test_a_machine_whose_shared_connection_was_removed_ends_with_a_sentenc
 async def test_a_process_that_reads_late_gets_all_that_came_for_its_devices(tmp_path: Path, toy_work: Work) -> None:
     loop = asyncio.get_running_loop()
     network, trunk = DirectNetwork(loop), Trunk(MemoryNetwork(), loop)
-    here: Any = SimpleNamespace(trunk=trunk, granted=SimpleNamespace(heartbeat_seconds=60.0, patience=5))
+    granted = SimpleNamespace(heartbeat_seconds=60.0, patience=5)
+    here: Any = SimpleNamespace(trunk=trunk, granted=granted, fail=pytest.fail)
     trunk.open = True
     path, sock = a_link(tmp_path)
     async with AsyncExitStack() as stack:

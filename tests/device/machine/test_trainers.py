@@ -13,7 +13,7 @@ import pytest
 from fedemu.device.machine.forkers import ended
 from fedemu.device.machine.trainers import Trainers
 from fedemu.device.pipe import Ended, Forked, NotForked, TrainerSetup
-from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.errors import FedemuError, MalformedMessage
 
 SETUP = TrainerSetup(number=0, bus="bus", token="", trainer="", experiment="", device_type="cpu")
 
@@ -55,7 +55,7 @@ class Failing(Nursery):
 
 
 @asynccontextmanager
-async def launched(nursery: Any, count: int, failed: Callable[[FedemuError], None]) -> AsyncIterator[Trainers]:
+async def launched(nursery: Any, count: int, failed: Callable[[Any], None]) -> AsyncIterator[Trainers]:
     def ignore(*_: object) -> None: ...
 
     trainers = Trainers(nursery, SETUP, count, ended=ignore, restarted=ignore, failed=failed)
@@ -75,6 +75,15 @@ async def test_a_nursery_that_cannot_be_started_again_ends_the_machine(until: Ca
     async with launched(Failing(refuse), 1, told.append):
         await until(lambda: told, "the error")
     assert str(told[0]) == "no process can be started on this machine"
+
+
+async def test_a_nursery_that_says_what_cannot_be_read_ends_the_machine(until: Callable[..., Any]) -> None:
+    told: list[BaseException] = []
+    nursery = Nursery(lambda: None)
+    nursery.end.set_exception(MalformedMessage("encoding", "no map"))
+    async with launched(nursery, 1, told.append):
+        await until(lambda: told, "the error")
+    assert [*map(str, told)] == ["no map"]
 
 
 async def test_a_nursery_that_ends_again_and_again_before_a_trainer_is_ready_ends_the_machine(

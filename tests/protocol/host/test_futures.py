@@ -1,4 +1,4 @@
-"""A future that was made to fail."""
+"""A future that was made to fail, and a task that failed by itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedemu.protocol.host.futures import fail
+from fedemu.protocol.host.futures import fail, listen
 
 
 async def test_the_first_error_counts() -> None:
@@ -38,3 +38,22 @@ async def test_nothing_is_logged_of_an_error_that_nobody_reads(quiet: bool) -> N
     del future
     gc.collect()
     assert len(complaints) == (0 if quiet else 1)
+
+
+@pytest.mark.parametrize("end", ["error", "result", "cancelled"])
+async def test_the_error_of_a_task_for_which_nobody_waits_is_heard(end: str) -> None:
+    heard: list[BaseException] = []
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        if end == "error":
+            raise OSError("unheard")
+
+    task = asyncio.create_task(work())
+    listen(task, heard.append)
+    await asyncio.sleep(0)
+    if end == "cancelled":
+        task.cancel()
+    await asyncio.wait({task})
+    await asyncio.sleep(0)
+    assert [*map(str, heard)] == (["unheard"] if end == "error" else [])
