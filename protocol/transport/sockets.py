@@ -10,6 +10,7 @@ import errno
 import os
 import socket as unix
 import stat
+from collections.abc import Iterator
 from typing import Final
 
 import zmq
@@ -114,14 +115,8 @@ def _socket(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, limits: Limits, linger_ms: int
 ) -> zmq.Socket[bytes]:
     """A socket with the options that Routers and Dealers share."""
-    try:
+    with enough_sockets():
         socket = context.socket(kind)
-    except zmq.ZMQError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
-        raise ConfigurationError(
-            "this process has no file descriptors or sockets left; raise the limit (ulimit -n) or use more processes"
-        ) from None
     socket.setsockopt(zmq.LINGER, linger_ms)
     # A peer that connects and never finishes its handshake is cut off.
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
@@ -135,6 +130,19 @@ def _socket(
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 15)
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 4)
     return socket
+
+
+@contextlib.contextmanager
+def enough_sockets() -> Iterator[None]:
+    """Raise ConfigurationError if a socket cannot be made in the block because there are too many."""
+    try:
+        yield
+    except zmq.ZMQError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise ConfigurationError(
+            "this process has no file descriptors or sockets left; raise the limit (ulimit -n) or use more processes"
+        ) from None
 
 
 def check_address(address: str, listening: bool) -> None:

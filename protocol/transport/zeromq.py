@@ -17,7 +17,15 @@ from fedemu.protocol.transport.curve import KEY_CHARACTERS, ClientKeys, KeyGate,
 from fedemu.protocol.transport.endpoint import NOBLOCK, Endpoint
 from fedemu.protocol.transport.handshakes import BrokenHandshakes, HandshakeWatch
 from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, ReaderLoop, Screen, let_all_pass
-from fedemu.protocol.transport.sockets import bound, connect, make_context, require_door, unbind, unconnected
+from fedemu.protocol.transport.sockets import (
+    bound,
+    connect,
+    enough_sockets,
+    make_context,
+    require_door,
+    unbind,
+    unconnected,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -81,9 +89,11 @@ class ZmqNetwork:
     ) -> ZmqDealer:
         keys = self._keys if isinstance(self._keys, ClientKeys) and self._keys.address == address else None
         socket = unconnected(self._context, address, decoder.limits, self._linger, keys)
-        loop = self._running_loop()
-        watch = HandshakeWatch(socket, loop, address, keys, rejected) if self._watched else None
+        loop, watch = self._running_loop(), None
         try:
+            if self._watched:
+                with enough_sockets():
+                    watch = HandshakeWatch(socket, loop, address, keys, rejected)
             connect(socket, address)
         except ConfigurationError:
             if watch is not None:

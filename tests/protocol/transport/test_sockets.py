@@ -589,6 +589,13 @@ async def test_more_sockets_than_agreed_are_refused_in_one_sentence() -> None:
     network.close()
 
 
+async def test_a_dealer_for_whose_watch_no_socket_is_left_is_refused_with_a_sentence() -> None:
+    network = ZmqNetwork(max_sockets=1, watched=True)
+    with pytest.raises(ConfigurationError, match="no file descriptors or sockets left"):
+        network.connect("tcp://127.0.0.1:5577", UP, lambda envelope: None, lambda error: None)
+    network.close()
+
+
 def test_more_sockets_than_a_process_can_hold_are_refused_in_one_sentence() -> None:
     with pytest.raises(ConfigurationError, match=r"one process holds 1 to \d+ sockets, not 1000000"):
         ZmqNetwork(max_sockets=10**6)
