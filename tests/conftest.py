@@ -5,12 +5,15 @@ One process for all tests starts commands of fedemu.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import resource
 import signal
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import FunctionType, ModuleType
 
 import pytest
 
@@ -79,3 +82,28 @@ def files_end_at() -> Callable[[int], AbstractContextManager[None]]:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     return end_at
+
+
+@pytest.fixture
+def entries() -> Callable[[object], int]:
+    """``entries(thing)`` counts what all containers hold that the thing refers to, directly or through its parts.
+
+    Functions and loops are passed over: they lead to everything else in the process.
+    """
+
+    def count(thing: object) -> int:
+        seen, todo, found = dict[int, object](), [thing], 0
+        while todo:
+            each = todo.pop()
+            if id(each) in seen or isinstance(each, _PASSED_OVER):
+                continue
+            seen[id(each)] = each  # which keeps it alive, so that nothing else gets its id
+            if isinstance(each, dict | list | set | deque):
+                found += len(each)
+            todo += gc.get_referents(each)
+        return found
+
+    return count
+
+
+_PASSED_OVER = (type, ModuleType, FunctionType, asyncio.AbstractEventLoop)

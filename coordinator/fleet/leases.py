@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,8 @@ class Lease:
 
     ``peer`` is its connection, None while it is away. ``left`` is the real time in seconds since which it is away.
     ``key`` is the public key of its machine, empty without keys: no other machine can come back for the lease.
-    ``hung_up`` says that the connection of ``peer`` is gone.
+    ``hung_up`` says that the connection of ``peer`` is gone. ``woken`` says that its machine has woken a device before,
+    so that it can wake others.
     """
 
     token: str
@@ -35,6 +36,7 @@ class Lease:
     left: float | None = None
     key: str = ""
     hung_up: bool = False
+    woken: bool = False
 
     def fits(self, key: str) -> bool:
         """Whether a machine with this key may use the lease. A lease that was granted without keys fits everybody."""
@@ -73,6 +75,8 @@ class Leases:
     _held: Counter[str] = field(default_factory=Counter)
     """The number of indices that are leased to each key."""
     _numbered: list[Lease | None] = field(default_factory=list)
+    _unused: list[int] = field(default_factory=list)
+    """The numbers of leases that are gone, for others."""
     _holder: NDArray[np.int32] = field(init=False)
     """The number of the lease that has each device, -1 without one."""
 
@@ -157,12 +161,9 @@ class Leases:
         """The connected supervisors of these devices, each once."""
         return {peer: None for device in devices if (peer := self.holder(device)) is not None}
 
-    def held(self, among: Container[str] | None = None) -> NDArray[np.bool_]:
-        """Whether the supervisor of each device is connected. ``among`` are the tokens of the leases that count."""
-        here = [
-            lease is not None and lease.peer is not None and (among is None or lease.token in among)
-            for lease in self._numbered
-        ]
+    def held(self, woken: bool = False) -> NDArray[np.bool_]:
+        """Whether the supervisor of each device is connected, and if ``woken``, whether it has woken one before."""
+        here = [lease is not None and lease.peer is not None and (lease.woken or not woken) for lease in self._numbered]
         return np.array([*here, False])[self._holder]
 
     def leave(self, peer: bytes, now: float) -> None:
@@ -210,16 +211,26 @@ class Leases:
     def _grant(self, lease: Lease) -> None:
         self._by_token[lease.token] = lease
         self._granted += len(lease)
-        self._held[lease.key] += len(lease)
+        self._count(lease.key, len(lease))
+        if not self._unused:
+            self._unused.append(len(self._numbered))
+            self._numbered.append(None)
+        number = self._unused.pop()
+        self._numbered[number] = lease
         for start, stop in lease.ranges:
-            self._holder[start:stop] = len(self._numbered)
-        self._numbered.append(lease)
+            self._holder[start:stop] = number
 
     def _give(self, lease: Lease, key: str) -> None:
         """A lease that was granted without keys belongs to this key from now on."""
-        self._held[lease.key] -= len(lease)
-        self._held[key] += len(lease)
+        self._count(lease.key, -len(lease))
+        self._count(key, len(lease))
         lease.key = key
+
+    def _count(self, key: str, devices: int) -> None:
+        """So many more devices are leased to this key, or fewer."""
+        self._held[key] += devices
+        if not self._held[key]:
+            del self._held[key]
 
     def _seat(self, lease: Lease, peer: bytes, now: float) -> None:
         self.leave(peer, now)
@@ -254,8 +265,10 @@ class Leases:
     def _drop(self, lease: Lease) -> None:
         del self._by_token[lease.token]
         self._granted -= len(lease)
-        self._held[lease.key] -= len(lease)
-        self._numbered[self._holder[lease.ranges[0][0]]] = None
+        self._count(lease.key, -len(lease))
+        number = int(self._holder[lease.ranges[0][0]])
+        self._numbered[number] = None
+        self._unused.append(number)
         for start, stop in lease.ranges:
             self._holder[start:stop] = -1
 

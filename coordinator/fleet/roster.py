@@ -53,8 +53,6 @@ class Roster:
         self.likeness = Likeness(settings.portable, settings.mixed_compute)
         self.connected: dict[DeviceId, bytes] = {}
         """The peers of the devices that have a session."""
-        self._waking: set[str] = set()
-        """The leases whose machines have woken a device, so that they can wake others."""
         self._resumed = resumed
         self._virtual = settings.clock == "virtual"
         self.connection_of: Callable[[bytes], bytes] = lambda peer: peer
@@ -147,7 +145,8 @@ class Roster:
         self.connected[device] = peer
         self._by_peer[peer] = device
         self.resting.pop(peer, None)
-        self._waking.add(hello.lease)
+        if (lease := self.leases.of_token(hello.lease)) is not None:
+            lease.woken = True
         self._begin(peer, now)
         self.admission.recognise(peer, device, now)
         return Seated(device, replaced, anew=True)
@@ -254,7 +253,7 @@ class Roster:
         supervisor is back.
         """
         if self.planned is not None:
-            return [DeviceId(device) for device in np.flatnonzero(~self.leases.held(self._waking)).tolist()]
+            return [DeviceId(device) for device in np.flatnonzero(~self.leases.held(woken=True)).tolist()]
         return [device for device in map(DeviceId, range(len(self.columns))) if self.is_missing(device)]
 
     def is_missing(self, device: DeviceId) -> bool:
@@ -262,7 +261,7 @@ class Roster:
         if self.planned is not None:
             peer = self.leases.holder(device)
             lease = None if peer is None else self.leases.of_peer(peer)
-            return lease is None or lease.token not in self._waking
+            return lease is None or not lease.woken
         if self._virtual:
             return self.announced.of(device) is None
         return self.columns.incarnation[device] < 0 and not (self._resumed and self.leases.holder_present(device))
@@ -270,7 +269,7 @@ class Roster:
     def heralds(self) -> list[DeviceId]:
         """The first device of each lease whose supervisor is there and has not woken any device yet."""
         leases = [lease for peer in self.leases.peers if (lease := self.leases.of_peer(peer)) is not None]
-        return [DeviceId(lease.ranges[0][0]) for lease in leases if lease.token not in self._waking]
+        return [DeviceId(lease.ranges[0][0]) for lease in leases if not lease.woken]
 
     def reachable(self) -> int:
         """The number of devices that can be asked now: the connected ones, or those that somebody can wake."""

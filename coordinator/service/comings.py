@@ -16,6 +16,8 @@ Without keys, anybody may call himself an edge.
 """
 PER_SECOND: Final = 1.0
 """So many more are told in each second."""
+LEAST_TALES: Final = 1000
+"""So many who come are remembered in any case."""
 
 
 @dataclass(slots=True)
@@ -26,12 +28,21 @@ class _Tale:
     at: float
     untold: int = 0
 
+    def at_most(self, now: float) -> float:
+        """How many comings may be told now."""
+        return min(AT_ONCE, self.left + PER_SECOND * (now - self.at))
+
 
 class Comings:
-    """Counts comings by who comes, and remembers the sessions of which an event told: only their goings are told."""
+    """Counts comings by who comes, and remembers the sessions of which an event told: only their goings are told.
+
+    Who has not come for so long that it makes no difference is forgotten.
+    """
 
     def __init__(self) -> None:
         self._tales: dict[Hashable, _Tale] = {}
+        self._most = LEAST_TALES
+        """With more tales than these, those that tell nothing are looked for."""
         self._told: set[Hashable] = set()
 
     def comes(self, session: Hashable, who: Hashable, now: float) -> dict[str, int] | None:
@@ -39,9 +50,13 @@ class Comings:
 
         That is ``untold``, the number of comings of ``who`` since the event before of which none told, unless it is 0.
         """
+        if len(self._tales) > self._most:
+            self._tales = {
+                each: tale for each, tale in self._tales.items() if tale.untold or tale.at_most(now) < AT_ONCE
+            }
+            self._most = max(LEAST_TALES, 2 * len(self._tales))
         tale = self._tales.setdefault(who, _Tale(AT_ONCE, now))
-        tale.left = min(AT_ONCE, tale.left + PER_SECOND * (now - tale.at))
-        tale.at = now
+        tale.left, tale.at = tale.at_most(now), now
         if tale.left < 1:
             tale.untold += 1
             self._told.discard(session)

@@ -279,7 +279,11 @@ class Reception:
         likeness = self.roster.likeness
         if sentence := likeness.refusal(message.compute, host):
             raise RefusedError("compute", sentence)
+        known = self.roster.leases.of_token(message.lease)
+        earlier = None if known is None else known.peer
         lease = self.roster.enroll(peer, message.count, message.lease, host, now, key)
+        if earlier is not None and not self.roster.knows(earlier):
+            self._comings.goes(earlier)  # nothing else ends the session of a supervisor that is back already
         self._send(peer, self._granted(lease=lease.token, ranges=lease.ranges), ())
         if lease is not before:
             # With a new lease come new devices, in place of others that took their own states with them.

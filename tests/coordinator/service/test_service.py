@@ -18,6 +18,7 @@ from fedemu.coordinator.observer import Absence, Observers
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import Summary
+from fedemu.coordinator.service import comings
 from fedemu.coordinator.service.reception import Reception
 from fedemu.coordinator.service.service import MOMENT_SECONDS, Service
 from fedemu.coordinator.service.shelf import Shelf
@@ -91,6 +92,38 @@ async def test_nothing_is_remembered_of_a_peer_whose_connection_is_gone(tmp_path
     assert lease is not None
     assert lease.key == ""
     assert not reception.broken.done()
+
+
+@pytest.mark.parametrize("sleeping", [False, True])
+async def test_nothing_is_kept_of_machines_that_came_and_went_however_many_they_were(
+    tmp_path: Path, sleeping: bool, entries: Callable[[object], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comings, "LEAST_TALES", 4, raising=False)
+    now = START
+    service = a_service(tmp_path, lambda: now)
+    service.roster.planned = PlannedTimes(3, None) if sleeping else None
+    reception, leases = service.reception, service.roster.leases
+    monkeypatch.setattr(reception, "_key_of", lambda peer: f"key {peer.decode().split()[-1]}")
+    kept = []
+    for machine in range(100):
+        supervisor, device, again = (f"{what} {machine}".encode() for what in ("supervisor", "device", "again"))
+        reception.received(supervisor, Envelope(Enroll(count=3, host="attic"), ()))
+        lease = leases.of_peer(supervisor)
+        assert lease is not None, "the places of the machine before are free again"
+        reception.received(device, Envelope(Hello(device=0, incarnation=machine, lease=lease.token), ()))
+        reception.closed(supervisor)
+        reception.closed(device)
+        if machine % 2:  # it was killed, and is back at once
+            reception.received(again, Envelope(Enroll(count=3, lease=lease.token), ()))
+            assert leases.of_peer(again) is lease
+            reception.closed(again)
+        now += 1000.0
+        reception.expire(now)
+        assert service.roster.peers == []
+        now += 1000.0
+        kept.append(entries(reception))
+    assert not reception.broken.done()
+    assert max(kept[80:]) <= max(kept[:20])
 
 
 async def test_a_member_whose_message_cannot_be_read_stays_and_one_whose_key_was_revoked_makes_room_at_once(
