@@ -18,6 +18,7 @@ from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState, fedavg
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.registry import build_algorithm, build_terms
+from fedemu.algorithms.replay.directions import Directions
 from fedemu.algorithms.replay.notes import NotingLogits
 from fedemu.algorithms.replay.replay import COMPUTES_GRADIENTS, LOOKS_AT_MODEL, ReplaySettings, with_replay
 from fedemu.algorithms.replay.selection.selection import STRATEGIES
@@ -188,6 +189,19 @@ def test_gradients_that_are_not_finite_make_no_objective_and_do_no_harm(fleet: A
     played.play([])
     assert played.algorithm.remarks(played.state)["replay"]["objective"] == 0.0
     assert {device: len(indices) for device, indices in kept(played).items()} == {0: 5, 1: 3, 2: 0}
+
+
+def test_a_sum_with_one_value_that_is_not_finite_counts_as_nothing(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    weighted_sum = Directions.weighted_sum
+
+    def with_a_hole(directions: Directions, x: Any) -> Any:
+        summed = weighted_sum(directions, x)
+        next(iter(summed.values())).flatten()[0] = float("nan")
+        return summed
+
+    monkeypatch.setattr(Directions, "weighted_sum", with_a_hole)
+    played = play(fleet(built("naive_uniform", objective="always")), 2)
+    assert played.algorithm.remarks(played.state)["replay"]["objective"] == 0.0
 
 
 def test_without_a_census_only_the_number_of_samples_is_told(fleet: Any) -> None:
