@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import resource
+import select
 import socket
 import threading
 import time
@@ -26,7 +27,7 @@ from fedemu.protocol.transport import direct_router
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.direct_router import DirectRouter
 from fedemu.protocol.transport.zeromq import ZmqNetwork
-from fedemu.protocol.transport.zmtp import GREETING, ready
+from fedemu.protocol.transport.zmtp import GREETING, framed, ready
 
 
 @pytest.fixture
@@ -143,6 +144,26 @@ async def test_questions_of_a_peer_that_reads_nothing_are_not_all_answered(socke
     assert await asyncio.to_thread(read_all) == len(b"\x04\x05\x04PONG"), "one that reads is answered"
     stranger.close()
     router.close()
+    network.close()
+
+
+async def test_a_peer_that_reads_no_more_is_heard_until_its_end_and_not_written_to(
+    eventually: Any, socket_path: Path
+) -> None:
+    network = DirectNetwork(asyncio.get_running_loop())
+    heard: list[bytes] = []
+    router = network.bind(f"ipc://{socket_path}", UP, lambda peer, envelope: heard.append(peer), print)
+    heartbeat = b"".join(framed(encode(Heartbeat())))
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(str(socket_path))
+        stranger.sendall(GREETING + ready(b"DEALER") + heartbeat)
+        await eventually(lambda: heard)
+        stranger.shutdown(socket.SHUT_RD)
+        router.send(heard[0], Beat())
+        assert [events for _, events, _ in router.wants()] == [select.POLLIN], "nothing is to be written"
+        stranger.sendall(heartbeat)
+        await eventually(lambda: len(heard) == 2)
+    await eventually(lambda: not router.wants())
     network.close()
 
 
