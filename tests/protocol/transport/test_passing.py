@@ -116,7 +116,11 @@ async def test_a_large_frame_that_cannot_go_as_memory_goes_as_bytes(
     assert place_of(sides.up[1].frames[0]) is None
 
 
-async def test_a_message_may_refer_to_many_pieces_of_memory(sides: Sides, eventually: Any) -> None:
+@pytest.mark.parametrize("kept", [sealed.MOST_KEPT, MOST_DESCRIPTORS + 3])
+async def test_a_message_may_refer_to_many_pieces_of_memory(
+    sides: Sides, eventually: Any, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    monkeypatch.setattr(sealed, "MOST_KEPT", kept)
     frames = [view for _ in range(sealed.MOST_KEPT) for view in seal([LARGE])]
     frames += [LARGE] * (MOST_DESCRIPTORS + 3 - len(frames))
     sides.dealer.send(result(*map(len, frames)), frames)
