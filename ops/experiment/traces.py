@@ -13,6 +13,7 @@ from fedemu.ops.experiment import trace_files
 from fedemu.ops.experiment.experiment import Experiment
 from fedemu.ops.experiment.tables.fleet import AvailabilityTrace, ComputeTrace, NetworkTrace, ProfileRows, Traces
 from fedemu.ops.experiment.tables.section import AUTO
+from fedemu.ops.homes import expanded
 from fedemu.protocol.errors import ConfigurationError
 
 TRACES_FILE = "traces.json"
@@ -82,9 +83,10 @@ def _read_profile(key: str, quantity: ComputeTrace | NetworkTrace, path: Path) -
 
 
 def _locate(setting: str, name: str, folders: Sequence[Path]) -> Path:
+    file = expanded(name)
     for folder in folders:
-        if (folder / name).is_file():
-            return folder / name
+        if (folder / file).is_file():
+            return folder / file
     looked = " and ".join(str(folder) for folder in folders)
     hint = "" if len(folders) > 1 else "; set FEDEMU_DATA to the folder that holds it"
     raise ConfigurationError(f'{setting} = "{name}" is not there: looked in {looked}{hint}')

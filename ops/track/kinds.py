@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedemu.ops.extras import require
+from fedemu.ops.homes import expanded
 from fedemu.ops.track.tracker import Tracker
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.named import load
@@ -52,6 +53,7 @@ def check(names: Iterable[str], out: str = "") -> None:
 def places(names: Iterable[str], out: str) -> dict[str, str]:
     """Where each tracker writes: at ``out``, or if there are several, each in a folder of its own there."""
     names = dict.fromkeys(names)
+    out = str(expanded(out)) if out and "://" not in out else out
     if len(names) < 2 or not out:
         return dict.fromkeys(names, out)
     return {name: str(Path(out) / file_name(name)) for name in names}

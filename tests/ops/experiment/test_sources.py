@@ -350,6 +350,13 @@ def test_files_are_looked_for_beside_the_toml_first(tmp_path: Path, traces: Path
     assert load_experiment(path, [], environment)[0].traces.availability == ((3.0, 4.0),)
 
 
+def test_a_trace_file_may_be_named_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "trace.csv").write_text("device,start,end\na,1,2\n")
+    named = ["availability={kind='trace',file='~/trace.csv'}"]
+    assert load_experiment("digits", named, {})[0].traces.availability == ((1.0, 2.0),)
+
+
 def test_the_content_of_trace_files_travels_with_the_experiment(traces: Path) -> None:
     experiment, _ = load_experiment("phones", [], {"FEDEMU_DATA": str(traces)})
     assert experiment.traces.availability == ((1000.0, 4000.0), (500.0, 9000.0), (), (6000.0,))
