@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -142,7 +143,7 @@ def compare(*runs: Compared | Iterable[Compared], target: float | None = None, l
     95 % of it are counted. ``last`` is the number of last rounds over which an accuracy is the mean. Nothing is
     written; ``page()`` of what is returned writes the page.
 
-    Raises ConfigurationError if one of them holds no run.
+    Raises ConfigurationError if one of them holds no run, or if ``target`` or ``last`` is out of range.
 
     >>> fedemu.compare("gentle", "plain", target=0.9)  # prints the table
     """
@@ -150,6 +151,10 @@ def compare(*runs: Compared | Iterable[Compared], target: float | None = None, l
     try:
         if not runs:
             raise ConfigurationError('compare has nothing to compare; name results or folders, as in compare("runs")')
+        if target is not None and not 0 < target <= 1:
+            raise ConfigurationError(f"target = {target} must be above 0 and at most 1; it is a share, as in 0.9")
+        if last < 1:
+            raise ConfigurationError(f"last = {last} must be at least 1; it is a number of rounds")
         return ComparedRuns(side_by_side([path for some in runs for path in _paths(some)], target, last))
     except FedemuError as error:
         raise error.with_traceback(None) from error.__cause__
@@ -209,11 +214,13 @@ def _resumed(folder: Path, seeds: Seeds | None, written: list[str], progress: bo
 
 def _seeds(seeds: Seeds) -> list[int]:
     """The seeds that were asked for. Raises ConfigurationError if they are none."""
-    if isinstance(seeds, int):
-        if seeds < 1:
-            raise ConfigurationError(f"seeds = {seeds} is no number of seeds; write at least 1, or a list as in [1, 2]")
-        return parse_seeds(f"1-{seeds}")
-    return parse_seeds(seeds if isinstance(seeds, str) else ",".join(map(str, seeds)))
+    if isinstance(seeds, str):
+        return parse_seeds(seeds)
+    if isinstance(seeds, Iterable):
+        return parse_seeds(",".join(map(str, seeds)))
+    if isinstance(seeds, bool) or not isinstance(seeds, Integral) or seeds < 1:
+        raise ConfigurationError(f"seeds = {seeds} is no number of seeds; write at least 1, or a list as in [1, 2]")
+    return parse_seeds(f"1-{seeds}")
 
 
 def _run_one(directory: Path, name: str, runtime: Runtime, progress: bool, *, new: bool) -> Result:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedemu
@@ -125,6 +126,9 @@ def test_a_figure_is_found_by_its_name(directory: Path) -> None:
     ("arguments", "said"),
     [
         ({"seeds": 0}, "seeds = 0 is no number of seeds"),
+        ({"seeds": True}, "seeds = True is no number of seeds"),
+        ({"seeds": 1.5}, "seeds = 1.5 is no number of seeds"),
+        ({"seeds": np.int64(1001)}, "the seeds 1-1001 are more than 1,000"),
         ({"seeds": [1, 1]}, "the seeds 1,1 have 1 more than once"),
         ({"seeds": 2, "seed": 3}, "leave out seed"),
         ({"resume": "there"}, "there is no run directory"),
@@ -139,3 +143,18 @@ def test_arguments_that_do_not_go_together_are_refused(
     with pytest.raises(ConfigurationError, match=said):
         fedemu.run(**arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"target": 90}, "target = 90 must be above 0 and at most 1; it is a share, as in 0.9"),
+        ({"target": math.nan}, "target = nan must be above 0"),
+        ({"last": 0}, "last = 0 must be at least 1; it is a number of rounds"),
+    ],
+)
+def test_a_target_and_a_number_of_rounds_out_of_range_are_refused(
+    arguments: dict[str, Any], said: str, directory: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        fedemu.compare(directory, **arguments)
