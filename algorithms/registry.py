@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
@@ -304,6 +305,8 @@ def _checked(table: str, name: str, builder: Callable[..., Any], options: Mappin
             raise ConfigurationError(
                 f"{place} = {first['input']!r} does not fit {name!r}: it must be {demand(first)}"
             ) from None
+        if ":" not in name and not _is_finite(checked[option]):
+            raise ConfigurationError(f"{table}.{option} = {value!r} does not fit {name!r}: it must be finite")
         if ":" not in name and _largest(checked[option]) > _MOST:
             raise ConfigurationError(
                 f"{table}.{option} = {value!r} does not fit {name!r}: whole numbers must be at most {_MOST}"
@@ -313,6 +316,13 @@ def _checked(table: str, name: str, builder: Callable[..., Any], options: Mappin
 
 _MOST = 2**32 - 1
 """The largest whole number in an option of fedemu's own builders: the largest seed, and more than any size."""
+
+
+def _is_finite(value: object) -> bool:
+    """Whether all numbers in a value are finite. A text such as ``Infinity`` may have become a number."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return all(map(_is_finite, value)) if isinstance(value, list | tuple) else True
 
 
 def _largest(value: object) -> int:

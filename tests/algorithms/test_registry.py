@@ -227,6 +227,7 @@ def test_an_own_method_that_cannot_be_used_is_named(
             "algorithm.options.evaluate_every = 1000000000000 does not fit 'feddf': whole numbers must be at most",
         ),
         ("moon", {"mu": True}, "algorithm.options.mu = True does not fit 'moon': it must be a number"),
+        ("moon", {"mu": "Infinity"}, "algorithm.options.mu = 'Infinity' does not fit 'moon': it must be finite"),
     ],
 )
 def test_a_wrong_option_of_a_built_in_method_is_named(
