@@ -85,7 +85,7 @@ def checked(arrivals: Arrivals, tests: PeriodTests) -> tuple[Arrivals, PeriodTes
     ):
         if np.any(missing):
             raise ConfigurationError(
-                f"period {np.argmax(missing)} of {len(missing)} has no sample to {purpose}; "
+                f"period {np.argmax(missing) + 1} of {len(missing)} has no sample to {purpose}; "
                 "ask for fewer periods, or use more data"
             )
     return arrivals, tests

@@ -86,7 +86,7 @@ def test_the_samples_that_devices_hold_out_of_a_period_add_up_to_the_fraction():
     [
         ({"periods": 0}, "0 periods are asked for; there must be at least 1"),
         ({"periods": 11}, "11 periods need at least one training sample each, but the devices hold 10"),
-        ({"periods": 3}, "period 0 of 3 has no sample to test on; ask for fewer periods, or use more data"),
+        ({"periods": 3}, "period 1 of 3 has no sample to test on; ask for fewer periods, or use more data"),
         ({"periods": 2, "test_fraction": 0.0}, "the test fraction is 0.0; it must be above 0 and below 1"),
         ({"periods": 2, "test_fraction": 1.0}, "the test fraction is 1.0; it must be above 0 and below 1"),
         ({"periods": 2, "test_fraction": math.nan}, "the test fraction is nan"),
@@ -208,7 +208,7 @@ def test_a_drift_out_of_range_is_refused(name, options, complaint):
 
 
 def test_a_test_split_that_does_not_reach_for_all_periods_is_refused():
-    with pytest.raises(ConfigurationError, match="period 1 of 3 has no sample to test on"):
+    with pytest.raises(ConfigurationError, match="period 2 of 3 has no sample to test on"):
         drifts("window", np.arange(9), np.arange(1), partition(range(9)), 3)
 
 

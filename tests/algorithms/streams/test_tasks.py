@@ -68,9 +68,9 @@ def test_tasks_that_cannot_be_made_are_refused(classes, tasks, order, complaint)
 def test_a_task_without_samples_and_labels_of_other_classes_are_refused():
     tasks = ClassTasks.of(3, 3, [0, 1, 2])
     everything = partition(range(2))
-    with pytest.raises(ConfigurationError, match="period 2 of 3 has no sample to train on at any device"):
+    with pytest.raises(ConfigurationError, match="period 3 of 3 has no sample to train on at any device"):
         class_incremental(np.array([0, 1]), np.array([0, 1, 2]), everything, tasks, generator=seeded())
-    with pytest.raises(ConfigurationError, match="period 1 of 3 has no sample to test on"):
+    with pytest.raises(ConfigurationError, match="period 2 of 3 has no sample to test on"):
         class_incremental(np.array([0, 1, 2]), np.array([0, 2]), partition(range(3)), tasks, generator=seeded())
     with pytest.raises(ConfigurationError, match="made of 3 classes, but labels go from 1 to 3"):
         class_incremental(np.array([1, 3]), np.array([0, 1, 2]), everything, tasks, generator=seeded())
