@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fedemu.algorithms.registry import ALGORITHMS
 
 
+@pytest.mark.timeout(600)
 def test_no_program_mixes_devices_reads_values_or_copies_from_the_gpu() -> None:
     """Each program runs for one device and for a stack. ``fake_gpu.py`` tells why it has a process of its own."""
     done = subprocess.run(
