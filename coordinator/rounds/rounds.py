@@ -140,6 +140,7 @@ class Rounds(Generic[S]):
             "leases": self._service.roster.leases.changes,
             "cursor": self._run.cursor(),
             "frozen": self._run.frozen,
+            "data": self._plan.data,
             "sums": RULE,
             "compute": self._computed(),
         }

@@ -29,6 +29,7 @@ from fedemu.coordinator.serve import serve
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN
 from fedemu.protocol.errors import ConfigurationError, Interrupted, UnreachableError
+from fedemu.protocol.ids import Digest
 from fedemu.protocol.transport.link import Faults
 from fedemu.protocol.transport.memory import MemoryNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
@@ -268,7 +269,7 @@ async def test_a_run_of_a_version_that_rounded_sums_goes_on_and_says_so(
     assert left.named("arithmetic") == []
     folder = make_plan().directory / "checkpoint"
     document = read_record(folder, 2)
-    del document["record"]["sums"]
+    del document["record"]["sums"], document["record"]["data"]
     write_record(folder, 2, document)
     [grant] = LeaseJournal(folder / "leases.jsonl").entries()
     network = MemoryNetwork()
@@ -290,6 +291,21 @@ async def test_a_checkpoint_of_a_model_of_another_shape_is_not_gone_on_with(
     other = {"w": torch.zeros(3), "c": torch.ones(1)}
     with pytest.raises(ConfigurationError, match=r"'b' has the shape \[1\] there, and of nothing here"):
         await play(make_plan(network=MemoryNetwork(), variables=other))
+
+
+async def test_a_run_does_not_go_on_with_other_data_and_its_logs_stay(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    """Such as those that a relative name leads to in another working folder. An earlier version kept no digest."""
+    make_fleet()
+    await play(make_plan(rounds=2, data=Digest("a" * 64)))
+    plan = make_plan(network=MemoryNetwork(), data=Digest("b" * 64))
+    logs = {path: path.read_bytes() for path in plan.directory.glob("*.jsonl")}
+    with pytest.raises(
+        ConfigurationError, match=r"are not those .* began \(digest a{12}\.\.\. then, b{12}\.\.\. now\)"
+    ):
+        await play(plan)
+    assert {path: path.read_bytes() for path in plan.directory.glob("*.jsonl")} == logs
 
 
 async def test_a_resume_on_a_machine_that_computes_otherwise_is_refused_and_changes_no_log(
