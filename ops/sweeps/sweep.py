@@ -11,7 +11,7 @@ from pathlib import Path
 from fedemu.coordinator.record.run import read_run
 from fedemu.ops.data.apart import decode_apart, find_data
 from fedemu.ops.experiment import Experiment, Runtime
-from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.experiment.sources import CONFIG_FILE, load_experiment
 from fedemu.ops.figures import counted
 from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.exits import complain
@@ -45,9 +45,14 @@ def loaded(runs: Sequence[Planned]) -> dict[Path, tuple[Experiment, Runtime]]:
 
 
 def prepare(folder: Path, experiments: Loaded) -> None:
-    """Check that data and trackers are there, and that no folder holds the run of another experiment."""
+    """Check that data and trackers are there, and that no folder holds the run of another experiment.
+
+    The folder of the sweep itself may be no run directory.
+    """
     if folder.is_file():
         raise ConfigurationError(f"{folder} is a file; name a folder with --out")
+    if (folder / CONFIG_FILE).is_file():
+        raise ConfigurationError(f"{folder} is a run directory, in which nobody looks for runs; choose another --out")
     for place, (experiment, runtime) in experiments.items():
         check_trackers(runtime.track.to, runtime.track.out)
         find_data(experiment)

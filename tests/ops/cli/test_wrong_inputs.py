@@ -163,6 +163,10 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["run", "my new.toml"], "there is no file my new.toml; `fedemu init 'my new.toml'` writes one to start from"),
     (["report", "damaged"], "round is 'x', and must be a whole number"),
     (["report", "taken"], "taken/plots can't be used: File exists; name another"),
+    (
+        ["sweep", "digits-small", "--out", "group/a"],
+        "group/a is a run directory, in which nobody looks for runs; choose",
+    ),
     (["sweep", "sweep.toml", "--out", "x"], "sweep.toml: the part x names no experiments and no presets; name some"),
     (["sweep", "seeds.toml", "--out", "x"], 'seeds.toml: parts[0].seeds[0] = "a" must be a whole number'),
     (
