@@ -33,7 +33,7 @@ _OF_PATHS = frozenset(
 
 def complain(text: str) -> None:
     """Tell the user one sentence on stderr, without a full stop. The lines of an account may follow it."""
-    sentence = text if text.endswith("...") else text.removesuffix(".")
+    sentence = text if text.endswith(("..", " .")) else text.removesuffix(".")  # the working folder is no stop
     print(f"{COMPLAINT}{sentence}", file=sys.stderr, flush=True)
 
 
