@@ -55,9 +55,9 @@ def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
     """Put an experiment together as a coordinator needs it, and try it out.
 
     ``say`` gets a line for people while data are decoded, which happens in a process of its own, one if the first tasks
-    find no public data of their classes, and one if devices are computed in another way than the experiment says. Its
-    ``local.executor`` is then the one that is taken. Raises ConfigurationError or DataError if a part cannot be made,
-    or if the parts do not fit together.
+    find no public data of their classes, one if there are no validation samples on which to evaluate, and one if
+    devices are computed in another way than the experiment says. Its ``local.executor`` is then the one that is taken.
+    Raises ConfigurationError or DataError if a part cannot be made, or if the parts do not fit together.
     """
     decode_apart(experiment, say)
     parts = Parts(experiment)
@@ -66,6 +66,8 @@ def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
     computing = try_out(parts)
     if warning := untrained(parts.public, parts.model):
         say(warning)
+    if experiment.evaluate.validation and not len(parts.partition.validation_indices):
+        say("warning: evaluate.validation has no effect, because no device holds samples back; raise data.validation")
     if computing.why:
         say(computing.why)
         local = experiment.local.model_copy(update={"executor": computing.executor})

@@ -154,6 +154,14 @@ def experiment(*settings: str) -> Experiment:
     return load_experiment("digits-small", list(settings), {})[0]
 
 
+@pytest.mark.parametrize(("share", "warned"), [(0.0, True), (0.1, False)])
+def test_an_evaluation_on_validation_samples_that_nobody_has_is_told(share: float, warned: bool) -> None:
+    said: list[str] = []
+    tried_parts(experiment("evaluate.validation=true", f"data.validation={share}"), said.append)
+    told = "warning: evaluate.validation has no effect, because no device holds samples back; raise data.validation"
+    assert (told in said) == warned
+
+
 @pytest.mark.parametrize(
     ("name", "executor", "reason"),
     [
