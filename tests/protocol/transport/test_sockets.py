@@ -10,10 +10,11 @@ import os
 import resource
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import zmq
 from fedemu.protocol.codec import DOWN, UP, Decoder, Limits, encode
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.messages import Beat, Blob, Bye, Heartbeat, Hello, Result, TensorSpec, Up
-from fedemu.protocol.transport import direct_router
+from fedemu.protocol.transport import direct, direct_router
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.direct_router import DirectRouter
 from fedemu.protocol.transport.zeromq import ZmqNetwork
@@ -483,6 +484,40 @@ async def test_a_connection_that_has_come_about_is_not_ended_by_the_time_for_its
     assert [timer.cancelled() for timer in timers] == [True]
     own.close()
     network.close()
+
+
+@pytest.mark.parametrize("said", [b"", GREETING], ids=["nothing", "a greeting"])
+async def test_a_peer_that_does_not_end_its_handshake_is_left_and_tried_again(
+    socket_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(direct, "_HANDSHAKE_SECONDS", 0.05)
+    network = DirectNetwork(asyncio.get_running_loop())
+    with socket.socket(socket.AF_UNIX) as mute, ExitStack() as connections:
+        mute.bind(str(socket_path))
+        mute.listen()
+        mute.settimeout(60)
+        network.connect(f"ipc://{socket_path}", DOWN, print, print)
+        for _ in range(2):
+            connection, _ = await asyncio.to_thread(mute.accept)
+            connections.enter_context(connection).sendall(said)
+    network.close()
+
+
+async def test_closing_a_connection_that_the_other_side_has_reset_does_no_harm(eventually: Any) -> None:
+    network = DirectNetwork(asyncio.get_running_loop(), linger_seconds=0.1)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        dealer = network.connect(f"tcp://127.0.0.1:{door.getsockname()[1]}", DOWN, print, print)
+        dealer.send(Heartbeat())
+        connection, _ = await asyncio.to_thread(door.accept)
+        connection.sendall(GREETING + ready(b"ROUTER"))
+        heartbeat = b"".join(framed(encode(Heartbeat())))
+        said = b""
+        while not said.endswith(heartbeat):
+            said += await asyncio.to_thread(connection.recv, 4096)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    dealer.close()
+    await eventually(lambda: not dealer.wants())
 
 
 async def test_a_farewell_while_nobody_listens_is_heard_if_somebody_soon_does(
