@@ -117,8 +117,7 @@ class Line:
         """Do what the descriptor may be ready for."""
         if self._writing:
             self.write()
-        if not self._closed:
-            self.read()
+        self.read()
 
     def flush(self) -> None:
         """Send what waits, unless the other side is not ready for it."""
