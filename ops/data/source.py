@@ -103,7 +103,9 @@ def locate(dataset: str, data: Path | None) -> Place:
     if is_name(dataset):
         return Place("function", dataset)
     name, _, subset = dataset.partition("#")
-    folders = dict.fromkeys([*([data / name] if data is not None else []), expanded(name)])
+    folders = _places(name, data)
+    if subset and any(folder.exists() for folder in _places(dataset, data)):
+        name, subset, folders = dataset, "", _places(dataset, data)  # a path with this sign in it
     for folder in folders:
         if folder.exists() and is_restricted():
             _require_shared(dataset, folder, data)
@@ -122,6 +124,11 @@ def locate(dataset: str, data: Path | None) -> Place:
         f"there is no data set {dataset!r}: no folder {' or '.join(map(str, folders))}, "
         "and it is no Hugging Face id; check data.dataset"
     )
+
+
+def _places(name: str, data: Path | None) -> list[Path]:
+    """Where a file or a folder of this name may be, each place once."""
+    return [*dict.fromkeys([*([data / name] if data is not None else []), expanded(name)])]
 
 
 def entry_of(source: DataSource, place: Place, cache: Path) -> Path:

@@ -13,7 +13,7 @@ import torch
 
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.ops.data import corpora
-from fedemu.ops.data.source import locate
+from fedemu.ops.data.source import Place, locate
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import DataError
 
@@ -115,3 +115,11 @@ def test_lines_of_json_and_parquet_are_tables(load: Load, tmp_path: Path) -> Non
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "t.parquet")
     stored = corpora.open_corpus(Experiment.parse({"data": {"dataset": "t.parquet", "image_column": "tokens"}}))
     assert stored.train.x.tolist() == tokens.train.x.tolist()
+
+
+def test_a_path_may_have_the_sign_that_parts_a_configuration_from_its_data_set(tmp_path: Path) -> None:
+    (tmp_path / "c#").mkdir()
+    (tmp_path / "c#" / "numbers.csv").touch()
+    assert locate("c#/numbers.csv", tmp_path) == Place("file", str(tmp_path / "c#" / "numbers.csv"))
+    (tmp_path / "c").mkdir()
+    assert locate("c#small", tmp_path) == Place("folder", str(tmp_path / "c"), "small")
