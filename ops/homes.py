@@ -9,7 +9,12 @@ from fedemu.protocol.errors import ConfigurationError
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with the home folder in place of ``~`` or ``~NAME``. Raises ConfigurationError if there is none."""
+    """The path with the home folder in place of ``~`` or ``~NAME``. Raises ConfigurationError if there is none.
+
+    ``./~`` is a name in the working folder.
+    """
+    if not str(path).startswith("~"):
+        return Path(path)
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -15,6 +15,7 @@ def test_a_path_in_a_home_folder_is_written_out(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("HOME", str(tmp_path))
     assert expanded("~/data") == tmp_path / "data"
     assert expanded("data/~") == Path("data/~")
+    assert expanded("./~/data") == Path("~/data"), "a folder of this name in the working folder"
 
 
 def test_the_home_folder_of_a_user_who_is_not_there_is_told_in_words() -> None:
