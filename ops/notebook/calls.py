@@ -13,6 +13,7 @@ from typing import Any, Literal, overload
 
 from fedemu.ops.compare.compare import compare as side_by_side
 from fedemu.ops.experiment import Runtime
+from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.ops.notebook.compared import ComparedRuns
 from fedemu.ops.notebook.play import Ended, play
 from fedemu.ops.notebook.result import Result
@@ -265,7 +266,7 @@ def _failure(shown: Shown, ended: Ended, folder: Path, stopped: str = "") -> Fed
     said = ended.cause or Told(words)
     if stopped:
         shown.ended(stopped)
-        sentence = f'{stopped}; go on with fedemu.run(resume="{folder}")'
+        sentence = f"{stopped}; go on with fedemu.run(resume={toml_value(str(folder))})"
         between = "\n" if "\n" in said.sentence else "; " if said.sentence else ""
         said = said._replace(sentence=f"{said.sentence}{between}{sentence}")
     else:

@@ -1,5 +1,6 @@
 """Running an experiment from a program, as in a notebook."""
 
+import ast
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from fedemu.ops.notebook import calls, play, settings
 from fedemu.ops.notebook.shown import Shown
 from fedemu.ops.running.folder import claim, keep_grown
 from fedemu.ops.stress.warm import WarmStart
-from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +141,18 @@ def test_trace_files_of_an_experiment_from_a_program_are_looked_for_in_the_worki
     assert settings.load(Experiment.parse(table), [])[0] == of_table
     Path("trace.csv").unlink()
     assert settings.load(of_table, ["rounds=7"])[0] == of_table.model_copy(update={"rounds": 7})
+
+
+def test_the_call_that_goes_on_with_a_run_can_be_copied_whatever_its_folder_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Path('my "run" \\ 1')
+    claim(load_experiment(TINY, [], {})[0], folder)
+    monkeypatch.setattr(calls, "play", lambda *_: play.Ended(4))
+    with pytest.raises(Interrupted) as caught:
+        fedemu.run(resume=folder, progress=False)
+    call = str(caught.value).partition("fedemu.run(resume=")[2].removesuffix(")")
+    assert ast.literal_eval(call) == str(folder)
 
 
 def test_a_resume_that_is_refused_takes_back_its_own_rounds_and_not_those_of_another_thread(
