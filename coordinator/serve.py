@@ -33,7 +33,6 @@ from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError
 from fedemu.protocol.host.kernel import stop_signals
-from fedemu.protocol.host.named import SHOWN
 from fedemu.protocol.messages import Granted
 
 _OTHER_SUMS = (
@@ -79,7 +78,7 @@ class Coordinator:
         granted_before = list(journal.entries(record.get("leases", 0)))
         if loaded is not None:
             _require_shapes(plan.algorithm.variables(loaded.state), plan.algorithm.variables(initial))
-            _require_data(record.get("data", plan.data), plan.data)
+            checkpoint.require_data(loaded, plan.data)
         computed = record.get("compute", {})
         self._own = Likeness(settings.portable, settings.mixed_compute)
         self._take_up(computed)
@@ -277,16 +276,6 @@ def _require_shapes(kept: Tree, fresh: Tree) -> None:
                 f"there, and {now.get(name, 'of nothing')} here; undo what was changed in the model or the data, or "
                 "start a new run."
             )
-
-
-def _require_data(kept: str, now: str) -> None:
-    """Raise ConfigurationError unless the data have the digest that the checkpoint tells."""
-    if kept != now:
-        raise ConfigurationError(
-            f"The data, or what is frozen in the model, are not those with which this run began (digest "
-            f"{kept[:SHOWN]}... then, {now[:SHOWN]}... now); go on in the folder in which it began if their name is a "
-            "relative path, bring them back, or start a new run."
-        )
 
 
 @contextlib.contextmanager

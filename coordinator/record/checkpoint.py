@@ -28,7 +28,8 @@ from fedemu.coordinator.record.outline import put_together, taken_apart
 from fedemu.coordinator.record.records import DamagedError, read_record, record_name, recorded_rounds, write_record
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import PARTIAL, make_durable, named_failure, write_whole
-from fedemu.protocol.ids import digest_of
+from fedemu.protocol.host.named import SHOWN
+from fedemu.protocol.ids import Digest, digest_of
 
 S = TypeVar("S")
 
@@ -110,6 +111,17 @@ def load(directory: Path, example_state: S) -> Loaded[S] | None:
             f"No checkpoint in {directory} can be read: {'; '.join(damage)}. Start the run anew in another folder."
         )
     return None
+
+
+def require_data(loaded: Loaded[Any], now: Digest) -> None:
+    """Raise ConfigurationError unless the run began with the data of this digest. Earlier versions kept none."""
+    kept = loaded.record.get("data", now)
+    if kept != now:
+        raise ConfigurationError(
+            f"The data, or what is frozen in the model, are not those with which this run began (digest "
+            f"{kept[:SHOWN]}... then, {now[:SHOWN]}... now); go on in the folder in which it began if their name is a "
+            "relative path, bring them back, or start a new run."
+        )
 
 
 def _read(directory: Path, round: int) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -19,11 +19,13 @@ import torch
 
 from fedemu.algorithms.interface import Ask, LocalProgram, Revealing, Tree
 from fedemu.algorithms.measures.forgetting import Floats, in_local, out_local, over_distribution
+from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.coordinator.evaluation.evaluate import Evaluator
 from fedemu.coordinator.record import checkpoint
 from fedemu.device.compute.executors.executor import Job, JobResult, Source
 from fedemu.device.compute.rule import kind_of
 from fedemu.device.compute.trainer import open_executor
+from fedemu.ops.assembly.agreement import common
 from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.assembly.trial import try_out
 from fedemu.ops.experiment import Experiment
@@ -40,8 +42,8 @@ def local_curves(
     of devices to draw. ``epochs`` is the number of epochs, by default that of the experiment. A device begins without
     an own state, as on a first visit, and without a replay buffer.
 
-    Raises ConfigurationError if the run has no checkpoint, or if its method's rounds do not begin with the training of
-    a model that the reply tells.
+    Raises ConfigurationError if the run has no checkpoint, if its data are others now, or if its method's rounds do not
+    begin with the training of a model that the reply tells.
     """
     parts = Parts(experiment)
     if parts.corpus.language:
@@ -50,6 +52,7 @@ def local_curves(
     loaded = checkpoint.load(directory / "checkpoint", initial)
     if loaded is None:
         raise ConfigurationError(f"{directory} has no checkpoint, from which devices could train; play a round first")
+    checkpoint.require_data(loaded, common(parts.corpus.digest, frozen_of(parts.model)))
     round = loaded.round + 1
     chosen = list(devices) if isinstance(devices, Sequence) else _drawn(parts, round, devices)
     evaluator = Evaluator(parts.model, parts.corpus, parts.tests)

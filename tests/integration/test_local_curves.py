@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor, nn
 
+from fedemu.coordinator.record.records import read_record, write_record
 from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.ops.assembly.local_curves import local_curves
@@ -76,9 +77,14 @@ def test_more_curves_than_there_are_devices_are_those_of_all_of_them_and_this_is
         assert json.loads((directory / "local_curves.json").read_text())["devices"] == [0, 1, 2]
 
 
-def test_a_run_without_a_checkpoint_has_no_curves(in_one_process: Play, tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_or_with_other_data_has_no_curves(in_one_process: Play, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     in_one_process(directory, "rounds=1")
+    document = read_record(directory / "checkpoint", 1)
+    document["record"]["data"] = "0" * 64
+    write_record(directory / "checkpoint", 1, document)
+    with pytest.raises(ConfigurationError, match=r"are not those with which this run began \(digest 0{12}"):
+        local_curves(directory, read_frozen(directory))
     for path in (directory / "checkpoint").iterdir():
         path.unlink()
     with pytest.raises(ConfigurationError, match="has no checkpoint"):
