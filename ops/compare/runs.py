@@ -250,7 +250,8 @@ def _sharing(path: Keys, own: Table, tables: Sequence[Table]) -> Sequence[Table]
 
 
 def _rounds(group: Group) -> str:
-    return f"{group.experiment.get('rounds')} rounds"
+    rounds = group.experiment.get("rounds")
+    return f"{rounds} round{'' if rounds == 1 else 's'}"
 
 
 def _folder(group: Group) -> str:

@@ -208,15 +208,15 @@ def test_an_option_that_is_usual_for_its_method_is_named_only_where_it_is_anothe
 
 def test_rounds_are_named_only_where_nothing_else_tells_rows_apart(tmp_path: Path) -> None:
     runs = [
-        write_run(tmp_path / "a", [0.5], rounds=8),
+        write_run(tmp_path / "a", [0.5], rounds=1),
         write_run(tmp_path / "b", [0.5], algorithm={"name": "fedprox"}, rounds=9),
     ]
     assert labels(compare(runs)) == ["fedavg", "fedprox"]
     runs.append(write_run(tmp_path / "c", [0.5], rounds=10))
     comparison = compare(runs)
-    assert labels(comparison) == ["fedavg (8 rounds)", "fedprox", "fedavg (10 rounds)"]
+    assert labels(comparison) == ["fedavg (1 round)", "fedprox", "fedavg (10 rounds)"]
     assert comparison.warnings == (
-        "the runs differ in rounds (8, 9, 10), so the figures of their last models do not compare",
+        "the runs differ in rounds (1, 9, 10), so the figures of their last models do not compare",
     )
 
 
