@@ -6,7 +6,7 @@ Learning".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,8 @@ OUTCOME_COLOURS = dict(zip(OUTCOMES, (GREEN, GREY, ORANGE, SKY, RED, PURPLE), st
 """The colour of each outcome, in the order in which bars are stacked, from below."""
 MOST_BARS = 100
 """With more rounds than this, bars are drawn as one area."""
+MOST_STEPS = 4000
+"""With more steps than this, an area is an image, also in a drawing: no screen shows all of them."""
 
 
 def accuracy_and_loss(rows: Rows) -> Figure | None:
@@ -172,10 +174,11 @@ def fleet_over_time(rows: Rows) -> Figure | None:
     axes.xaxis.set_major_locator(round_ticks())
     dots = marker(8 * len(times))
     axes.step(starts, joined, where="post", color=SLATE, linewidth=1.8, marker=dots, label="joined")
+    area: dict[str, Any] = {"step": "post", "linewidth": 0, "rasterized": is_long(starts)}
     if (joined > online).any():
-        axes.fill_between(starts, online, joined, step="post", color=GREY, alpha=0.25, linewidth=0, label="away")
+        axes.fill_between(starts, online, joined, color=GREY, alpha=0.25, label="away", **area)
     axes.step(starts, online, where="post", color=GREEN, linewidth=1.8, marker=dots, label="on-line")
-    axes.fill_between(starts, online, step="post", color=GREEN, alpha=0.15, linewidth=0)
+    axes.fill_between(starts, online, color=GREEN, alpha=0.15, **area)
     if crashed.any():
         axes.step(
             times, np.cumsum(crashed), where="post", color=RED, linewidth=1.8, marker=dots, label="crashed so far"
@@ -243,4 +246,9 @@ def draw_steps(axes: Any, rounds: Sequence[int], low: Floats, high: Floats, **lo
     below, above = np.zeros(len(every)), np.zeros(len(every))
     below[known], above[known] = low, high
     edges = np.append(every - 0.5, every[-1] + 0.5)
-    axes.stairs(above, edges, baseline=below, fill=True, linewidth=0, **look)
+    axes.stairs(above, edges, baseline=below, fill=True, linewidth=0, rasterized=is_long(every), **look)
+
+
+def is_long(steps: Sized) -> bool:
+    """Whether an area with so many steps is drawn as an image: as a shape it takes a hundred bytes for each of them."""
+    return len(steps) > MOST_STEPS
