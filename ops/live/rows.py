@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -36,32 +37,42 @@ COLUMNS: Final = (
 )
 """The columns of ``metrics.jsonl`` that the page draws. ``forgetting`` (F) comes to them."""
 MOST_POINTS: Final = 2000
+LATEST: Final = 10
+"""The number of last rows that tell the pace of a run."""
 MOST_CELLS: Final = 200_000
 """The most cells of a heat map in one message."""
 
 
 class Rows:
-    """The rows so far, one dictionary for each with the columns of the page."""
+    """The rows so far, one dictionary for each with the columns of the page.
+
+    Of very many rows only as many are kept as a viewer gets, or twice as many: one for each group of rows that follow
+    each other. Groups grow with the run.
+    """
 
     def __init__(self) -> None:
-        self._rows: list[dict[str, Any]] = []
+        self._groups: list[dict[str, Any]] = []
+        """The row that stands for each whole group."""
+        self._group = 1
+        """The number of rows in a group."""
+        self._begun: list[dict[str, Any]] = []
+        """The rows of the last group, which is not whole."""
+        self._latest: deque[dict[str, Any]] = deque(maxlen=LATEST)
         self._best: list[float] = []
         self.totals: dict[str, float] = {}
         """The sums over all rounds, by column."""
         self.best: float | None = None
         """The best accuracy so far."""
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     @property
     def last(self) -> Mapping[str, Any]:
         """The last row. Empty if there is none."""
-        return self._rows[-1] if self._rows else {}
+        return self._latest[-1] if self._latest else {}
 
-    def latest(self, count: int) -> Sequence[Mapping[str, Any]]:
-        """The last rows, ``count`` at most."""
-        return self._rows[-count:]
+    @property
+    def latest(self) -> Sequence[Mapping[str, Any]]:
+        """The last rows, ``LATEST`` at most."""
+        return self._latest
 
     def add(self, line: Mapping[str, Any]) -> dict[str, Any]:
         """Add a line of ``metrics.jsonl``, and return what the page gets of it."""
@@ -73,7 +84,14 @@ class Rows:
             self.totals[name] = self.totals.get(name, 0) + (row[name] or 0)
         if row["accuracy"] is not None:
             self.best = max(self.best or 0.0, row["accuracy"])
-        self._rows.append(row)
+        self._latest.append(row)
+        self._begun.append(row)
+        if len(self._begun) == self._group:
+            self._groups.append(_standing_for(self._begun))
+            self._begun = []
+        if len(self._groups) == 2 * MOST_POINTS:
+            self._groups = _thinned_out(self._groups, 2)
+            self._group *= 2
         return row
 
     def thinned(self) -> list[dict[str, Any]]:
@@ -81,10 +99,10 @@ class Rows:
 
         Of rounds that follow each other the last evaluated one is kept, if there is one.
         """
-        step = max(1, math.ceil(len(self._rows) / MOST_POINTS))
-        kept = [_standing_for(self._rows[start : start + step]) for start in range(0, len(self._rows), step)]
-        if kept and kept[-1] is not self._rows[-1]:
-            kept.append(self._rows[-1])
+        rows = [*self._groups, *_thinned_out(self._begun, self._group)]
+        kept = _thinned_out(rows, max(1, math.ceil(len(rows) / MOST_POINTS)))
+        if kept and kept[-1] is not self.last:
+            kept.append(self._latest[-1])
         lists = [number for number, row in enumerate(kept) if row["class_accuracy"]]
         wide = max((len(kept[number]["class_accuracy"]) for number in lists), default=0)
         shown = {*lists[:: -max(1, math.ceil(len(lists) * wide / MOST_CELLS))]}
@@ -104,6 +122,11 @@ class Rows:
         best, self._best = self._best, [max(pair) for pair in zip(known, self._best or known, strict=False)]
         lost = [old - new for old, new in zip(best, known, strict=False) if new >= 0 and old >= 0]
         return sum(lost) / len(lost) if lost else None
+
+
+def _thinned_out(rows: Sequence[dict[str, Any]], step: int) -> list[dict[str, Any]]:
+    """One row for each ``step`` rows."""
+    return [_standing_for(rows[start : start + step]) for start in range(0, len(rows), step)]
 
 
 def _standing_for(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

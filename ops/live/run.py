@@ -229,7 +229,7 @@ class LiveRun:
 
 def _left(rows: Rows, wanted: int) -> float | None:
     """The real seconds until the last of the ``wanted`` rounds, at the pace of the last ten. None before the first."""
-    last = [row["round_seconds"] or 0.0 for row in rows.latest(10)]
+    last = [row["round_seconds"] or 0.0 for row in rows.latest]
     return sum(last) / len(last) * max(0, wanted - int(rows.last["round"] or 0)) if last else None
 
 

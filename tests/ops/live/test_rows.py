@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+
 import pytest
 
 from fedemu.ops.live import rows as rows_module
@@ -41,3 +44,19 @@ def test_lists_of_classes_are_thinned_out_among_the_rows_that_have_some(monkeypa
 def test_few_rows_are_shown_as_they_are() -> None:
     assert Rows().thinned() == []
     assert [row["class_accuracy"] for row in played(3, 1).thinned()] == [[0.5, 0.25]] * 3
+
+
+def test_the_rows_of_a_very_long_run_take_no_more_memory_and_the_latest_tell_its_pace(
+    monkeypatch: pytest.MonkeyPatch, entries: Callable[[object], int]
+) -> None:
+    monkeypatch.setattr(rows_module, "MOST_POINTS", 20)
+    kept = [entries(played(rounds, 4)) for rounds in (200, 10_000)]
+    assert kept[1] < 2 * kept[0]
+    found = played(10_000, 4)
+    assert [row["round"] for row in found.latest] == [*range(9991, 10_001)]
+    shown = found.thinned()
+    assert 10 <= len(shown) <= 21
+    assert shown[-1]["round"] == 10_000
+    assert all(row["accuracy"] is not None for row in shown)
+    assert len({after["round"] - before["round"] for before, after in itertools.pairwise(shown[:-1])}) == 1
+    assert found.totals["accepted"] == 50_000
