@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,9 +22,9 @@ from fedemu.ops.assembly.behaviours import open_behaviours
 from fedemu.ops.assembly.stream import open_stream
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment import Experiment
-from fedemu.ops.live.forms import Form, is_ask, is_event
+from fedemu.ops.live.forms import is_ask, is_event
 from fedemu.ops.live.run import LiveRun
-from fedemu.ops.live.tail import Tail
+from fedemu.ops.live.tail import backwards
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.own_code import account
 from fedemu.protocol.ids import AskId
@@ -102,28 +102,19 @@ def _tell(run: LiveRun, device: int, holdings: Holdings | str) -> dict[str, Any]
 
 def _visits(directory: Path, device: int) -> Iterator[dict[str, Any]]:
     """The last asks of a device, each with its outcome, the newest first."""
-    found: deque[dict[str, Any]] = deque(maxlen=MOST_VISITS)
-    for ask in _lines(directory / "asks.jsonl", is_ask):
-        if device in (devices := ask.get("devices") or []):
-            place = devices.index(device)
-            times = ask.get("times") or []
-            kept = {key: ask.get(key) for key in ("ask", "round", "attempt", "program", "start", "end")}
-            outcome = str(ask.get("outcomes") or "")[place : place + 1]
-            found.append({**kept, "outcome": outcome, "time": times[place] if place < len(times) else None})
-    yield from reversed(found)
+    asks = (ask for ask in backwards(directory / "asks.jsonl", is_ask) if device in (ask.get("devices") or []))
+    for ask in islice(asks, MOST_VISITS):
+        place = ask["devices"].index(device)
+        times = ask.get("times") or []
+        kept = {key: ask.get(key) for key in ("ask", "round", "attempt", "program", "start", "end")}
+        outcome = str(ask.get("outcomes") or "")[place : place + 1]
+        yield {**kept, "outcome": outcome, "time": times[place] if place < len(times) else None}
 
 
 def _events(directory: Path, device: int) -> Iterator[dict[str, Any]]:
     """The last events of a device, the newest first."""
-    lines = _lines(directory / "events.jsonl", is_event)
-    yield from reversed(deque((line for line in lines if line.get("device") == device), maxlen=MOST_EVENTS))
-
-
-def _lines(log: Path, form: Form) -> Iterator[dict[str, Any]]:
-    """All lines of a log that have this form. One look reads a part of the log."""
-    tail = Tail(log, form)
-    while (look := tail.look()).lines or look.unread:
-        yield from look.lines
+    events = (event for event in backwards(directory / "events.jsonl", is_event) if event.get("device") == device)
+    return islice(events, MOST_EVENTS)
 
 
 def _profile(run: LiveRun, device: int) -> dict[str, float | None]:

@@ -1,9 +1,14 @@
-"""Follows a log of a run directory: what was appended since the last look, and whether the log began anew."""
+"""Follows a log of a run directory: what was appended since the last look, and whether the log began anew.
+
+It also reads a log from its end.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +16,11 @@ from fedemu.coordinator.record.growing import GrowingLog
 
 MOST_BYTES = 2**25
 """The most bytes that one look reads. The rest comes with the next looks."""
+
+
+BLOCK_BYTES = 2**18
+"""So many bytes are read at once from the end of a log."""
+Form = Callable[[dict[str, Any]], bool]
 
 
 class Look(NamedTuple):
@@ -27,7 +37,7 @@ class Look(NamedTuple):
 class Tail:
     """The end of one log, which may not exist yet. A line that holds no JSON object of this ``form`` is left out."""
 
-    def __init__(self, path: Path, form: Callable[[dict[str, Any]], bool] = lambda line: True) -> None:
+    def __init__(self, path: Path, form: Form = lambda line: True) -> None:
         self._log = GrowingLog(path)
         self._form = form
 
@@ -41,6 +51,30 @@ class Tail:
         found = [*map(_object, filter(None, whole.splitlines()))]
         lines = [value for value in found if isinstance(value, dict) and self._form(value)]
         return Look(lines, anew, len(found) - len(lines))
+
+
+def backwards(path: Path, form: Form) -> Iterator[dict[str, Any]]:
+    """The objects of a log, the last line first. One that holds no JSON object of this ``form`` is left out.
+
+    No more of the log is read than is asked for. A log that cannot be read has no objects.
+    """
+    if not path.is_file():
+        return
+    with suppress(OSError), path.open("rb") as file:
+        place, first, ended = file.seek(0, os.SEEK_END), b"", False
+        while place > 0:
+            begin = max(0, place - BLOCK_BYTES)
+            file.seek(begin)
+            # The first line of a block may begin in the block before.
+            first, *lines = (file.read(place - begin) + first).split(b"\n")
+            if lines and not ended:
+                ended = True
+                lines.pop()  # what stands behind the last line break is no whole line
+            for line in reversed(lines if begin or not ended else [first, *lines]):
+                value = _object(line) if line else None
+                if isinstance(value, dict) and form(value):
+                    yield value
+            place = begin
 
 
 def _object(line: bytes) -> Any:

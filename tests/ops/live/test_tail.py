@@ -1,8 +1,13 @@
 """A log is followed as it grows, and known again after a resumed run has cut it."""
 
+import json
+from itertools import islice
 from pathlib import Path
 
-from fedemu.ops.live.tail import Look, Tail
+import pytest
+
+from fedemu.ops.live import tail
+from fedemu.ops.live.tail import Look, Tail, backwards
 
 
 def test_only_whole_new_lines_are_told(tmp_path: Path) -> None:
@@ -34,3 +39,27 @@ def test_a_log_that_was_cut_and_grew_again_begins_anew(tmp_path: Path) -> None:
     assert tail.look() == Look([{"a": 1}], True)
     log.unlink()
     assert tail.look() == Look([], True)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 20, 1000])
+@pytest.mark.parametrize("begun", ["", '{"a":', '{"a":9}'])
+def test_a_log_is_read_from_its_end_and_a_line_that_is_not_whole_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, begun: str
+) -> None:
+    monkeypatch.setattr(tail, "BLOCK_BYTES", block)
+    log = tmp_path / "log.jsonl"
+    assert [*backwards(log, lambda line: True)] == []
+    log.write_text(begun)
+    assert [*backwards(log, lambda line: True)] == []
+    log.write_text('{"a":1}\n\nno json\n[4]\n{"a":"two"}\n{"a":3}\n' + begun)
+    assert [*backwards(log, lambda line: isinstance(line["a"], int))] == [{"a": 3}, {"a": 1}]
+
+
+def test_of_a_log_that_is_read_from_its_end_no_more_is_read_than_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, read = tmp_path / "log.jsonl", list[bytes]()
+    log.write_bytes(b"".join(b'{"a":%d}\n' % number for number in range(10_000)))
+    monkeypatch.setattr(tail, "_object", lambda line: read.append(line) or json.loads(line))
+    assert [line["a"] for line in islice(backwards(log, lambda line: line["a"] % 2 == 0), 3)] == [9998, 9996, 9994]
+    assert len(read) == 6
