@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import itertools
 import logging
@@ -13,6 +14,7 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -23,6 +25,7 @@ import zmq
 
 from fedemu.protocol.codec import DOWN, UP, Decoder, Limits, encode
 from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.lookup import Lookups
 from fedemu.protocol.messages import Beat, Blob, Bye, Heartbeat, Hello, Result, TensorSpec, Up
 from fedemu.protocol.transport import direct, direct_router
 from fedemu.protocol.transport.direct import DirectNetwork
@@ -531,6 +534,57 @@ async def test_a_farewell_while_nobody_listens_is_heard_if_somebody_soon_does(
     coordinator = sockets.listen(address)
     await eventually(lambda: coordinator.messages)
     assert coordinator.messages == [Bye(reason="leave")]
+
+
+async def test_a_farewell_to_nobody_is_given_up_when_the_linger_is_over(eventually: Any, socket_path: Path) -> None:
+    network = DirectNetwork(asyncio.get_running_loop(), linger_seconds=0.1)
+    dealer = network.connect(f"ipc://{socket_path}", DOWN, print, print)
+    dealer.send(Bye(reason="leave"))
+    dealer.close()
+    gone = weakref.ref(dealer)
+    del dealer
+    await eventually(lambda: gc.collect() >= 0 and gone() is None)
+    network.close()
+
+
+async def test_attempts_to_connect_come_more_and_more_rarely(eventually: Any, socket_path: Path) -> None:
+    loop, waits = asyncio.get_running_loop(), []
+
+    class Hurried:
+        """The loop, without its waits."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(loop, name)
+
+        def call_later(self, delay: float, callback: Any) -> asyncio.Handle:
+            waits.append(delay)
+            return loop.call_soon(callback)
+
+    network = DirectNetwork(Hurried())
+    network.connect(f"ipc://{socket_path}", DOWN, print, print)
+    await eventually(lambda: len(waits) >= 6)
+    assert waits[:6] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    network.close()
+
+
+async def test_a_dealer_that_cannot_ask_for_a_name_asks_again(
+    tcp: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find, refused = Lookups.find, []
+
+    def refuse_first(*arguments: Any) -> Any:
+        if not refused:
+            refused.append(arguments)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return find(*arguments)
+
+    monkeypatch.setattr(Lookups, "find", refuse_first)
+    coordinator = tcp.listen()
+    network = DirectNetwork(asyncio.get_running_loop())
+    network.connect(coordinator.router.address, DOWN, print, print).send(Heartbeat())
+    await eventually(lambda: coordinator.messages)
+    assert refused
+    network.close()
 
 
 async def test_a_router_without_descriptors_accepts_again_when_it_has_some(
