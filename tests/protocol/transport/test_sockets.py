@@ -547,23 +547,34 @@ async def test_a_farewell_to_nobody_is_given_up_when_the_linger_is_over(eventual
     network.close()
 
 
-async def test_attempts_to_connect_come_more_and_more_rarely(eventually: Any, socket_path: Path) -> None:
-    loop, waits = asyncio.get_running_loop(), []
+async def test_attempts_to_connect_come_more_and_more_rarely_until_one_succeeds(
+    eventually: Any, socket_path: Path
+) -> None:
+    loop, waits, heard = asyncio.get_running_loop(), list[float](), list[bytes]()
 
     class Hurried:
-        """The loop, without its waits."""
+        """The loop, without the waits between attempts."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(loop, name)
 
         def call_later(self, delay: float, callback: Any) -> asyncio.Handle:
+            if delay > 1:
+                return loop.call_later(delay, callback)
             waits.append(delay)
             return loop.call_soon(callback)
 
-    network = DirectNetwork(Hurried())
-    network.connect(f"ipc://{socket_path}", DOWN, print, print)
+    network, own = DirectNetwork(loop), DirectNetwork(Hurried())
+    own.connect(f"ipc://{socket_path}", DOWN, print, print).send(Heartbeat())
     await eventually(lambda: len(waits) >= 6)
     assert waits[:6] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    router = network.bind(f"ipc://{socket_path}", UP, lambda peer, envelope: heard.append(peer), print)
+    await eventually(lambda: heard)
+    waits.clear()
+    router.close()
+    await eventually(lambda: waits)
+    assert waits[0] == 0.1
+    own.close()
     network.close()
 
 
