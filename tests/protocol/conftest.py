@@ -130,8 +130,10 @@ def socket_path(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["tcp", "ipc", "direct-tcp", "direct-ipc", "direct-direct", "ipc-direct", "memory"])
 async def wire(request: pytest.FixtureRequest, socket_path: Path) -> AsyncIterator[Wire]:
-    """Each kind of network in turn. After a test no descriptor is left open."""
+    """Each kind of network in turn. After a test no descriptor is left open, and no callback of the loop has failed."""
     before = len(os.listdir("/proc/self/fd"))
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
     if request.param == "memory":
         made = Wire("memory", MemoryNetwork(), "memory://fleet:0")
     else:
@@ -147,7 +149,9 @@ async def wire(request: pytest.FixtureRequest, socket_path: Path) -> AsyncIterat
     for side in made.sides:
         side.frames.clear()  # frames in sealed memory hold its descriptor
     sent_buffers.stop()
+    await asyncio.sleep(0)  # what was to be called soon when the sides were closed
     await _eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    assert not failures
 
 
 @pytest.fixture
