@@ -701,6 +701,28 @@ async def test_a_router_that_ends_waits_a_bounded_time_for_a_peer_that_reads_not
             pass
 
 
+async def test_a_closed_router_ends_as_soon_as_its_last_words_are_sent(eventually: Any, socket_path: Path) -> None:
+    network = DirectNetwork(asyncio.get_running_loop(), linger_seconds=600)
+    heard: list[bytes] = []
+    router = network.bind(f"ipc://{socket_path}", UP, lambda peer, envelope: heard.append(peer), print)
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(60)
+        peer.connect(str(socket_path))
+        peer.sendall(GREETING + ready(b"DEALER") + b"".join(framed(encode(Heartbeat()))))
+        await eventually(lambda: heard)
+        size = 20_000_000  # more than the kernel takes at once
+        router.send(heard[0], Blob(digest="a" * 64, offset=0, size=size), [bytes(size)])
+        router.close()
+        gone = weakref.ref(router)
+        del router
+        read = 0
+        while data := await asyncio.to_thread(peer.recv, 2**20):
+            read += len(data)
+        assert read > size
+        await eventually(lambda: gc.collect() >= 0 and gone() is None)
+    network.close()
+
+
 async def test_more_sockets_than_agreed_are_refused_in_one_sentence() -> None:
     network = ZmqNetwork(max_sockets=2)
     router = network.bind("tcp://127.0.0.1:*", UP, lambda peer, envelope: None, lambda peer, error: None)
