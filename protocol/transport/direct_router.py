@@ -147,8 +147,7 @@ class DirectRouter:
         return [(*peer.line.wants, peer.line.progress) for peer in self._peers.values()]
 
     def abandon(self) -> None:
-        """End all connections at once, whatever was not sent."""
-        self.close()
+        """End all connections of a closed Router at once, whatever was not sent."""
         for peer in list(self._peers.values()):
             self._part(peer)
 
