@@ -86,6 +86,19 @@ def test_the_command_that_runs_the_best_trial_alone_has_the_seeds_of_the_search(
     assert re.fullmatch(rf"fedemu run digits-small --set local\.epochs=[12]{end}", command)
 
 
+def test_a_search_that_goes_on_finds_the_number_of_runs_at_a_time_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = Fleet(monkeypatch)
+    for trials in (1, 2):
+        study = Study(tmp_path, parse_space(["local.lr=0.1..1"]), "final_accuracy", seed=1)
+        assert run_search(tmp_path, PART, study, trials, None, "again") == 0
+        told = capsys.readouterr().err
+        assert " at a time (" in told
+        assert f"\ntrial {trials} of {trials}: local.lr=0." in told
+    assert fleet.played == [["001/seed-1", "001/seed-2"], ["002/seed-1", "002/seed-2"]]
+
+
 def test_a_trial_that_fails_twice_has_no_result_and_the_search_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
