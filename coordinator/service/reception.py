@@ -280,10 +280,10 @@ class Reception:
         if sentence := likeness.refusal(message.compute, host):
             raise RefusedError("compute", sentence)
         known = self.roster.leases.of_token(message.lease)
-        earlier = None if known is None else known.peer
+        former = None if known is None else known.peer
         lease = self.roster.enroll(peer, message.count, message.lease, host, now, key)
-        if earlier is not None and not self.roster.knows(earlier):
-            self._comings.goes(earlier)  # nothing else ends the session of a supervisor that is back already
+        if former is not None and not self.roster.knows(former):
+            self._comings.goes(former)  # it has come back before anybody missed it
         self._send(peer, self._granted(lease=lease.token, ranges=lease.ranges), ())
         if lease is not before:
             # With a new lease come new devices, in place of others that took their own states with them.
@@ -401,6 +401,8 @@ class Reception:
             fields |= self._comings.comes(device, device, now) or {}
         if self._comings.goes(peer if device is None else device):
             self._observers.event(event, device=device, **fields)
+        if not self.roster.knows(peer):
+            self._comings.goes(peer)  # a device may have enrolled on its own connection
         if self.exchange is not None:
             self.exchange.station_left(peer, now)
         if device is not None and self.exchange is not None:

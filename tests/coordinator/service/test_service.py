@@ -29,7 +29,7 @@ from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import FedemuError, KeyRevoked, MalformedMessage
 from fedemu.protocol.ids import DeviceId
-from fedemu.protocol.messages import Beat, Compute, Enroll, Granted, Hello, Need, Presence, Wake
+from fedemu.protocol.messages import Beat, Bye, Compute, Died, Enroll, Granted, Hello, Need, Presence, Wake
 from fedemu.protocol.sharing.edge_messages import NO_EDGE, Station, Vouch
 from fedemu.protocol.transport.memory import MemoryNetwork
 
@@ -124,6 +124,25 @@ async def test_nothing_is_kept_of_machines_that_came_and_went_however_many_they_
         kept.append(entries(reception))
     assert not reception.broken.done()
     assert max(kept[80:]) <= max(kept[:20])
+
+
+async def test_no_session_is_remembered_that_is_over_without_an_event(tmp_path: Path) -> None:
+    """A connection that is cut again and again must not fill the memory of the coordinator."""
+    reception = a_service(tmp_path).reception
+    told = reception._comings._told
+    reception.received(b"first", Envelope(Enroll(count=3), ()))
+    lease = reception.roster.leases.of_peer(b"first")
+    assert lease is not None
+    reception.closed(b"first")
+    reception.received(b"second", Envelope(Enroll(count=3, lease=lease.token), ()))
+    assert told == {b"second"}, "the machine came back before its silence was noticed"
+    reception.received(b"second", Envelope(Hello(device=0, incarnation=1, lease=lease.token), ()))
+    reception.received(b"second", Envelope(Died(device=0, incarnation=1), ()))
+    assert told == {b"second"}, "the device is over, and its machine is not"
+    reception.received(b"second", Envelope(Hello(device=0, incarnation=2, lease=lease.token), ()))
+    reception.received(b"second", Envelope(Bye(), ()))
+    assert told == set(), "a device without a supervisor enrols on its own connection"
+    assert not reception.broken.done()
 
 
 async def test_a_member_whose_message_cannot_be_read_stays_and_one_whose_key_was_revoked_makes_room_at_once(
