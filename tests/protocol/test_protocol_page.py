@@ -18,11 +18,14 @@ from fedemu.coordinator.fleet.admission import (
     STRANGERS_BYTES,
     STRANGERS_RATE,
     STRANGERS_UNIT,
+    Admission,
     Quotas,
 )
+from fedemu.coordinator.fleet.roster import Roster
+from fedemu.coordinator.settings import Settings
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import ITEM_BYTES, UP, Limits, encode
-from fedemu.protocol.errors import MalformedMessage
+from fedemu.protocol.errors import MalformedMessage, RefusedError
 from fedemu.protocol.sharing.hub import FRAMES_OF_A_MESSAGE
 from fedemu.protocol.transport.interface import Bounds
 from fedemu.protocol.transport.sockets import _HANDSHAKE_MS
@@ -48,6 +51,20 @@ def section(heading: str) -> str:
 
 def has_default(field: FieldInfo) -> bool:
     return not field.required
+
+
+def test_the_page_names_every_reason_for_which_a_hello_is_refused() -> None:
+    settings = Settings(run="run", seed=1, rounds=1, devices=3, per_round=1)
+    roster = Roster(settings, admission=Admission(3, Quotas(connections=2)))
+    lease = roster.enroll(b"machine", 3, None, "", 0.0, "key").token
+    roster.hello(b"device 0", wire.Hello(device=0, incarnation=1, lease=lease), 0.0, "key")
+    reasons = set()
+    for device, token in ((1, "no lease"), (0, lease), (1, lease)):
+        with pytest.raises(RefusedError) as refused:
+            roster.hello(b"another", wire.Hello(device=device, incarnation=1, lease=token), 0.0, "key")
+        reasons.add(refused.value.reason)
+    [named] = re.findall(r"^Answer: `welcome`, or `refused` \((.*?)\)", section("hello"), re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", named)) == reasons
 
 
 def test_the_bytes_of_the_example_are_the_message_that_it_is_said_to_be() -> None:
