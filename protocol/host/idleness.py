@@ -42,7 +42,8 @@ class Idleness:
     def look(self, busy: Mapping[int, int], now: float) -> list[int]:
         """The keys of those processes in ``busy``, by process id, that have done nothing for too long.
 
-        ``now`` is the monotonic clock in seconds.
+        One that stays, because a driver holds it and it can't be killed, is told again after as long. ``now`` is the
+        monotonic clock in seconds.
         """
         seen: dict[int, tuple[float, float, float]] = {}
         idle: list[int] = []
@@ -53,9 +54,10 @@ class Idleness:
             then, before, lost = self._last.get(pid, (now, used, 0.0))
             passed = min(now - then, LONGEST_STEP)
             lost = lost + passed if used - before < LEAST_SHARE * passed or not passed else 0.0
-            seen[pid] = now, used, lost
             if lost >= self._seconds:
                 idle.append(key)
+                lost = 0.0
+            seen[pid] = now, used, lost
         self._last = seen
         return idle
 
@@ -71,7 +73,7 @@ class Stuckness:
         self._last: dict[int, tuple[float, int, float]] = {}
 
     def look(self, busy: Mapping[int, tuple[int, int]], now: float) -> list[int]:
-        """The keys of those processes in ``busy`` that have finished nothing for too long.
+        """The keys of those processes in ``busy`` that have finished nothing for too long, as those of ``Idleness``.
 
         Each has its process id and a number that changes when something is finished. ``now`` is the monotonic clock in
         seconds.
@@ -81,8 +83,9 @@ class Stuckness:
         for key, (pid, finished) in busy.items():
             then, before, lost = self._last.get(pid, (now, finished, 0.0))
             lost = lost + min(now - then, LONGEST_STEP) if finished == before else 0.0
-            seen[pid] = now, finished, lost
             if lost >= self._seconds:
                 stuck.append(key)
+                lost = 0.0
+            seen[pid] = now, finished, lost
         self._last = seen
         return stuck

@@ -8,14 +8,16 @@ import time
 from fedemu.protocol.host.idleness import Idleness, Stuckness, processor_seconds
 
 
-def test_a_process_that_uses_no_processor_is_found_after_its_time() -> None:
+def test_a_process_that_uses_no_processor_is_found_after_its_time_and_one_that_stays_is_found_again() -> None:
+    """A process that a driver holds can't be killed. The log must not tell of it at each look."""
     used = {10: 5.0, 20: 7.0}
-    watch = Idleness(60.0, used.get)
-    found = []
-    for second in range(0, 66, 5):
+    watch, stuckness = Idleness(60.0, used.get), Stuckness(60.0)
+    found, stuck = [], []
+    for second in range(0, 131, 5):
         used[20] += 0.2
         found.append(watch.look({1: 10, 2: 20}, float(second)))
-    assert found == [[]] * 12 + [[1], [1]]
+        stuck.append(stuckness.look({1: (10, 5), 2: (20, second)}, float(second)))
+    assert found == stuck == [[]] * 12 + [[1]] + [[]] * 11 + [[1]] + [[]] * 2
 
 
 def test_a_process_that_works_now_and_then_begins_anew() -> None:
@@ -39,7 +41,7 @@ def test_a_process_without_work_and_one_that_is_gone_are_not_watched() -> None:
     used: dict[int, float] = {10: 5.0}
     watch = Idleness(10.0, used.get)
     for second in range(0, 30, 5):
-        assert watch.look({} if second == 10 else {1: 10, 2: 99}, float(second)) == ([1] if second >= 25 else [])
+        assert watch.look({} if second == 10 else {1: 10, 2: 99}, float(second)) == ([1] if second == 25 else [])
 
 
 def test_the_processor_time_is_that_of_the_kernel() -> None:
