@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,10 @@ def test_stored_samples_are_made_a_few_at_once_whatever_their_number(
     assert len(played.asks[1].shared["synthetic"]["y"]) == 40
 
 
+def test_as_many_samples_as_may_be_made_at_once_are_accepted() -> None:
+    assert mfcl(INGREDIENTS, samples=2**22).programs.keys() == {"train", "rehearse"}
+
+
 def test_making_samples_takes_convolutions_and_reading_them_does_not() -> None:
     for samples, kind in ((0, "convolutional"), (3, "dense")):
         programs = mfcl(INGREDIENTS, **SHORT, samples=samples).programs
@@ -202,6 +207,25 @@ def test_the_previous_model_is_sent_if_a_loss_of_the_devices_needs_it(
     sent = played.asks[-1].shared["previous"]
     assert sent.keys() == (before.keys() if whole else {SEEN})
     assert all(torch.equal(leaf, before[name]) for name, leaf in sent.items())
+
+
+def test_every_part_of_the_loss_changes_what_devices_learn(fleet: Callable[..., Any]) -> None:
+    def learned(method: Any = mfcl, **options: Any) -> Tensor:
+        played = fleet(method(INGREDIENTS, **SHORT | {"iterations": 2}, **options))
+        played.play([0, 1, 2])
+        played.play([0, 1])
+        return torch.cat([leaf.double().flatten() for leaf in played.model.values()])
+
+    models = [
+        learned(),
+        learned(fedavg_gen),
+        learned(split=False),
+        learned(fine_tuning=0.0),
+        learned(distillation=0.0),
+        learned(distillation_scale="sum"),
+    ]
+    assert all(not torch.allclose(one, other) for one, other in combinations(models, 2))
+    assert torch.equal(learned(distillation=0.0, distillation_scale="sum"), models[4])
 
 
 def test_pictures_show_every_class_of_earlier_tasks(fleet: Callable[..., Any]) -> None:
@@ -307,6 +331,11 @@ def test_the_generator_has_the_precision_of_the_model(fleet: Callable[..., Any],
             {},
             {"noise": 4, "class_signal": 5.0},
             "class_signal = 5 leaves nothing of 4 values of noise beside 4 classes",
+        ),
+        (
+            {},
+            {"samples": 2**22 + 1},
+            "= 4194305 of each class come to 4.0 GiB, and more than 4 GiB are never made at once",
         ),
         ({}, {"noise": 3}, "stand for the 4 classes, but there are 3; set algorithm.options.noise = 4 or more"),
         ({"model": growing(mlp((1, 12, 12), 4), TASKS, (1, 12, 12)), "input_shape": (1, 12, 12)}, {}, "no generator"),
