@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from torch.nn import functional
 from fedemu.algorithms.incremental.exemplars import old_classes, sigmoid_cross_entropy
 from fedemu.algorithms.incremental.glfc import CompensatedLoss, glfc, gradient_compensation, mean_accuracy
 from fedemu.algorithms.incremental.icarl import RepresentationLoss, icarl
+from fedemu.algorithms.incremental.task_by_task import TaskByTask
 from fedemu.algorithms.interface import Batch, Facts
+from fedemu.algorithms.methods.fedavg import fedavg
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import SEEN, growing
 from fedemu.algorithms.replay.replay import COMPUTES_GRADIENTS, ReplaySettings, with_replay
@@ -110,6 +113,22 @@ def test_gradient_compensation_gives_old_and_new_classes_the_same_mean_weight() 
     alone = gradient_compensation(logits, labels, old, torch.tensor([1.0, 0, 0, 1]))
     assert alone.tolist() == [1, 0, 0, 1]
     assert gradient_compensation(logits, labels, old, torch.zeros(4)).tolist() == [0] * 4
+
+
+def test_glfc_learns_the_first_task_by_its_own_loss_and_later_ones_by_both(played: Callable[..., Any]) -> None:
+    def learned(method: Any, *cohorts: list[int]) -> Tensor:
+        fleet = played(method)
+        for cohort in cohorts:
+            fleet.play(cohort)
+        return torch.cat([leaf.double().flatten() for leaf in fleet.model.values()])
+
+    begun = learned(glfc(INGREDIENTS), [0, 1])
+    assert torch.equal(begun, learned(glfc(INGREDIENTS, 0.1, 0.9), [0, 1]))
+    assert not torch.allclose(begun, learned(TaskByTask(fedavg(INGREDIENTS), MODEL), [0, 1]))
+    models = [
+        learned(glfc(INGREDIENTS, *weights), [0, 1], [0, 1], [1, 2]) for weights in ((0.5, 0.5), (0.5, 0), (0, 0.5))
+    ]
+    assert all(not torch.allclose(one, other) for one, other in combinations(models, 2))
 
 
 def test_glfc_weighs_its_two_losses(louder: Callable[[Any], Any]) -> None:

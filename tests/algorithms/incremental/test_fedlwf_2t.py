@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,15 @@ def test_with_a_weight_of_0_both_methods_are_federated_averaging(
     found = played(builder(INGREDIENTS), little_fleet, *cohorts)
     for name, leaf in plain.model.items():
         torch.testing.assert_close(found.model[name], leaf)
+
+
+def test_devices_learn_from_both_teachers_by_their_weights(little_fleet: Callable[..., Any]) -> None:
+    def learned(*options: float) -> Tensor:
+        fleet = played(fedlwf_2t(INGREDIENTS, *options), little_fleet, [0, 1], [0, 1], [0, 1])
+        return torch.cat([leaf.double().flatten() for leaf in fleet.model.values()])
+
+    models = [learned(*options) for options in ((1.0, 0.0), (0.5, 0.5), (0.5, 0.0), (0.5, 0.0, 9.0))]
+    assert all(not torch.allclose(one, other) for one, other in combinations(models, 2))
 
 
 def test_the_previous_model_holds_all_but_the_rows_of_new_classes() -> None:

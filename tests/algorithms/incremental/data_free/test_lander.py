@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,20 @@ def test_the_first_task_holds_features_near_anchors(louder: Callable[[Any], Any]
         loss = AnchoredLoss(loud, ANCHORS, 5.0, radius)(variables, batch, {}, {}, facts(0))
         torch.testing.assert_close(loss.value, learning + 5 * max(0.0, float(distance) - radius))
         torch.testing.assert_close(loss.metrics["loss"], learning)
+
+
+def test_devices_learn_later_tasks_by_the_weights_that_were_set(
+    little_fleet: Callable[..., Any], digits: Corpus, stream: Any
+) -> None:
+    def learned(**options: Any) -> torch.Tensor:
+        played = little_fleet(lander(INGREDIENTS, **SHORT, **options), MODEL.init(0), [], stream=stream)
+        played.corpus = digits
+        played.play([0, 1, 2])
+        played.play([0, 1])
+        return torch.cat([leaf.double().flatten() for leaf in played.model.values()])
+
+    models = learned(), learned(current=0.0), learned(previous=0.0), learned(temperature=20.0)
+    assert all(not torch.allclose(one, other) for one, other in combinations(models, 2))
 
 
 def test_later_tasks_balance_new_classes_with_answers_and_features_of_earlier_ones(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,17 @@ def test_devices_learn_new_classes_from_labels_and_old_ones_from_the_answers_tha
     kept = functional.kl_div(old.log_softmax(1), (taught[rows][:, [0, 2]] / 2).softmax(1), reduction="batchmean")
     torch.testing.assert_close(loss.value, learning + 25 * kept)
     torch.testing.assert_close(loss.metrics["loss"], learning)
+
+
+def test_devices_distil_by_the_weight_and_the_temperature_that_were_set(fleet: Callable[..., Any]) -> None:
+    def learned(**options: Any) -> torch.Tensor:
+        played = fleet(**options)
+        played.play([0, 1, 2])
+        played.play([0, 1])
+        return torch.cat([leaf.double().flatten() for leaf in played.model.values()])
+
+    models = learned(), learned(distillation=0.0), learned(temperature=20.0)
+    assert all(not torch.allclose(one, other) for one, other in combinations(models, 2))
 
 
 def test_the_copy_of_the_generator_and_its_latents_have_rates_of_their_own() -> None:
