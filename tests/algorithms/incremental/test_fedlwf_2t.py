@@ -74,6 +74,16 @@ def test_with_a_weight_of_0_both_methods_are_federated_averaging(
         torch.testing.assert_close(found.model[name], leaf)
 
 
+def test_a_larger_weight_holds_devices_nearer_to_the_previous_model(little_fleet: Callable[..., Any]) -> None:
+    moved = []
+    for mu in (0.0, 0.5, 5.0):
+        fleet = played(fedprox_plus(INGREDIENTS, mu), little_fleet, [0, 1], [0, 1])
+        before = fleet.model
+        fleet.play([0, 1])
+        moved.append(float((fleet.model["fc1.weight"] - before["fc1.weight"]).norm()))
+    assert moved[0] > moved[1] > moved[2]
+
+
 def test_devices_learn_from_both_teachers_by_their_weights(little_fleet: Callable[..., Any]) -> None:
     def learned(*options: float) -> Tensor:
         fleet = played(fedlwf_2t(INGREDIENTS, *options), little_fleet, [0, 1], [0, 1], [0, 1])

@@ -166,6 +166,18 @@ def test_without_penalty_fedcurv_is_federated_averaging(little_fleet: Callable[.
         assert torch.equal(ours.model[name], leaf)
 
 
+def test_a_larger_penalty_draws_devices_more(little_fleet: Callable[..., Any]) -> None:
+    def learned(method: Any) -> Tensor:
+        fleet = little_fleet(method, MLP.init(0), SHARES)
+        fleet.play([0, 1, 3])
+        fleet.play([0, 1, 3])
+        return torch.cat([leaf.flatten() for leaf in fleet.model.values()])
+
+    plain = learned(fedavg(ingredients()))
+    little, much = (float((learned(fedcurv(ingredients(), penalty=one)) - plain).norm()) for one in (0.01, 0.1))
+    assert 0 < little < much
+
+
 def test_a_device_is_not_drawn_to_itself(little_fleet: Callable[..., Any]) -> None:
     ours = little_fleet(fedcurv(ingredients(), penalty=10.0), MLP.init(0), SHARES)
     theirs = little_fleet(fedavg(ingredients()), MLP.init(0), SHARES)
