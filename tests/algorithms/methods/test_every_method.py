@@ -6,9 +6,10 @@ that bring two classes each. Methods that remember earlier tasks are played only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from fedemu.algorithms.models.image_generator import generator_for
 from fedemu.algorithms.registry import ALGORITHMS, build_algorithm, find_criterion
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
-from fedemu.algorithms.trees import map_leaves
+from fedemu.algorithms.trees import map_leaves, model_digest
 from fedemu.coordinator.asks.payload import PayloadTemplate
 from fedemu.device.compute.executors.checked import Checked
 from fedemu.device.compute.executors.executor import Job, JobResult, Source
@@ -73,6 +74,40 @@ OWN_LOSS = {"central", "flashback", "mfcl", "fedavg_gen", "fedcil", "icarl", "gl
 SUM_UP = {"ncm", "afl", "icarl", "glfc"}
 ASK_NOBODY = {"central"}
 TELL_LABEL_COUNTS = {"flashback", "fedcil"}
+LONGER = {"synthesis_rounds": 4, "synthesis_steps": 3, "student_steps": 2}
+WHERE_OPTIONS_COUNT: dict[str, dict[str, Any]] = {
+    "flashback": {"server_epochs": 12, "server_lr": 0.03, "patience": 6, "temperature": 1.0, "gamma": 0.5},
+    "fedavg_finetuned": {"server_epochs": 6, "patience": 6},
+    "feddf": {"server_batches": 24, "server_lr": 0.01, "patience": 24},
+    "target": LONGER,
+    "lander": LONGER,
+}
+"""Options beside those of ``SHORT`` with which each option of a method makes a difference."""
+OTHER_VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "fedreg.perturbed_step": (0.5, {}),
+    "central.server_batch": (8, {}),
+    "fedavg_finetuned.server_batch": (8, {}),
+    "fedavg_finetuned.patience": (1, {}),
+    "fedavg_finetuned.server_epochs": (2, {}),
+    "flashback.server_batch": (8, {}),
+    "flashback.patience": (1, {}),
+    "flashback.server_epochs": (2, {}),
+    "flashback.beta": (3.0, {"local": "not_true"}),
+    "flashback.tau": (3.0, {"local": "not_true"}),
+    "feddf.server_batch": (8, {}),
+    "feddf.server_batches": (4, {}),
+    "feddf.patience": (2, {}),
+    "feddf.clip_norm": (0.01, {}),
+    "target.statistics_momentum": (0.5, {}),
+    "lander.statistics_momentum": (0.5, {}),
+    "lander.radius": (5.0, {}),
+}
+"""By option: the other value, if the one next to the default makes no difference, and what else it needs."""
+NO_DIFFERENCE = {
+    **dict.fromkeys(("ncm.devices", "afl.devices"), "says who is asked, and here everybody is"),
+    **{f"{name}.device": "says where the server computes" for name in ("mfcl", "fedavg_gen", "target", "lander")},
+    "lander.anchors": "is one of two, and the other is a file",
+}
 
 SHAPE, CLASSES, WIDTH = (1, 8, 8), 4, 6
 MODEL = mlp(SHAPE, CLASSES, (WIDTH,))
@@ -94,11 +129,17 @@ def model_of(in_tasks: bool) -> Model:
     return GROWING if in_tasks else MODEL
 
 
-def build(name: str, in_tasks: bool, loss: str = "cross_entropy", **settings: Any) -> Algorithm[Any]:
+def build(
+    name: str,
+    in_tasks: bool,
+    loss: str = "cross_entropy",
+    options: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Algorithm[Any]:
     model = model_of(in_tasks)
     known = {"devices": 5, "public": True, "input_shape": SHAPE, **settings}
     ingredients = Ingredients(model, find_criterion(loss, model), CLASSES, 2, 5, 0.05, 0.5, **known)
-    return build_algorithm(name, SHORT.get(name, {}), ingredients)
+    return build_algorithm(name, SHORT.get(name, {}) if options is None else options, ingredients)
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +222,43 @@ def test_a_method_takes_the_reweighted_softmax_unless_cross_entropy_is_built_int
     for played in (with_it, without_it):
         played.play([0, 1, 2])
     assert any(not torch.equal(leaf, without_it.model[key]) for key, leaf in with_it.model.items())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_option_of_a_method_changes_what_is_learnt(
+    name: str, little_fleet: Callable[..., Any], public: PublicData
+) -> None:
+    in_tasks = name in NEED_TASKS
+    usual = SHORT.get(name, {}) | WHERE_OPTIONS_COUNT.get(name, {})
+
+    def learnt(**options: Any) -> str:
+        algorithm = build(name, in_tasks, options=usual | options)
+        stream = STREAM if in_tasks else ()
+        played = little_fleet(algorithm, model_of(in_tasks).init(0), SHARES, stream=stream, public=public)
+        for cohort in ([0, 1, 3], [0, 1, 2]):
+            played.play(cohort)
+        return model_digest(played.model)
+
+    builder = ALGORITHMS[name]
+    hints = get_type_hints(builder)
+    plain, lost = learnt(), []
+    for option, parameter in [*inspect.signature(builder).parameters.items()][1:]:
+        if f"{name}.{option}" in NO_DIFFERENCE:
+            continue
+        value = usual.get(option, parameter.default)
+        other, beside = OTHER_VALUES.get(f"{name}.{option}") or (another(value, hints[option]), {})
+        if learnt(**beside, **{option: other}) == (learnt(**beside) if beside else plain):
+            lost.append(f"{option} = {other}")
+    assert not lost
+
+
+def another(value: Any, hint: Any) -> Any:
+    """A value of an option that is not this one."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return next(other for other in get_args(hint) if other != value)
+    return value + 1 if isinstance(value, int) else 2 * value or 0.5
 
 
 def in_rounds(played: Any, cohort: list[int], in_tasks: bool) -> Iterator[Ask]:
