@@ -169,7 +169,8 @@ def test_importances_of_a_model_that_computes_activations_again_are_those_of_one
         (result,) = trainer.run("importance", {"model": model.init(0)}, [a_job(0, [1, 2, 3])])
         assert isinstance(result, JobResult), result
         found.append(result.payload["mas"])
-    assert all(torch.equal(leaf, found[1][name]) for name, leaf in found[0].items())
+    # Another version of torch may compute a product with another kernel the second time, which differs in the last bit.
+    torch.testing.assert_close(*found, rtol=1e-6, atol=0)
 
 
 def test_a_question_does_not_change_what_the_program_keeps(corpus: Corpus) -> None:
