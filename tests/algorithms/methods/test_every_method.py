@@ -83,26 +83,27 @@ WHERE_OPTIONS_COUNT: dict[str, dict[str, Any]] = {
     "lander": LONGER,
 }
 """Options beside those of ``SHORT`` with which each option of a method makes a difference."""
-OTHER_VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "fedreg.perturbed_step": (0.5, {}),
-    "central.server_batch": (8, {}),
-    "fedavg_finetuned.server_batch": (8, {}),
-    "fedavg_finetuned.patience": (1, {}),
-    "fedavg_finetuned.server_epochs": (2, {}),
-    "flashback.server_batch": (8, {}),
-    "flashback.patience": (1, {}),
-    "flashback.server_epochs": (2, {}),
-    "flashback.beta": (3.0, {"local": "not_true"}),
-    "flashback.tau": (3.0, {"local": "not_true"}),
-    "feddf.server_batch": (8, {}),
-    "feddf.server_batches": (4, {}),
-    "feddf.patience": (2, {}),
-    "feddf.clip_norm": (0.01, {}),
-    "target.statistics_momentum": (0.5, {}),
-    "lander.statistics_momentum": (0.5, {}),
-    "lander.radius": (5.0, {}),
+OTHER_VALUES: dict[str, list[tuple[Any, dict[str, Any]]]] = {
+    "fedreg.perturbed_step": [(0.5, {})],
+    "central.server_batch": [(8, {})],
+    "fedavg_finetuned.server_batch": [(8, {})],
+    "fedavg_finetuned.patience": [(1, {})],
+    "fedavg_finetuned.server_epochs": [(2, {})],
+    "flashback.server_batch": [(8, {})],
+    "flashback.patience": [(1, {})],
+    "flashback.server_epochs": [(2, {})],
+    "flashback.temperature": [(3.0, {"distil": "devices"}), (0.5, {"distil": "server"})],
+    "flashback.beta": [(3.0, {"local": "not_true"})],
+    "flashback.tau": [(3.0, {"local": "not_true"})],
+    "feddf.server_batch": [(8, {})],
+    "feddf.server_batches": [(4, {})],
+    "feddf.patience": [(2, {})],
+    "feddf.clip_norm": [(0.01, {})],
+    "target.statistics_momentum": [(0.5, {})],
+    "lander.statistics_momentum": [(0.5, {})],
+    "lander.radius": [(5.0, {})],
 }
-"""By option: the other value, if the one next to the default makes no difference, and what else it needs."""
+"""By option: other values, each with what it needs beside it, where the one next to the default tells nothing."""
 NO_DIFFERENCE = {
     **dict.fromkeys(("ncm.devices", "afl.devices"), "says who is asked, and here everybody is"),
     **{f"{name}.device": "says where the server computes" for name in ("mfcl", "fedavg_gen", "target", "lander")},
@@ -246,9 +247,9 @@ def test_every_option_of_a_method_changes_what_is_learnt(
         if f"{name}.{option}" in NO_DIFFERENCE:
             continue
         value = usual.get(option, parameter.default)
-        other, beside = OTHER_VALUES.get(f"{name}.{option}") or (another(value, hints[option]), {})
-        if learnt(**beside, **{option: other}) == (learnt(**beside) if beside else plain):
-            lost.append(f"{option} = {other}")
+        for other, beside in OTHER_VALUES.get(f"{name}.{option}") or [(another(value, hints[option]), {})]:
+            if learnt(**beside, **{option: other}) == (learnt(**beside) if beside else plain):
+                lost.append(f"{option} = {other} with {beside}")
     assert not lost
 
 
