@@ -69,6 +69,20 @@ def test_the_target_is_the_softmax_of_the_mean_of_the_local_logits(
     )
 
 
+@pytest.mark.parametrize("temperature", [0.5, 4.0])
+def test_an_ensemble_of_one_device_has_nothing_to_teach_its_model_at_any_temperature(
+    temperature: float, little_fleet: Callable[..., Any], public: PublicData
+) -> None:
+    """Both sides of the loss have the temperature, so the first gradients are 0, and Adam's means with them."""
+    one_batch = {"server_batches": 1, "evaluate_every": 1, "server_batch": 10, "temperature": temperature}
+    method = build_algorithm("feddf", one_batch, ingredients())
+    fleet = little_fleet(method, MODEL.init(0), ONE_CLASS_EACH, public=public)
+    fleet.play([0])
+    means = [leaf for name, leaf in fleet.carries[0].items() if name.startswith("memory/mean/")]
+    assert len(means) == 4
+    assert all(float(leaf.abs().max()) < 1e-6 for leaf in means)
+
+
 def test_a_device_without_samples_is_no_teacher(little_fleet: Callable[..., Any], public: PublicData) -> None:
     nothing = np.arange(0)
     method = build_algorithm("feddf", SHORT, ingredients())
