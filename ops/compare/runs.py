@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedemu.coordinator.record.json_lines import read_object
@@ -163,7 +163,8 @@ def _each(paths: Iterable[Path]) -> Iterator[_Found]:
 
 
 def _read(directory: Path, place: Path) -> _Found:
-    run = read_run(directory)
+    # No figure of a comparison depends on events. Those of many runs would fill the memory.
+    run = replace(read_run(directory), events=(), diagnosis=())
     table = read_toml(directory / CONFIG_FILE) if run.config else {}
     if table:
         with contextlib.suppress(ConfigurationError):  # another version has frozen it; the table is compared as it is

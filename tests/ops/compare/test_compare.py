@@ -80,6 +80,15 @@ def test_seeds_of_one_experiment_are_one_row_of_means_and_sample_deviations(seed
     assert entry.figures["wall_time"].values == (8.0, 8.0)
 
 
+def test_a_comparison_holds_no_events_and_still_refuses_a_run_whose_events_are_damaged(seeds: Path) -> None:
+    log = seeds / "seed-1" / "events.jsonl"
+    log.write_text('{"event": "crash"}\n' * 3)
+    assert [run.events for entry in compare([seeds]).entries for run in entry.runs] == [(), ()]
+    log.write_text('{"event"\n' * 3)
+    with pytest.raises(ConfigurationError, match=re.escape(str(log))):
+        compare([seeds])
+
+
 def test_rounds_are_counted_to_shares_of_the_first_rows_best_accuracy(seeds: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "prox", [0.4, 0.6], algorithm={"name": "fedprox"})
     comparison = compare([seeds, other])
