@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
-import torch
 
 from fedemu.algorithms.incremental.data_free.lander import lander
 from fedemu.algorithms.incremental.data_free.rehearsal import SampleRehearsal
 from fedemu.algorithms.incremental.data_free.target import target
-from fedemu.algorithms.interface import Context, ServerJob, Tree
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.models.low_precision import Precision, precision_of, with_precision
@@ -45,55 +42,3 @@ def test_single_synthetic_samples_are_refused_if_the_model_normalises_by_batches
         build(replace(INGREDIENTS, model=normalised), synthetic_batch=1)
     assert "rehearse" in build(replace(INGREDIENTS, model=normalised), synthetic_batch=2).programs
     assert "rehearse" in build(INGREDIENTS, synthetic_batch=1).programs
-
-
-FEW: dict[str, Any] = {
-    "synthesis_rounds": 3,
-    "warm_up": 1,
-    "synthesis_steps": 2,
-    "generator_batch": 8,
-    "noise": 5,
-    "student_steps": 2,
-    "student_batch": 4,
-}
-OTHERS: dict[str, Any] = {
-    "synthesis_rounds": 4,
-    "warm_up": 0,
-    "synthesis_steps": 3,
-    "generator_batch": 7,
-    "noise": 4,
-    "generator_lr": 0.1,
-    "cross_entropy": 0.0,
-    "batch_statistics": 0.0,
-    "divergence": 0.0,
-    "statistics_momentum": 0.0,
-    "student_steps": 3,
-    "student_batch": 5,
-    "student_lr": 0.01,
-    "student_decay": 0.1,
-    "student_temperature": 1.0,
-}
-
-
-@pytest.mark.parametrize(("build", "own"), [(target, {"latent_lr": 0.1}), (lander, {"anchoring": 0.0, "radius": 9.0})])
-def test_every_option_changes_the_samples_or_the_student(
-    build: Callable[..., SampleRehearsal], own: dict[str, float]
-) -> None:
-    torch.set_num_threads(1)
-
-    def made(**options: Any) -> Tree:
-        method = build(INGREDIENTS, **{**FEW, **options})
-        state = method.init(MODEL.init(0), Context(1, 0, 7, 4))
-        job = next(method.round(state, Context(2, 1, 7, 4)))
-        assert isinstance(job, ServerJob)
-        carry = job.init()
-        for index in range(job.steps):
-            carry, _ = job.step(carry, index)
-        return {name: leaf for name, leaf in carry.items() if name.startswith(("pool/x", "student/"))}
-
-    def same(one: Tree, other: Tree) -> bool:
-        return all(torch.equal(leaf, other[name]) for name, leaf in one.items())
-
-    plain = made()
-    assert same(plain, made())
-    assert [option for option, value in {**OTHERS, **own}.items() if same(plain, made(**{option: value}))] == []
