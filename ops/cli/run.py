@@ -15,13 +15,7 @@ from fedemu.ops.cli import options
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, overrides_of
 from fedemu.ops.data.apart import find_data
-from fedemu.ops.engines.places import (
-    patient,
-    patient_machine,
-    require_engine,
-    require_no_edges,
-    waits,
-)
+from fedemu.ops.engines.places import patient, patient_machine, require_engine, require_no_edges, waits
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.live.starting import start_page

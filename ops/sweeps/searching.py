@@ -18,16 +18,7 @@ from fedemu.ops.sweeps.hold import await_left, held
 from fedemu.ops.sweeps.plan import Part, Planned, runs_of
 from fedemu.ops.sweeps.runs import Failed, Progress, play
 from fedemu.ops.sweeps.search import Study
-from fedemu.ops.sweeps.sweep import (
-    Loaded,
-    begin,
-    decode_first,
-    finish,
-    loaded,
-    prepare,
-    require_own_ports,
-    unfinished,
-)
+from fedemu.ops.sweeps.sweep import Loaded, begin, decode_first, finish, loaded, prepare, require_own_ports, unfinished
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
