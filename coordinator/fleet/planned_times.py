@@ -19,8 +19,8 @@ class PlannedTimes:
     """Whether each of ``devices`` devices is on-line, and until when it stays so.
 
     ``intervals`` is None if all devices are always on-line. ``reach`` follows the first ``MOST_FOLLOWED`` devices on
-    from where they were. Of others nothing else is kept: one whose spell is over is followed again from time 0, which
-    costs much for many devices. It may be called in a thread, while others ask what was reached before.
+    from where they were. It follows any other device, when its spell is over, again from time 0, which costs much for
+    many devices. It may be called in a thread, while others ask what was reached before.
     """
 
     def __init__(self, devices: int, intervals: Intervals | None) -> None:

@@ -46,8 +46,8 @@ MOST_CELLS: Final = 200_000
 class Rows:
     """The rows so far, one dictionary for each with the columns of the page.
 
-    Of very many rows only as many are kept as a viewer gets, or twice as many: one for each group of rows that follow
-    each other. Groups grow with the run.
+    It keeps one row for each group of rows that follow each other. Groups grow with the run, so that there are at most
+    twice as many as a viewer gets.
     """
 
     def __init__(self) -> None:

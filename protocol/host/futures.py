@@ -19,7 +19,7 @@ def fail(future: asyncio.Future[Any], error: BaseException) -> None:
 
 
 def listen(task: asyncio.Future[Any], failed: Callable[[BaseException], None]) -> None:
-    """Call ``failed`` with the error of a task that ends with one. By itself asyncio tells it when nobody cares."""
+    """Call ``failed`` with the error of a task that ends with one. Otherwise asyncio would only log it, and late."""
 
     def over(task: asyncio.Future[Any]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
