@@ -33,6 +33,7 @@ from fedemu.ops.keys.choice import reachable_elsewhere, server_keys
 from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.embedded import serve_embedded
 from fedemu.ops.running.exits import complain, exit_code_of
+from fedemu.ops.running.folder import require_alone
 from fedemu.ops.running.launch import child_command
 from fedemu.ops.running.processes import announce
 from fedemu.ops.running.timing import timed
@@ -76,6 +77,8 @@ def coordinate_alone(
     again = runtime
 
     def action() -> int:
+        if not new:
+            require_alone(directory)
         keys = server_keys(runtime, os.environ)
         server_key = f" --server-key {quote(keys.public)}" if keys else ""
         allowed = "".join(f" --allow-code {quote(place)}" for place in named_places(experiment))

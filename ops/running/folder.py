@@ -134,6 +134,12 @@ def keep_grown(directory: Path, experiment: Experiment) -> None:
         _before_growth[directory] = before
 
 
+def require_alone(directory: Path) -> None:
+    """Raise ConfigurationError if another coordinator is at work in the run, before anything of it is touched."""
+    with alone_in(directory):
+        pass
+
+
 def take_back_growth(folder: Path | None = None) -> None:
     """Undo what ``keep_grown`` has written in this process, in every run of which no further round was played.
 

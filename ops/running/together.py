@@ -17,6 +17,7 @@ from fedemu.ops.keys.choice import in_words, server_keys
 from fedemu.ops.keys.store import KeyFolder
 from fedemu.ops.running.codes import COMPLAINT, INTERNAL_ERROR, INTERRUPTED, USAGE
 from fedemu.ops.running.exits import complain, exit_code_of
+from fedemu.ops.running.folder import require_alone
 from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command, last_words, launch, with_port
 from fedemu.ops.running.launch_rules import Child
 from fedemu.ops.running.portable import environment_for
@@ -51,6 +52,8 @@ def run_together(
     if heading is not None:
         begins = f"{heading}\n{begins}"
     try:
+        if not new:
+            require_alone(directory)
         with timing(directory, timed):
             code = _play(directory, experiment, runtime, begins)
     except ConfigurationError as error:

@@ -4,6 +4,8 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.record.run_directory import RunDirectory, frozen_files
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import read_frozen
+from fedemu.ops.running.codes import USAGE
+from fedemu.ops.running.coordinator import coordinate_alone
 from fedemu.ops.running.folder import (
     PLACES,
     claim,
@@ -23,6 +27,7 @@ from fedemu.ops.running.folder import (
     require_own_states,
     take_back_growth,
 )
+from fedemu.ops.running.together import run_together
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 EXPERIMENT = Experiment(name="tiny", rounds=3)
@@ -114,19 +119,43 @@ def test_a_run_whose_rows_are_damaged_gives_its_further_rounds_back() -> None:
     assert read_frozen(directory) == EXPERIMENT
 
 
-def test_a_run_does_not_grow_while_a_coordinator_is_at_work_in_it() -> None:
-    directory = claim(EXPERIMENT, None)
-    experiment, _ = reopen(directory, ["rounds=5"], {})
+@contextmanager
+def at_work_in(directory: Path) -> Iterator[None]:
+    """Another process holds the lock of the run meanwhile."""
     holds = "import fcntl, sys; f = open(sys.argv[1], 'ab'); fcntl.lockf(f, fcntl.LOCK_EX); print(); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", holds, str(directory / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         assert other.stdout is not None
         other.stdout.readline()
+        yield
+
+
+def test_a_run_does_not_grow_while_a_coordinator_is_at_work_in_it() -> None:
+    directory = claim(EXPERIMENT, None)
+    experiment, _ = reopen(directory, ["rounds=5"], {})
+    with at_work_in(directory):
         with pytest.raises(ConfigurationError, match="Another coordinator is at work"):
             keep_grown(directory, experiment)
         assert read_frozen(directory).rounds == 3
         keep_grown(directory, EXPERIMENT)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_second_command_changes_nothing_in_a_run_that_goes_on(
+    alone: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = claim(EXPERIMENT, None)
+    (directory / "timing.jsonl").write_text("the times of the command that plays this run\n")
+    before = {file: file.read_bytes() for file in directory.iterdir()}
+    runtime = Runtime.model_validate({"track": {"to": "tensorboard"}})
+    with at_work_in(directory):
+        if alone:
+            code = coordinate_alone(directory, EXPERIMENT, runtime, new=False, print_summary=False)
+        else:
+            code = run_together(directory, EXPERIMENT, runtime, new=False, print_summary=False, timed=True)
+    assert (code, "Another coordinator is at work" in capsys.readouterr().err) == (USAGE, True)
+    assert {file: file.read_bytes() for file in directory.iterdir()} == before | {directory / ".lock": b""}
 
 
 def test_a_run_cannot_become_another_one() -> None:
