@@ -46,6 +46,7 @@ async def _alone() -> None:
 class CoordinatorPlan:
     """The plan of one run. The fleet has to agree on ``experiment``, ``partition`` and ``data``.
 
+    ``data`` is a digest of the data set, of which ``data_set`` is the digest, and of what is frozen in the model.
     ``frozen`` are the tensors of the model that are no variables. The final model has them beside its variables.
     ``directory`` has been claimed: it holds a ``config.toml``, and the rounds that the run has played before, if any.
     ``signals`` says whether SIGINT, SIGTERM and SIGHUP end it. ``opened`` is called once with the address at which the
@@ -66,6 +67,7 @@ class CoordinatorPlan:
     experiment: bytes
     partition: bytes
     data: Digest
+    data_set: Digest
     classes: int
     directory: Path
     frozen: Tree = field(default_factory=dict)

@@ -243,6 +243,7 @@ class Coordinator:
             outcome=outcome,
             seed=self._plan.settings.seed,
             model_digest=model_digest(variables),
+            data_digest=self._plan.data_set,
             perturbed=self._rounds.perturbed,
             chance=self._plan.evaluator.chance,
             compute=self._computed(),

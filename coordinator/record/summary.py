@@ -80,6 +80,7 @@ class Summary:
     wall_time: float
     model_digest: str
     seed: int
+    data_digest: str
     chance_accuracy: float | None = None
     """The accuracy of always answering with the most frequent class of the test samples. None for language data."""
     periods: Mapping[str, Any] | None = None
@@ -96,6 +97,7 @@ def summarize(
     outcome: RunOutcome,
     seed: int,
     model_digest: str,
+    data_digest: str,
     perturbed: bool = False,
     chance: float | None = None,
     compute: Mapping[str, Any] | None = None,
@@ -117,6 +119,7 @@ def summarize(
         wall_time=last.wall_time or 0.0,
         model_digest=model_digest,
         seed=seed,
+        data_digest=data_digest,
         chance_accuracy=chance,
         periods=summarize_periods(rows),
         compute=compute or {},

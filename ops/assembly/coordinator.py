@@ -69,6 +69,7 @@ def assemble(
         experiment=sent.to_bytes(),
         partition=encode_tree(stream.to_arrays()),
         data=common(corpus.digest, frozen),
+        data_set=corpus.digest,
         classes=corpus.classes,
         directory=directory,
         frozen=frozen,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from fedemu.coordinator.record.run import Run
 from fedemu.ops.experiment.tables.section import AUTO
 from fedemu.ops.results.words import Keys, Table, at, shown
 
@@ -37,6 +38,11 @@ def compares(one: Table, other: Table, key: str) -> bool:
     if _people(one) != _people(other) or _held_out(one) != _held_out(other):
         return False
     return key not in _FROM_TEST_TO_TEST or _interval(one) == _interval(other)
+
+
+def data_of(runs: Sequence[Run]) -> str:
+    """The digest of the data set of runs of one experiment. Empty if none of them tells it (yet)."""
+    return next((str(found) for run in runs if (found := (run.summary or {}).get("data_digest"))), "")
 
 
 def incomparable(tables: Sequence[Table]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from scipy import stats
 
-from fedemu.ops.compare.comparable import compares
+from fedemu.ops.compare.comparable import compares, data_of
 from fedemu.ops.compare.entry import Entry
 
 Better = Literal["higher", "lower"]
@@ -74,7 +74,8 @@ def best_of(entries: Sequence[Entry], key: str) -> int | None:
 def paired_tests(entries: Sequence[Entry], key: str) -> list[Paired]:
     """Every entry beside the best one, in the order of ``entries``.
 
-    Those without a shared seed are left out, and those whose figure does not compare (``comparable.py``).
+    Those without a shared seed are left out, and those whose figure does not compare (``comparable.py``), or whose data
+    set had another content.
     """
     place = best_of(entries, key)
     if place is None:
@@ -85,7 +86,8 @@ def paired_tests(entries: Sequence[Entry], key: str) -> list[Paired]:
     for entry in entries:
         own = _by_seed(entry, key)
         shared = [seed for seed in own if seed in of_best]
-        if entry is not best and shared and compares(entry.experiment, best.experiment, key):
+        comparable = compares(entry.experiment, best.experiment, key) and not _of_other_data(entry, best)
+        if entry is not best and shared and comparable:
             differences = np.array([own[seed] - of_best[seed] for seed in shared])
             tests.append(
                 Paired(key, entry.label, best.label, len(shared), float(differences.mean()), *_p_values(differences))
@@ -96,6 +98,13 @@ def paired_tests(entries: Sequence[Entry], key: str) -> list[Paired]:
 def least_wilcoxon(pairs: int) -> float:
     """The least two-sided p-value that Wilcoxon's signed-rank test can give with this number of pairs."""
     return min(1.0, 2.0 ** (1 - pairs))
+
+
+def _of_other_data(one: Entry, other: Entry) -> bool:
+    """Whether a data set that both name in the same way is known to have had another content."""
+    if one.experiment.get("data") != other.experiment.get("data"):
+        return False  # other columns of the same samples have another digest, too
+    return len({data for entry in (one, other) if (data := data_of(entry.runs))}) > 1
 
 
 def _by_seed(entry: Entry, key: str) -> dict[int, float]:

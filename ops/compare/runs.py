@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedemu.coordinator.record.json_lines import read_object
 from fedemu.coordinator.record.run import Run, read_run
-from fedemu.ops.compare.comparable import incomparable
+from fedemu.ops.compare.comparable import data_of, incomparable
 from fedemu.ops.compare.replay_label import NAMED, replay_label
 from fedemu.ops.compare.settings import differing, most_common, short_name, usual
 from fedemu.ops.experiment import Experiment
@@ -73,17 +73,19 @@ def is_run(path: Path) -> bool:
 def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
     """The runs of all ``paths`` by experiment, in the order of their first run, and warnings as sentences.
 
-    Runs with other code or other traces are another experiment. A run that tells of no code goes with the first one
-    that does. If there are several runs of one experiment and seed, the one that got furthest counts, or the first of
-    those.
+    Runs with other code, other traces or other data are another experiment. A run that tells of no code, or not of its
+    data, goes with the first one that does. If there are several runs of one experiment and seed, the one that got
+    furthest counts, or the first of those.
     """
     every = list(_each(paths))
     usual_code = {found.key: found.code for found in reversed(every) if found.code}
-    by_experiment: dict[tuple[str, str], dict[int | None, _Found]] = {}
+    usual_data = {found.key: data for found in reversed(every) if (data := data_of([found.run]))}
+    by_experiment: dict[tuple[str, str, str], dict[int | None, _Found]] = {}
     warnings = []
     for found in every:
         code = found.code or usual_code.get(found.key, {})
-        alike = by_experiment.setdefault((found.key, json.dumps(code, sort_keys=True)), {})
+        data = data_of([found.run]) or usual_data.get(found.key, "")
+        alike = by_experiment.setdefault((found.key, data, json.dumps(code, sort_keys=True)), {})
         twin = alike.get(found.seed)
         kept, left_out = (found, twin) if twin is None or found.reached > twin.reached else (twin, found)
         alike[found.seed] = kept
@@ -94,11 +96,11 @@ def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
             )
     groups = [
         Group(first.place, first.experiment, tuple(one.run for one in alike.values()), tuple(alike), json.loads(code))
-        for (_, code), alike in by_experiment.items()
+        for (_, _, code), alike in by_experiment.items()
         for first in [next(iter(alike.values()))]
     ]
     warnings += incomparable([group.experiment for group in groups if group.experiment])
-    return groups, [*warnings, *_other_code(groups), *_other_traces(every)]
+    return groups, [*warnings, *_other_code(groups), *_other_traces(every), *_other_data(every)]
 
 
 def labels(groups: Sequence[Group]) -> list[str]:
@@ -189,9 +191,8 @@ def _other_code(groups: Sequence[Group]) -> list[str]:
         for place, digest in group.code.items():
             places.setdefault(place, {}).setdefault(digest, group.runs[0].path)
     return [
-        f"the runs differ in the code of {place} "
-        f"({', '.join(f'digest {digest[:SHOWN]}... in {path}' for digest, path in digests.items())}), "
-        "so those of one experiment are rows of their own"
+        f"the runs differ in the code of {place} ({_digests(digests)}), so those of one experiment are rows of "
+        "their own"
         for place, digests in places.items()
         if len(digests) > 1
     ]
@@ -209,6 +210,24 @@ def _other_traces(every: Sequence[_Found]) -> list[str]:
         for paths in places.values()
         if len(paths) > 1
     ]
+
+
+def _other_data(every: Sequence[_Found]) -> list[str]:
+    """A warning for each experiment whose data had not the same content for all runs."""
+    places: dict[str, dict[str, Path]] = {}
+    for found in every:
+        if data := data_of([found.run]):
+            places.setdefault(found.settings, {}).setdefault(data, found.run.path)
+    return [
+        f"the runs differ in the content of their data set ({_digests(paths)}), so those with the same settings are "
+        "rows of their own"
+        for paths in places.values()
+        if len(paths) > 1
+    ]
+
+
+def _digests(places: Mapping[str, Path]) -> str:
+    return ", ".join(f"digest {digest[:SHOWN]}... in {path}" for digest, path in places.items())
 
 
 def _label(group: Group, tables: Sequence[Table], differ: set[Keys]) -> str:

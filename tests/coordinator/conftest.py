@@ -422,6 +422,7 @@ def make_plan(network: MemoryNetwork, tmp_path: Path) -> Callable[..., Coordinat
             experiment=b"{}",
             partition=b"\x00" * 8,
             data=Digest("0" * 64),
+            data_set=Digest("1" * 64),
             classes=2,
             directory=folder,
         )

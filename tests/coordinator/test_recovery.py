@@ -343,6 +343,7 @@ async def test_resuming_a_run_that_is_finished_needs_no_fleet(
     first, _ = await play(make_plan())
     again, _ = await play(make_plan(network=MemoryNetwork()))
     assert (again.model_digest, again.outcome, again.rounds) == (first.model_digest, "completed", 4)
+    assert again.data_digest == first.data_digest == make_plan().data_set
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -226,8 +226,8 @@ def test_diagnoses_after_the_cursor_are_forgotten_too(tmp_path: Path):
 
 
 def summary(run: RunDirectory, **facts):
-    settings = {"name": "digits", "outcome": "completed", "seed": 1, "model_digest": "ab" * 32, **facts}
-    return summarize(run.rows(), **settings)
+    digests = {"model_digest": "ab" * 32, "data_digest": "cd" * 32}
+    return summarize(run.rows(), **{"name": "digits", "outcome": "completed", "seed": 1, **digests, **facts})
 
 
 def test_finish_writes_the_model_and_a_summary(run: RunDirectory):

@@ -10,7 +10,7 @@ import torch
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.summary import TOTALS, accuracy_of_last, graphics, machine, summarize, versions
 
-FACTS = {"name": "digits", "outcome": "completed", "seed": 3, "model_digest": "00"}
+FACTS = {"name": "digits", "outcome": "completed", "seed": 3, "model_digest": "00", "data_digest": "11"}
 
 
 def test_a_summary_adds_up_rows_and_finds_the_best():

@@ -15,6 +15,7 @@ from fedemu.ops.compare.curves import MOVED, class_table, curve, spent
 from fedemu.ops.compare.entry import Statistic
 from fedemu.ops.compare.page.experiments import COMPARISON_PLOTS, WIDE_COMPARISON_PLOTS
 from fedemu.ops.compare.page.page import claim_folder, write_comparison
+from fedemu.ops.compare.paired import paired_tests
 from fedemu.ops.compare.text import columns, text
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import write_frozen
@@ -255,6 +256,12 @@ def with_code(run: Path, digest: str) -> Path:
     return run
 
 
+def with_data(run: Path, digest: str) -> Path:
+    """The run, whose data set has this digest."""
+    (run / "summary.json").write_text(json.dumps({"outcome": "completed", "data_digest": digest}))
+    return run
+
+
 def test_runs_with_other_code_are_rows_of_their_own_and_a_warning_names_it(tmp_path: Path) -> None:
     model = {"name": "net.py:net"}
     old, new = "a" * 64, "b" * 64
@@ -280,6 +287,30 @@ def test_runs_with_other_traces_are_rows_of_their_own_and_a_warning_names_them(t
         f"the runs differ in the content of their trace files (traces.json in {old}, {new}), "
         "so those with the same settings are rows of their own",
     )
+
+
+def test_runs_with_other_data_behind_one_name_are_rows_of_their_own_and_are_not_tested(tmp_path: Path) -> None:
+    old, new = "a" * 64, "b" * 64
+    runs = [
+        with_data(write_run(tmp_path / name, [0.5], seed=seed, **settings), data)
+        for name, seed, data, settings in (
+            ("old", 0, old, {}),
+            ("new", 0, new, {}),
+            ("same", 1, old, {}),
+            ("again", 1, new, {}),
+            ("unknown", 2, "", {}),
+            ("columns", 0, "c" * 64, {"data": {"id_column": "speaker"}}),
+        )
+    ]
+    comparison = compare(runs)
+    paths = [[run.path.name for run in entry.runs] for entry in comparison.entries]
+    assert paths == [["old", "same", "unknown"], ["new", "again"], ["columns"]]
+    assert comparison.warnings == (
+        f"the runs differ in the content of their data set (digest {old[:12]}... in {runs[0]}, digest {new[:12]}... in "
+        f"{runs[1]}), so those with the same settings are rows of their own",
+    )
+    tested = paired_tests(comparison.entries, "final_accuracy")
+    assert [test.label for test in tested] == [comparison.entries[2].label]
 
 
 @pytest.mark.parametrize("damage", [None, "[]", "{"])
