@@ -19,7 +19,7 @@ from fedemu.ops.results.listing import Listed, find, listed
 from fedemu.ops.running.folder import RUNS
 from fedemu.protocol.errors import ConfigurationError
 
-_TITLES = ("run", "method", "seed", "state", "rounds", "accuracy", "time", "ended", "size", "digest")
+_TITLES = ("run", "method", "seed", "state", "rounds", "accuracy", "time", "ended (UTC)", "size", "digest")
 _TO_THE_RIGHT = ("seed", "rounds", "accuracy", "time", "size")
 
 
@@ -71,7 +71,7 @@ def _cells(run: Listed, folder: Path) -> dict[str, str]:
         "rounds": rounds,
         "accuracy": "–" if run.accuracy is None else percent(run.accuracy),
         "time": "–" if run.seconds is None else span(run.seconds),
-        "ended": "–" if run.ended is None else run.ended[:16].replace("T", " "),
+        "ended (UTC)": "–" if run.ended is None else run.ended[:16].replace("T", " "),
         "size": readable_bytes(run.size),
         "digest": "–" if run.digest is None else run.digest[:12],
     }

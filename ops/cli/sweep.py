@@ -264,12 +264,15 @@ def _part(
         raise ConfigurationError(f"--method goes with a preset, such as digits, and {source} is none")
     if seeds is not None and any(override.partition("=")[0].strip() == "seed" for override in overrides):
         raise ConfigurationError("--set seed is for one seed, and here are several; leave out --set seed")
+    varied, fixed = parse_grid(grid or []), {override.partition("=")[0].strip() for override in overrides}
+    if both := next((key for key in varied if key in fixed), None):
+        raise ConfigurationError(f"--grid varies {both}, and another option sets it to one value; leave one of them out")
     return Part.model_construct(
         name="",
         experiments=[] if methods else [source],
         presets=[source] if methods else [],
         methods=methods or [],
-        grid=parse_grid(grid or []),
+        grid=varied,
         seeds=parse_seeds(seeds) if seeds is not None else [seed_of(source, overrides, os.environ)],
         set=overrides,
     )

@@ -174,6 +174,10 @@ WRONG: list[tuple[Sequence[str], str]] = [
         ["sweep", "digits", "--out", "x", "--seeds", "0,1", "--set", "seed=3"],
         "--set seed is for one seed, and here are several; leave out --set seed",
     ),
+    (
+        ["sweep", "digits-small", "--out", "new", "--grid", "rounds=1,2", "--rounds", "3"],
+        "--grid varies rounds, and another option sets it to one value; leave one of them out",
+    ),
     (["sweep", "digits-small", "--out", "x", "--search", "local.lr=0.1..inf"], "needs two finite numbers"),
     (
         ["sweep", "digits-small", "--out", "json.toml", "--search", "local.lr=0.1..1"],
