@@ -37,7 +37,7 @@ ORDER = {
         "| assembly compare keys report/plots track | report compare/page | at_hand doctor live | running "
         "| edges engines | sweeps stress bench/measuring | stress/campaign stress/strangers bench/aggregation "
         "bench/fleet bench/growth bench/peers/apps bench/selection bench/system bench/training bench/wire "
-        "| bench/peers | bench/gpu | bench notebook | cli"
+        "| bench/peers | bench/gpu | bench notebook cli/shell | cli"
     ),
 }
 """The rooms of each floor. A room imports from itself and from rooms further left, never from one behind the same bar.

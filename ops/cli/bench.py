@@ -15,8 +15,8 @@ from rich.table import Table
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
 from fedemu.ops.bench.measuring.measure import QUICK, Effort, Figure, Spread
 from fedemu.ops.bench.subjects import STUDIES, SUBJECTS, Keeping, Study, Wishes
-from fedemu.ops.cli.guarded import guarded
-from fedemu.ops.cli.options import Format, FormatOption, given
+from fedemu.ops.cli.shell.guarded import guarded
+from fedemu.ops.cli.shell.options import Format, FormatOption, given
 from fedemu.ops.running.portable import start_again_with
 from fedemu.protocol.errors import ConfigurationError
 

@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
+from fedemu.ops.cli import alone as cli_alone
 from fedemu.ops.cli import bench as cli_bench
 from fedemu.ops.cli import compare as cli_compare
-from fedemu.ops.cli import complete as cli_complete
 from fedemu.ops.cli import engines as cli_engines
 from fedemu.ops.cli import keys as cli_keys
 from fedemu.ops.cli import look as cli_look
@@ -22,7 +22,8 @@ from fedemu.ops.cli import presets as cli_presets
 from fedemu.ops.cli import run as cli_run
 from fedemu.ops.cli import stress as cli_stress
 from fedemu.ops.cli import sweep as cli_sweep
-from fedemu.ops.cli.usage import Command, Commands
+from fedemu.ops.cli.shell import complete as cli_complete
+from fedemu.ops.cli.shell.usage import Command, Commands
 from fedemu.ops.experiment.sources import unknown_variables
 from fedemu.ops.running.codes import CODES, IN_WORDS
 from fedemu.ops.running.exits import complain
@@ -93,13 +94,13 @@ _COMMANDS = (
     ),
     (
         "coordinator",
-        cli_run.coordinator,
+        cli_alone.coordinator,
         "Run a coordinator, and wait for devices.",
         ("fedemu coordinator digits", "fedemu coordinator digits --bind tcp://0.0.0.0:5577   # after fedemu keys new"),
     ),
     (
         "device",
-        cli_run.device,
+        cli_alone.device,
         "Run the devices of one machine.",
         (
             "fedemu device --n 300",
@@ -114,7 +115,7 @@ _COMMANDS = (
     ),
     (
         "edge",
-        cli_run.edge,
+        cli_alone.edge,
         "Pass messages between a coordinator and many machines, and add up results.",
         (
             "fedemu edge --bind tcp://127.0.0.1:5578",

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from fedemu.ops.cli import complete, options
-from fedemu.ops.cli.guarded import guarded
-from fedemu.ops.cli.options import ComparisonFormat
+from fedemu.ops.cli.shell import complete, options
+from fedemu.ops.cli.shell.guarded import guarded
+from fedemu.ops.cli.shell.options import ComparisonFormat
 from fedemu.ops.figures import counted
 from fedemu.ops.pages.paper import FORMATS, paper_of
 from fedemu.ops.running.exits import complain

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from fedemu.ops.cli import options
-from fedemu.ops.cli.guarded import guarded
-from fedemu.ops.cli.options import overrides_of
+from fedemu.ops.cli.shell import options
+from fedemu.ops.cli.shell.guarded import guarded
+from fedemu.ops.cli.shell.options import overrides_of
 from fedemu.ops.data.apart import find_data
 from fedemu.ops.engines import kubernetes as cluster
 from fedemu.ops.engines.places import patient, require_no_edges, require_processes

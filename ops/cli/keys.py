@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from fedemu.ops.cli import options
-from fedemu.ops.cli.guarded import guarded
-from fedemu.ops.cli.options import Format
+from fedemu.ops.cli.shell import options
+from fedemu.ops.cli.shell.guarded import guarded
+from fedemu.ops.cli.shell.options import Format
 from fedemu.ops.keys.store import KeyFolder, read_public
 from fedemu.protocol.errors import ConfigurationError
 

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from fedemu.coordinator.record.json_lines import to_line
-from fedemu.ops.cli import complete, options
-from fedemu.ops.cli.guarded import guarded
-from fedemu.ops.cli.options import Format, overrides_of
+from fedemu.ops.cli.shell import complete, options
+from fedemu.ops.cli.shell.guarded import guarded
+from fedemu.ops.cli.shell.options import Format, overrides_of
 from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import load_experiment, read_frozen

@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from fedemu.ops.cli import complete, options
-from fedemu.ops.cli.guarded import guarded
-from fedemu.ops.cli.options import Format
+from fedemu.ops.cli.shell import complete, options
+from fedemu.ops.cli.shell.guarded import guarded
+from fedemu.ops.cli.shell.options import Format
 from fedemu.ops.figures import counted, percent, readable_bytes, span
 from fedemu.ops.results.listing import Listed, find, listed
 from fedemu.ops.running.folder import RUNS

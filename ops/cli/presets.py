@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from fedemu.ops.at_hand import Needed, needed, where_looked
-from fedemu.ops.cli import complete, options
-from fedemu.ops.cli.guarded import guarded
-from fedemu.ops.cli.options import Format
+from fedemu.ops.cli.shell import complete, options
+from fedemu.ops.cli.shell.guarded import guarded
+from fedemu.ops.cli.shell.options import Format
 from fedemu.ops.experiment.near import did_you_mean
 from fedemu.ops.experiment.presets import (
     LISTED,

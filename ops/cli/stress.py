@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedemu.coordinator.record.json_lines import plain
-from fedemu.ops.cli.guarded import guarded
-from fedemu.ops.cli.options import Format, FormatOption, given
+from fedemu.ops.cli.shell.guarded import guarded
+from fedemu.ops.cli.shell.options import Format, FormatOption, given
 from fedemu.ops.stress.campaign.cases import CaseResult
 from fedemu.ops.stress.campaign.telling import play_campaign
 from fedemu.ops.stress.network import WeatherResult, play_network

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from fedemu.ops.cli import complete, options
-from fedemu.ops.cli.guarded import guarded
-from fedemu.ops.cli.options import given, overrides_of
+from fedemu.ops.cli.shell import complete, options
+from fedemu.ops.cli.shell.guarded import guarded
+from fedemu.ops.cli.shell.options import given, overrides_of
 from fedemu.ops.engines.places import require_engine
 from fedemu.ops.experiment.presets import is_preset
 from fedemu.ops.experiment.sources import seed_of
@@ -266,7 +266,9 @@ def _part(
         raise ConfigurationError("--set seed is for one seed, and here are several; leave out --set seed")
     varied, fixed = parse_grid(grid or []), {override.partition("=")[0].strip() for override in overrides}
     if both := next((key for key in varied if key in fixed), None):
-        raise ConfigurationError(f"--grid varies {both}, and another option sets it to one value; leave one of them out")
+        raise ConfigurationError(
+            f"--grid varies {both}, and another option sets it to one value; leave one of them out"
+        )
     return Part.model_construct(
         name="",
         experiments=[] if methods else [source],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedemu.ops.cli import commands
-from fedemu.ops.cli.options import overrides_of
+from fedemu.ops.cli.shell.options import overrides_of
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.keys.store import KeyFolder
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedemu.ops.cli import commands, run
+from fedemu.ops.cli import commands, opening, run
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.experiment.sources import load_experiment, read_frozen
 from fedemu.ops.running.folder import claim
@@ -31,7 +31,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Runtime]:
 
     monkeypatch.setattr(run, "run_together", together)
     monkeypatch.setattr(run, "run_group", group)
-    monkeypatch.setattr(run, "require_engine", lambda on: None)
+    for place in (run, opening):
+        monkeypatch.setattr(place, "require_engine", lambda on: None)
     return runtimes
 
 
@@ -55,7 +56,7 @@ def test_a_page_that_does_not_start_leaves_no_run_directory(
         assert directory.is_dir()
         raise error
 
-    monkeypatch.setattr(run, "start_page", fails)
+    monkeypatch.setattr(opening, "start_page", fails)
     for command in ("run", "coordinator"):
         with pytest.raises(SystemExit) as ended:
             commands.app([command, "digits-small", "--page", "--out", str(tmp_path / "new")], prog_name="fedemu")

@@ -16,7 +16,7 @@ import typer
 from typer._completion_classes import completion_init
 from typer._completion_shared import get_completion_script
 
-from fedemu.ops.cli.guarded import guarded
+from fedemu.ops.cli.shell.guarded import guarded
 from fedemu.ops.experiment.presets import FOLDER, JOINT, part_names, preset_names
 from fedemu.ops.homes import expanded
 from fedemu.protocol.errors import ConfigurationError

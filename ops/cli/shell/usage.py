@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fedemu.ops.cli.complete import offer
+from fedemu.ops.cli.shell.complete import offer
 from fedemu.ops.experiment.near import did_you_mean, near
 from fedemu.ops.experiment.presets import DEFAULT, JOINT, example_of, is_preset, kind_of, part_names
 from fedemu.ops.running.codes import INTERRUPTED

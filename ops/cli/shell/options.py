@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedemu.ops.cli import complete
+from fedemu.ops.cli.shell import complete
 from fedemu.ops.experiment.toml_text import toml_value
 
 
@@ -101,6 +101,12 @@ Settings = Annotated[
         help="Override one setting, as in local.lr=0.05. Can be repeated.",
         show_default=False,
         autocompletion=complete.overrides,
+    ),
+]
+Bind = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS", help="The address of the coordinator, as in tcp://0.0.0.0:5577.", show_default=False
     ),
 ]
 MetricsPort = Annotated[
