@@ -326,6 +326,8 @@ class Reception:
         if seated.replaced is not None and seated.replaced != peer:
             detail = f"Incarnation {message.incarnation} has taken the place of device {device}."
             self._send(seated.replaced, wire.Refused(reason="superseded", detail=detail), ())
+            if not self.roster.knows(seated.replaced):
+                self._comings.goes(seated.replaced)  # it may have enrolled on its own connection, too
         welcome = wire.Welcome(
             device=device,
             clock=settings.clock,

@@ -140,8 +140,12 @@ async def test_no_session_is_remembered_that_is_over_without_an_event(tmp_path: 
     reception.received(b"second", Envelope(Died(device=0, incarnation=1), ()))
     assert told == {b"second"}, "the device is over, and its machine is not"
     reception.received(b"second", Envelope(Hello(device=0, incarnation=2, lease=lease.token), ()))
-    reception.received(b"second", Envelope(Bye(), ()))
-    assert told == set(), "a device without a supervisor enrols on its own connection"
+    reception.closed(b"second")
+    reception.received(b"third", Envelope(Enroll(count=3, lease=lease.token), ()))
+    reception.received(b"third", Envelope(Hello(device=0, incarnation=3, lease=lease.token), ()))
+    assert told == {b"third", 0}, "a device without a supervisor enrols on its own connection"
+    reception.received(b"third", Envelope(Bye(), ()))
+    assert told == set()
     assert not reception.broken.done()
 
 
