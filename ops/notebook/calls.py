@@ -21,7 +21,15 @@ from fedemu.ops.notebook.seeds import SeedResults
 from fedemu.ops.notebook.settings import Source, load, named, overrides
 from fedemu.ops.notebook.shown import Shown, open_shown
 from fedemu.ops.running.codes import INTERRUPTED, USAGE
-from fedemu.ops.running.folder import claim, give_back, keep_grown, reopen, require_own_states, take_back_growth
+from fedemu.ops.running.folder import (
+    accept_growth,
+    claim,
+    give_back,
+    keep_grown,
+    reopen,
+    require_own_states,
+    take_back_growth,
+)
 from fedemu.ops.running.seeds import SeedGroup, abandon, is_group, new_group, parse_seeds, reopen_group
 from fedemu.ops.running.words import is_complete
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, UnreachableError
@@ -198,6 +206,8 @@ def _go_on(folder: Path, seeds: Seeds | None, written: list[str], progress: bool
     except ConfigurationError:
         take_back_growth(folder)
         raise
+    finally:
+        accept_growth(folder)
 
 
 def _resumed(folder: Path, seeds: Seeds | None, written: list[str], progress: bool) -> Result | SeedResults:

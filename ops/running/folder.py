@@ -145,11 +145,21 @@ def take_back_growth(folder: Path | None = None) -> None:
 
     With a ``folder`` only in its run, or in the runs of its group: threads may have others going on.
     """
-    for directory in [one for one in _before_growth if folder in (None, one, one.parent)]:
+    for directory in _grown(folder):
         before = _before_growth.pop(directory)
         with suppress(FedemuError), alone_in(directory):
             if _played(directory) <= before.rounds:
                 write_frozen(before, directory)
+
+
+def accept_growth(folder: Path) -> None:
+    """Nobody will take back what ``keep_grown`` has written in the run of this folder, or in the runs of its group."""
+    for directory in _grown(folder):
+        _before_growth.pop(directory, None)
+
+
+def _grown(folder: Path | None) -> list[Path]:
+    return [directory for directory in list(_before_growth) if folder in (None, directory, directory.parent)]
 
 
 def give_back(directory: Path) -> bool:

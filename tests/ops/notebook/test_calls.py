@@ -170,6 +170,20 @@ def test_a_resume_that_is_refused_takes_back_its_own_rounds_and_not_those_of_ano
     assert rounds == [9, 5, 5]
 
 
+@pytest.mark.parametrize("folder", ["own", "group"])
+def test_a_refusal_takes_back_no_rounds_that_an_earlier_call_has_added(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Path("own" if folder == "own" else "group/seed-1")
+    claim(load_experiment(TINY, [], {})[0], run)
+    monkeypatch.setattr(calls, "play", lambda *_: play.Ended(4))
+    with pytest.raises(Interrupted):  # before its first round
+        fedemu.run(resume=folder, rounds=9, progress=False)
+    with pytest.raises(ConfigurationError, match="lr can't change"):
+        fedemu.run(resume=folder, local__lr=0.7, progress=False)
+    assert read_frozen(run).rounds == 9
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(True, "true"), (3, "3"), ("a b", '"a b"'), ({"kind": "iid"}, '{ kind = "iid" }'), ([1, 2], "[1, 2]")],
