@@ -239,7 +239,8 @@ class Asking:
 
         count = settings.devices if among is None else len(among)
         then = f"this try of the round is over (try {ask_id.attempt + 1} of {settings.attempts})"
-        await self._service.wait_for(anybody, settings.deadline, lambda: count, then)
+        with self._service.waits.told(settings.deadline, lambda: count, then):
+            await self._service.waits.until(anybody, settings.deadline)
         return roster.eligible(0.0)
 
     def _prepare(self, ask_id: AskId, ask: Ask, context: Context, cohort: Sequence[DeviceId], keeps: bool) -> AskParts:

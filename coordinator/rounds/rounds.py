@@ -152,7 +152,7 @@ class Rounds(Generic[S]):
         """
         timeline = self._service.timeline
         timeline.advance(time)
-        await self._service.until(lambda: timeline.time >= time, time - timeline.time)
+        await self._service.waits.until(lambda: timeline.time >= time, time - timeline.time)
 
     def _settle(self, context: Context, state: S) -> S:
         """The state as a checkpoint would give it back. Raises Diverged if it is not finite.

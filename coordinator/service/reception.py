@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
 from fedemu.coordinator.asks.exchange import Exchange
-from fedemu.coordinator.fleet.admission import STRANGERS_BYTES, TooMuch, UnknownPeer
+from fedemu.coordinator.fleet.admission import TooMuch
 from fedemu.coordinator.fleet.online_times import OnlineTimes, horizon
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
-from fedemu.coordinator.service.answers import REFUSED_PEERS, Refusals, Verdicts
+from fedemu.coordinator.service.answers import Refusals, Verdicts
 from fedemu.coordinator.service.comings import Comings
+from fedemu.coordinator.service.screening import Screening
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.coordinator.service.underway import Underway
 from fedemu.coordinator.settings import Settings
@@ -31,15 +31,12 @@ from fedemu.protocol.host.futures import fail
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Message
 from fedemu.protocol.sharing import edge_messages as edge
-from fedemu.protocol.sharing.hub import FRAMES_OF_A_MESSAGE
-from fedemu.protocol.wording import is_milestone, readable
+from fedemu.protocol.wording import readable
 
 AboutAsk = wire.Scheduled | wire.Result | edge.Held | wire.Failed | wire.Declined
 
 SMALL_CHUNK = 2**16
 """A chunk of a blob of at most so many bytes is read at once: a thread would cost more."""
-FEW = 10
-"""So many refusals for one reason are events of their own."""
 _BEAT = wire.Beat()
 
 
@@ -82,21 +79,16 @@ class Reception:
         self.stopping: wire.Stop | None = None
         self.changed = asyncio.Event()
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._purse = secrets.token_bytes(16)
-        """Without keys, edges behind which nobody has a place count together: anybody may call himself an edge."""
-        self._excessive: OrderedDict[bytes, None] = OrderedDict()
+        self.screening = Screening(roster, observers, timeline.now, key_of, cut)
         self._settings = settings
         self._observers = observers
         self._granted = granted
         self._send = send
         self._key_of = key_of
-        self._cut = cut
         self._may_be_edge = may_be_edge
         self._comings = Comings()
         self._vouched: dict[bytes, str] = {}
         """The keys of channels behind edges, as these say."""
-        self._ended: Counter[str] = Counter()
-        self._refused: Counter[str] = Counter()
 
     def received(self, peer: bytes, envelope: Envelope) -> None:
         """Handle a message that could be decoded."""
@@ -112,38 +104,13 @@ class Reception:
         except Exception as error:
             self.fail(error)
 
-    def screen(self, peer: bytes, frames: Sequence[Buffer]) -> ProtocolError | None:
-        """An error for a message beyond what its connection may send, or for a long one of a peer without session."""
-        known = self.roster.has_place(peer)
-        size = len(frames[0]) if len(frames) == 1 else sum(map(len, frames))
-        # What a channel says before it has a session counts for its connection, which could open others without end.
-        payer = peer if known else self.roster.connection_of(peer)
-        messages = 1 + (len(frames) - 1) / FRAMES_OF_A_MESSAGE
-        if (stopped := self.charge(payer, size, messages, shared=payer != peer)) is not None:
-            return stopped
-        if known or (len(frames) == 1 and size <= STRANGERS_BYTES):
-            return None
-        return UnknownPeer()
-
-    def charge(self, connection: bytes, size: int, messages: float, shared: bool = True) -> ProtocolError | None:
-        """Count what came on a connection. An error if that is more than it may send.
-
-        ``shared`` says that it came in a bundle.
-        """
-        known = self.roster.has_place(connection)
-        if shared and not known and connection in self.roster.stations:
-            connection, known = self._key_of(connection).encode() or self._purse, True
-        if self.roster.admission.may_send(connection, size, known, self.timeline.now(), messages):
-            return None
-        return TooMuch()
-
     def rejected(self, peer: bytes, error: ProtocolError) -> None:
         """Refuse a message that could not be decoded, or was not. A peer whose key was revoked has left."""
         now = self.timeline.now()
         reason = error.reason if error.reason in ("version", "unknown_peer", "revoked") else "malformed"
         try:
             if error.reason == TooMuch.reason:
-                self._too_much(peer)
+                self.screening.part_from(peer)
                 return
             if isinstance(error, KeyRevoked):
                 self._revoked(peer, now)
@@ -160,23 +127,15 @@ class Reception:
     def closed(self, peer: bytes) -> None:
         """The connection of a peer is gone, so nothing needs to be remembered of it."""
         self.roster.leases.hung_up(peer)
-        self.roster.admission.forget(peer)
         self.refusals.forget(peer)
         self.underway.forget(peer)
-        self._excessive.pop(peer, None)
+        self.screening.forget(peer)
         self._vouched.pop(peer, None)
 
     def ended(self, reason: str) -> None:
-        """The Router has closed a connection (connections, unfinished, idle, too_much).
-
-        It is counted. An event tells of the 1st, 10th, 100th and so on.
-        """
-        self._ended[reason] += 1
-        count = self._ended[reason]
+        """The Router has closed a connection (connections, unfinished, idle, too_much)."""
         try:
-            self._observers.rejected(reason)
-            if is_milestone(count):
-                self._observers.event("connections_closed", reason=reason, connections=count)
+            self.screening.ended(reason)
         except Exception as error:
             self.fail(error)
 
@@ -227,7 +186,7 @@ class Reception:
                 if self.roster.admission.may_get(peer, message.length, now):
                     self._need(peer, message)
                 else:
-                    self._too_much(peer)
+                    self.screening.part_from(peer)
             case wire.Presence():
                 self._presence(peer, message)
             case wire.Bye(reason=wire.ASLEEP) if self.roster.was_told_to_rest(peer):
@@ -374,19 +333,8 @@ class Reception:
         """A machine leaves because it cannot take part, or go on, such as without code that it was not told to run."""
         lease = self.roster.leases.of_peer(peer)
         # A machine knows after it got its places. Somebody else would only like to be read by people.
-        if lease is not None and (count := self._told_refusal(wire.UNABLE)):
+        if lease is not None and (count := self.screening.refuses(wire.UNABLE)):
             self._observers.event("unable", host=lease.host, detail=_one_line(detail), count=count)
-
-    def _too_much(self, peer: bytes) -> None:
-        """Close a connection that sends or wants more than a run needs. An honest device would come back."""
-        if peer in self._excessive:
-            self._observers.rejected(TooMuch.reason)
-            return
-        self._excessive[peer] = None
-        while len(self._excessive) > REFUSED_PEERS:
-            self._excessive.popitem(last=False)
-        self.ended(TooMuch.reason)
-        self._cut(peer if self.roster.knows(peer) else self.roster.connection_of(peer))
 
     def _revoked(self, peer: bytes, now: float) -> None:
         if self.roster.knows(peer):
@@ -423,20 +371,10 @@ class Reception:
 
     def _refuse(self, peer: bytes, reason: str, detail: str, now: float, counted_as: str | None = None) -> None:
         counted = counted_as or reason
-        if count := self._told_refusal(counted):
+        if count := self.screening.refuses(counted):
             self._observers.event("refusal", reason=counted, count=count)
         if self.refusals.allow(peer, reason, now):
             self._send(peer, wire.Refused(reason=reason, detail=detail[:2048]), ())
-
-    def _told_refusal(self, counted: str) -> int:
-        """Count what a peer was refused, or refuses. The count if an event tells of it, 0 if not.
-
-        Events tell of the first few, and then of the 10th, 100th and so on.
-        """
-        self._observers.rejected(counted)
-        self._refused[counted] += 1
-        count = self._refused[counted]
-        return count if count < FEW or is_milestone(count) else 0
 
 
 def _one_line(text: str) -> str:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.fleet.admission import most_strangers
 from fedemu.coordinator.fleet.roster import Roster
-from fedemu.coordinator.observer import Absence, Observers
+from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.service.bedtime import Bedtime
 from fedemu.coordinator.service.reception import Reception
 from fedemu.coordinator.service.shelf import Shelf
+from fedemu.coordinator.service.waits import MOMENT_SECONDS, Waits
 from fedemu.coordinator.settings import Settings
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol import messages as wire
@@ -33,10 +32,8 @@ TIDY_SECONDS = 30.0
 """The time between two returns of free memory to the system, each of which takes some milliseconds."""
 DRAIN_SECONDS = 0.5
 """The time that peers may take to say Bye after Stop."""
-MOMENT_SECONDS = 5.0
-"""Observers are told of devices that are away for longer than this: processes that start again need less."""
 START_SECONDS = 10.0
-"""The same at the beginning of a run, when all processes start."""
+"""Observers are told of devices that are missing for longer than this when a run begins, and all processes start."""
 SPARE_FILES = 192
 """Descriptors that connections leave for the run's own files, at least."""
 SPARE_UNFINISHED = 8 * 2**20
@@ -44,20 +41,6 @@ SPARE_UNFINISHED = 8 * 2**20
 
 
 _OUTCOMES = wire.Accepted | wire.Late | wire.Cancel
-
-
-@dataclass(frozen=True)
-class _Wait:
-    """A wait for devices, in real seconds. ``missing`` counts those that are not there, ``then`` is what follows.
-
-    Observers are told after ``moment``.
-    """
-
-    began: float
-    end: float
-    missing: Callable[[], int]
-    then: str
-    moment: float
 
 
 class Service:
@@ -79,17 +62,13 @@ class Service:
             settings, roster, shelf, timeline, observers, granted, self.send,
             self._key_of, self._cut, self._may_be_edge, self.is_sending,
         )  # fmt: skip
+        self.waits = Waits(settings, roster, timeline, self.reception.changed, lambda: self.reception.exchange)
         self._settings = settings
         self._observers = observers
         self._hub: Hub | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ticked = 0.0
         self._stalled = -math.inf
-        self._stalls = 0.0
-        """The seconds for which this process stood still, in all."""
-        self._wait: _Wait | None = None
-        self._deserted: float | None = None
-        """Since when no device at all has had a connection."""
         self._told_deserted = False
         self._bedtime = None
         if roster.planned is not None:
@@ -108,13 +87,13 @@ class Service:
             decoder,
             reception.received,
             reception.rejected,
-            reception.screen,
+            reception.screening.screen,
             self._bounds(),
             loop=asyncio.get_running_loop(),
             channels=most_strangers(self._settings.devices),
             over=reception.over,
             shares=self.roster.knows,
-            charge=reception.charge,
+            charge=reception.screening.charge,
         )
         self.roster.connection_of = self._hub.connection_of
         self.roster.admission.asked(0, self.shelf.kept_bytes)
@@ -134,56 +113,7 @@ class Service:
         self.reception.stopping = stop = wire.Stop(reason=reason)
         for peer in [*self.roster.peers, *self.reception.refusals.idle]:
             self.send(peer, stop)
-        await self.until(lambda: not self.roster.peers, DRAIN_SECONDS)
-
-    async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait until the condition is true, ``seconds`` (real) at most. Returns whether it is true."""
-        end = self.timeline.now() + seconds - self._stalls
-        changed = self.reception.changed
-        while not condition():
-            left = end + self._stalls - self.timeline.now()
-            if left <= 0:
-                return False
-            changed.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(left, 1.0)):
-                    await changed.wait()
-        return True
-
-    async def wait_for(
-        self, condition: Callable[[], bool], seconds: float, missing: Callable[[], int], then: str
-    ) -> bool:
-        """As ``until``, but observers are told how many devices are missing, and that ``then`` follows the wait."""
-        now = self.timeline.now()
-        self._wait = _Wait(now, now + seconds - self._stalls, missing, then, MOMENT_SECONDS)
-        try:
-            return await self.until(condition, seconds)
-        finally:
-            self._wait = None
-
-    def absence(self, now: float) -> Absence | None:
-        """The devices that the coordinator lacks now. None if it lacks none, or only for a moment so far."""
-        connected, exchange = self.roster.reachable(), self.reception.exchange
-        if connected:
-            self._deserted = None
-        elif self._deserted is None:
-            self._deserted = now
-        awaited = None if exchange is None else exchange.machine.awaited(now)
-        left: float | None
-        if awaited is not None and exchange is not None:
-            devices, waited, left = awaited
-            attempt = exchange.parts.ask.attempt + 1
-            then = f"they count as failed (try {attempt} of {self._settings.attempts})"
-            moment = MOMENT_SECONDS if connected else 1.0
-        elif (wait := self._wait) is not None:
-            devices, waited, left = wait.missing(), now - wait.began, max(0.0, wait.end + self._stalls - now)
-            then, moment = wait.then, wait.moment
-        elif self._deserted is not None:
-            devices, waited, left, then, moment = self._settings.devices, now - self._deserted, None, "", MOMENT_SECONDS
-        else:
-            return None
-        absent = devices and waited > moment
-        return Absence(devices, connected, left, then, self.roster.leases.away) if absent else None
+        await self.waits.until(lambda: not self.roster.peers, DRAIN_SECONDS)
 
     async def gather(self) -> bool:
         """Wait for the whole fleet, ``start_timeout`` at most. Returns whether it came.
@@ -284,23 +214,18 @@ class Service:
 
         Observers are told of the wait after ``moment``, and that ``then`` follows it.
         """
-        now = self.timeline.now()
-        end = now + seconds - self._stalls
-        self._wait = _Wait(now, end, lambda: len(silent()), then, moment)
-        try:
+        with self.waits.told(seconds, lambda: len(silent()), then, moment) as left_seconds:
             while left := silent():
                 extend = wire.Extend(until=self.reception.horizon)
                 for device in left:
                     self.tell(device, extend)
                 if self._bedtime is not None:
                     self._bedtime.wake_heralds(again=True)
-                pause = min(self._settings.heartbeat_seconds, end + self._stalls - self.timeline.now())
+                pause = min(self._settings.heartbeat_seconds, left_seconds())
                 if pause <= 0:
                     return False
-                await self.until(partial(_none_left, left, is_silent), pause)
+                await self.waits.until(partial(_none_left, left, is_silent), pause)
             return True
-        finally:
-            self._wait = None
 
     def send(self, peer: bytes, message: Message, frames: Sequence[Buffer] = ()) -> None:
         """Send a message to a peer, if it can be reached."""
@@ -351,7 +276,7 @@ class Service:
         stall = now - self._ticked - TICK_SECONDS
         if stall > self._settings.heartbeat_seconds:
             self._stalled = now
-            self._stalls += stall
+            self.waits.stalled(stall)
             if self.reception.exchange is not None:
                 self.reception.exchange.stalled(stall)
         if now - self._stalled >= self._settings.heartbeat_seconds:
@@ -367,14 +292,14 @@ class Service:
                 self.reception.underway.tell(exchange.machine, now)
             exchange.tick(now)
         if self._bedtime is not None and self.reception.stopping is None:
-            if self._wait is not None:
+            if self.waits.for_devices:
                 self._bedtime.wake_heralds()
             self._bedtime.look(self.reception.exchange, self._untold, now)
         if int(now / TIDY_SECONDS) != int(self._ticked / TIDY_SECONDS):
             give_memory_back()
         if int(now) != int(self._ticked):
             self._observers.fleet(self.counts())
-            absence = self.absence(now)
+            absence = self.waits.absence(now)
             self._observers.waiting(absence)
             deserted = absence is not None and not absence.connected
             if deserted and not self._told_deserted:

@@ -50,7 +50,7 @@ class FleetView:
     def facts(self) -> dict[str, Any]:
         """The open ask, the counts of the fleet, and the devices that are waited for, in the form of JSON."""
         service = self._service
-        exchange, absence = service.reception.exchange, service.absence(service.timeline.now())
+        exchange, absence = service.reception.exchange, service.waits.absence(service.timeline.now())
         ask: dict[str, Any] | None = None
         if exchange is not None:
             machine = exchange.machine

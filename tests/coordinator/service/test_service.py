@@ -20,9 +20,10 @@ from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.service import comings
 from fedemu.coordinator.service.reception import Reception
-from fedemu.coordinator.service.service import MOMENT_SECONDS, Service
+from fedemu.coordinator.service.service import Service
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.coordinator.service.view import FleetView
+from fedemu.coordinator.service.waits import MOMENT_SECONDS
 from fedemu.coordinator.settings import Settings
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.blobs.store import BlobStore
@@ -227,14 +228,15 @@ async def test_the_ask_hears_of_results_on_their_way_and_of_machines_that_fetch_
 async def test_the_time_for_which_the_coordinator_stood_still_counts_for_no_wait_and_no_silence(tmp_path: Path) -> None:
     now, stalled = START, list[float]()
     service = a_service(tmp_path, lambda: now)
-    service._ticked, service._stalls = now, 1000.0
+    service._ticked = now
+    service.waits.stalled(1000.0)
     terms = SimpleNamespace(cohort=())
     machine = SimpleNamespace(running=(), verdicts={}, terms=terms, awaited=lambda now: None)
     exchange: Any = SimpleNamespace(machine=machine, stalled=stalled.append)
     exchange.tick = exchange.station_left = lambda *of: None
     service.reception.exchange = exchange
     service.roster.enroll(b"machine", 1, None, "", now)
-    wait = asyncio.ensure_future(service.until(lambda: False, 10.0))
+    wait = asyncio.ensure_future(service.waits.until(lambda: False, 10.0))
 
     async def look(time: float) -> None:
         nonlocal now
@@ -263,23 +265,23 @@ async def test_the_time_for_which_the_coordinator_stood_still_counts_for_no_wait
 
 async def test_a_coordinator_that_computes_tells_that_nobody_is_connected(tmp_path: Path) -> None:
     service = a_service(tmp_path)
-    assert service.absence(START) is None
-    assert service.absence(START + MOMENT_SECONDS) is None, "processes that start again need a moment"
-    assert service.absence(START + 6) == Absence(3, 0)
+    assert service.waits.absence(START) is None
+    assert service.waits.absence(START + MOMENT_SECONDS) is None, "processes that start again need a moment"
+    assert service.waits.absence(START + 6) == Absence(3, 0)
     service.roster.connected[DeviceId(1)] = b"peer"
-    assert service.absence(START + 7) is None
+    assert service.waits.absence(START + 7) is None
     service.roster.connected.clear()
-    assert service.absence(START + 8) is None, "a new absence begins"
+    assert service.waits.absence(START + 8) is None, "a new absence begins"
 
 
 async def test_the_machines_that_are_away_are_told_by_name(tmp_path: Path) -> None:
     service = a_service(tmp_path)
     for peer, host in ((b"1", "attic"), (b"2", "cellar"), (b"3", "attic")):
         service.roster.enroll(peer, 1, None, host, START)
-    service.absence(START)
+    service.waits.absence(START)
     for peer in (b"1", b"3"):
         service.roster.leave(peer, START)
-    assert service.absence(START + 6) == Absence(3, 0, machines=("attic",))
+    assert service.waits.absence(START + 6) == Absence(3, 0, machines=("attic",))
     service.timeline = Timeline("virtual", clock=lambda: START + 6)
     missing = {"devices": 3, "connected": 0, "seconds": None, "then": "", "away": "attic"}
     assert FleetView(service).facts()["absence"] == missing
@@ -322,17 +324,17 @@ async def test_a_wait_for_the_fleet_is_told_with_the_time_that_is_left(tmp_path:
     service.roster.connected.update({DeviceId(device): b"peer" for device in range(connected)})
     gathering = asyncio.create_task(service.gather())
     await asyncio.sleep(0)
-    assert service.absence(START + 10) is None, "processes start"
-    assert service.absence(START + 20) == Absence(3, connected, 40.0, "the run gives up")
+    assert service.waits.absence(START + 10) is None, "processes start"
+    assert service.waits.absence(START + 20) == Absence(3, connected, 40.0, "the run gives up")
     gathering.cancel()
     await asyncio.wait({gathering})
-    assert service.absence(START + 20.5) == (None if connected else Absence(3, 0)), "nobody waits any more"
+    assert service.waits.absence(START + 20.5) == (None if connected else Absence(3, 0)), "nobody waits any more"
 
 
 @pytest.mark.parametrize("turns", range(4))
 async def test_a_wait_that_is_cancelled_ends_also_if_something_has_just_happened(tmp_path: Path, turns: int) -> None:
     service = a_service(tmp_path)
-    waiting = asyncio.create_task(service.until(lambda: False, 60.0))
+    waiting = asyncio.create_task(service.waits.until(lambda: False, 60.0))
     await turns_of_the_loop(3)
     service.reception.changed.set()
     await turns_of_the_loop(turns)
