@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,23 +13,24 @@ from fedemu.coordinator.edge.allowances import Allowances, too_long
 from fedemu.coordinator.edge.behind import Behind
 from fedemu.coordinator.edge.library import Library
 from fedemu.coordinator.edge.summing import Summing
+from fedemu.coordinator.edge.upward import Upward
 from fedemu.coordinator.fleet.admission import TooMuch
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN, UP, Buffer, Decoder, Envelope, Limits
-from fedemu.protocol.errors import FedemuError, HandshakeFailed, ProtocolError, RefusedError, UnreachableError
+from fedemu.protocol.errors import FedemuError, ProtocolError
 from fedemu.protocol.host.futures import fail
 from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.sharing.bundle import tag_of
 from fedemu.protocol.sharing.relay import Relay
-from fedemu.protocol.sharing.trunk import Owner, Trunk
+from fedemu.protocol.sharing.trunk import Trunk
 from fedemu.protocol.transport.interface import Bounds, Dialer, Network
 from fedemu.protocol.wording import is_milestone
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.25
-AGAIN_SECONDS = 2.0
-"""The time after which an edge asks for its place again, and the longest time between two of its heartbeats."""
+STALL_SECONDS = 2.0
+"""A longer pause between two looks is a standstill of the edge itself."""
 FAREWELL_SECONDS = 3.0
 """The time that the machines behind an edge have to leave after the end of a run."""
 LARGEST = Limits(frame_bytes=2**31, message_bytes=2**31)
@@ -67,6 +67,10 @@ class Edge:
         self._plan = plan
         self._loop = asyncio.get_running_loop()
         self._trunk = Trunk(above, self._loop)
+        self._upward = Upward(
+            plan.up, self._trunk, self._loop.time, LARGEST, plan.host, plan.connect_seconds, plan.lost_seconds,
+            self._placed, self._heard, plan.told, self._end,
+        )  # fmt: skip
         self._allowances = Allowances()
         self._relay = Relay(
             below, plan.down, self._trunk, self._loop, LARGEST, self._loop.time, self, self._screen, self._bounds(),
@@ -74,27 +78,21 @@ class Edge:
         )  # fmt: skip
         self._library = Library(
             plan.folder / "blobs",
-            self._say,
+            self._upward.say,
             self._relay.send,
             self._loop.time,
             lambda size: self._allowances.offered(size),
             lambda size, reply: self._allowances.asked(size, reply),
         )
-        self._dealer: Owner | None = None
-        self._stationed: edge.Stationed | None = None
         self._summing = Summing(
-            plan.folder / "results", self._say, self._relay.send, self._end, self._relay.hub.is_sending
+            plan.folder / "results", self._upward.say, self._relay.send, self._end, self._relay.hub.is_sending
         )
         self._vouched: dict[bytes, str] = {}
         """What edges below say of the keys of their peers."""
         self._behind = Behind(plan.told)
         self._proceeding: dict[bytes, str] = {}
         """The ask for which each peer was last told to proceed."""
-        self._away = False
-        """Whether people were told that the coordinator is gone."""
-        self._began = self._heard = self._connected = self._ticked = self._loop.time()
-        self._asked = self._beat = -math.inf
-        self._barred = ""
+        self._ticked = self._loop.time()
         self._closed: Counter[str] = Counter()
         """The connections below that were closed, by reason."""
         self._over: asyncio.Future[str] = self._loop.create_future()
@@ -107,10 +105,10 @@ class Edge:
     @property
     def traffic(self) -> dict[str, int]:
         """The bytes that were sent and received, up and down."""
-        up, down = self._dealer, self._relay.hub
+        (sent, received), down = self._upward.traffic, self._relay.hub
         return {
-            "up_sent": 0 if up is None else up.bytes_sent,
-            "up_received": 0 if up is None else up.bytes_received,
+            "up_sent": sent,
+            "up_received": received,
             "down_sent": down.bytes_sent,
             "down_received": down.bytes_received,
         }
@@ -118,7 +116,7 @@ class Edge:
     async def run(self) -> str:
         """Serve until the coordinator says Stop, and return its reason. Raises RefusedError or UnreachableError."""
         try:
-            self._connect()
+            self._upward.connect()
             self._plan.opened(self.address)
             while not self._over.done():
                 await asyncio.wait({self._over}, timeout=TICK_SECONDS)
@@ -133,7 +131,7 @@ class Edge:
         finally:
             if not self._over.done():
                 self._over.cancel()
-            self._say(wire.Bye(reason="stopped"))
+            self._upward.say(wire.Bye(reason="stopped"))
             self._relay.close()
             self._trunk.close()
             self._library.close()
@@ -244,128 +242,46 @@ class Edge:
 
     def _take_in(self, peer: bytes) -> None:
         """An edge below takes its place."""
-        assert self._stationed is not None, "the relay keeps its message until this edge has a place itself"
+        stationed = self._upward.stationed
+        assert stationed is not None, "the relay keeps its message until this edge has a place itself"
         if not self._relay.hub.may_be_edge(peer):
             self._relay.send(peer, wire.Refused(reason=edge.NO_EDGE, detail=edge.no_edge(self._relay.hub.key_of(peer))))
             return
         self._relay.greet(peer)
-        self._relay.send(peer, self._stationed)
+        self._relay.send(peer, stationed)
         self._summing.join(peer)
 
     # What comes from further up for this edge itself.
 
-    def _received(self, envelope: Envelope) -> None:
-        self._heard = self._loop.time()
-        try:
-            self._hear(envelope, self._heard)
-        except FedemuError as error:
-            self._end(error)
+    def _placed(self, stationed: edge.Stationed, before: edge.Stationed | None) -> None:
+        if before is None or stationed.devices != before.devices:
+            self._allowances = Allowances(stationed.devices)
+            self._relay.hub.most_channels = self._allowances.channels
+        self._relay.watch(stationed.heartbeat_seconds, stationed.patience)
+        self._library.restart()
 
-    def _hear(self, envelope: Envelope, now: float) -> None:
+    def _heard(self, envelope: Envelope) -> None:
         match envelope.message:
-            case edge.Stationed() as stationed:
-                if self._stationed is None:
-                    self._plan.told(f"an edge of {stationed.run}")
-                elif self._away:
-                    self._plan.told("the coordinator is back")
-                self._away = False
-                if self._stationed is None or stationed.devices != self._stationed.devices:
-                    self._allowances = Allowances(stationed.devices)
-                    self._relay.hub.most_channels = self._allowances.channels
-                self._stationed, self._barred = stationed, ""
-                self._relay.watch(stationed.heartbeat_seconds, stationed.patience)
-                self._beat = now + stationed.heartbeat_seconds
-                self._library.restart()
             case edge.Gather() as gather:
                 self._summing.gather(gather)
             case edge.Sum() as wanted:
                 self._summing.begin(wanted)
             case wire.Blob() as blob:
                 self._library.receive(blob, envelope.frames[0])
-            case wire.Refused(reason="unknown_blob"):
-                pass
-            case wire.Refused(reason="malformed" | "version") as refused if self._stationed is None:
-                self._end(RefusedError.misunderstood(self._plan.up, refused.detail))
-            case wire.Refused(reason="unknown_peer" | "malformed"):
-                self._asked = min(self._asked, now - AGAIN_SECONDS + TICK_SECONDS)
-            case wire.Refused(reason=edge.NO_EDGE) as refused if self._stationed is None:
-                self._bar(f"the coordinator at {self._plan.up} takes no edge from here: {refused.detail}")
-            case wire.Refused() as refused:
-                self._end(RefusedError(refused.reason, f"The coordinator at {self._plan.up} refused: {refused.detail}"))
             case wire.Stop() as stop:
                 for station in self._summing.stations:
                     self._relay.send(station, stop)
                 if not self._over.done():
                     self._over.set_result(stop.reason)
 
-    # The connection further up.
-
     def _tick(self, now: float) -> None:
-        if (stalled := now - self._ticked - TICK_SECONDS) > AGAIN_SECONDS:
-            self._began += stalled
-            self._heard = min(self._heard + stalled, now)
+        if (stalled := now - self._ticked - TICK_SECONDS) > STALL_SECONDS:
+            self._upward.stood_still(stalled, now)
         self._ticked = now
         self._relay.look()
         self._library.tick()
         self._behind.look(now, len(self._summing.stations))
-        if self._stationed is None and now >= self._began + self._plan.connect_seconds:
-            why = f": {self._barred}" if self._barred else "; start one there, or give the right address with --connect"
-            self._end(
-                UnreachableError(
-                    f"No coordinator answered at {self._plan.up} within {self._plan.connect_seconds:g} s{why}."
-                )
-            )
-        elif now >= self._heard + self._plan.lost_seconds:
-            self._end(
-                UnreachableError(
-                    f"The coordinator at {self._plan.up} has been away for {self._plan.lost_seconds:g} s, so this edge "
-                    "has stopped; start it again once it is back."
-                )
-            )
-        elif self._stationed is not None and now >= max(self._heard, self._connected) + self._expiry:
-            if not self._away:
-                self._away = True
-                left = self._heard + self._plan.lost_seconds - now
-                self._plan.told(f"the coordinator is gone; this edge looks for it for {left:.0f} s")
-            self._connect()
-        elif not self._trunk.open and now >= self._asked + AGAIN_SECONDS:
-            self._ask(now)
-        elif self._trunk.open and now >= self._beat and self._stationed is not None:
-            self._beat = now + min(AGAIN_SECONDS, self._stationed.heartbeat_seconds)
-            self._say(wire.Heartbeat())
-
-    @property
-    def _expiry(self) -> float:
-        assert self._stationed is not None
-        return self._stationed.heartbeat_seconds * self._stationed.patience
-
-    def _connect(self) -> None:
-        if self._dealer is not None:
-            self._dealer.close()
-        self._connected = self._loop.time()
-        decoder = edge.down_decoder(LARGEST)
-        self._dealer = self._trunk.connect(self._plan.up, decoder, self._received, self._rejected)
-        self._ask(self._connected)
-
-    def _ask(self, now: float) -> None:
-        self._asked = now
-        self._say(edge.Station(host=self._plan.host))
-
-    def _say(self, message: wire.Message, frames: Sequence[Buffer] = ()) -> None:
-        if self._dealer is not None:
-            self._dealer.send(message, frames)
-
-    def _rejected(self, error: ProtocolError) -> None:
-        if isinstance(error, HandshakeFailed):
-            self._bar(str(error))
-        elif self._stationed is None:
-            self._end(RefusedError.misunderstood(self._plan.up, str(error)))
-
-    def _bar(self, why: str) -> None:
-        """The edge cannot take its place for a reason that people can mend."""
-        if why != self._barred:
-            self._barred = why
-            self._plan.told(f"{why}; this edge goes on trying")
+        self._upward.tick(now)
 
     def _end(self, error: BaseException) -> None:
         fail(self._over, error)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,14 +15,13 @@ from msgspec.structs import replace
 from fedemu.algorithms.interface import Reducer
 from fedemu.coordinator.asks.branches import packed_of
 from fedemu.coordinator.edge.behind import Behind
-from fedemu.coordinator.edge.edge import Edge, EdgePlan
 from fedemu.coordinator.edge.gathering import Gathering
 from fedemu.coordinator.edge.summing import Summing
 from fedemu.coordinator.sums.leaf import Leaf
 from fedemu.coordinator.sums.partial import Partial
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import Envelope, Limits, Packed
-from fedemu.protocol.errors import FedemuError, RefusedError, UnreachableError
+from fedemu.protocol.errors import FedemuError, RefusedError
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.sharing.hub import Hub
@@ -370,52 +367,6 @@ async def test_an_edge_gives_places_to_others_when_it_has_one_itself_and_only_to
     monkeypatch.setattr(Hub, "may_be_edge", lambda hub, peer: False)
     refused = await intrude()
     assert [envelope.message.reason for envelope in refused.got] == [edge.NO_EDGE]
-
-
-async def test_an_edge_connects_anew_when_its_coordinator_fell_silent_and_ends_when_it_stays_away(
-    network: Any, root: Any, tmp_path: Path, settle: Any
-) -> None:
-    told: list[str] = []
-    plan = EdgePlan(up="root", down="own", folder=tmp_path / "own", lost_seconds=20.0, told=told.append)
-    made = Edge(plan, network, network)
-    now = math.floor(made._began)
-    made._loop = SimpleNamespace(time=lambda: now)  # type: ignore[assignment]
-
-    async def pass_to(end: int) -> None:
-        nonlocal now
-        while now < end:
-            now += 1
-            made._tick(now)
-            await settle()
-
-    made._connect()
-    await settle()
-    connections = len(network.routers["root"].dealers)
-    silent = now
-    await pass_to(silent + 4)
-    assert told == ["an edge of run"]
-    await pass_to(silent + 5)
-    assert told[1:] == ["the coordinator is gone; this edge looks for it for 15 s", "the coordinator is back"]
-    assert len(network.routers["root"].dealers) == connections, "the connection before is closed"
-    network.routers["root"].close()
-    silent = now
-    await pass_to(silent + 19)
-    assert not made._over.done()
-    await pass_to(silent + 20)
-    with pytest.raises(UnreachableError, match="coordinator at root has been away for 20 s"):
-        made._over.result()
-    made._relay.close()
-
-
-async def test_an_edge_without_a_coordinator_ends_with_a_sentence(network: Any, tmp_path: Path) -> None:
-    made = Edge(EdgePlan(up="nowhere", down="own", folder=tmp_path / "own"), network, network)
-    began = made._began
-    for second in range(1, 61):
-        assert not made._over.done()
-        made._tick(began + second)
-    with pytest.raises(UnreachableError, match="No coordinator answered at nowhere within 60 s; start one there"):
-        made._over.result()
-    made._relay.close()
 
 
 @pytest.mark.parametrize(("place", "examples"), [("edge", 2), ("edge", 5), ("beside", 5)])

@@ -1,0 +1,73 @@
+"""An edge's connection further up: when it connects anew, and when it gives up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fedemu.coordinator.edge.edge import LARGEST
+from fedemu.coordinator.edge.upward import Upward
+from fedemu.protocol.errors import UnreachableError
+from fedemu.protocol.sharing.trunk import Trunk
+
+BEGAN = 1000
+
+
+class Clocked:
+    """An ``Upward`` with a clock of its own, what it told people, and the errors with which it ended."""
+
+    def __init__(self, network: Any, address: str) -> None:
+        self.now = BEGAN
+        self.told: list[str] = []
+        self.ended: list[BaseException] = []
+        self.trunk = Trunk(network, asyncio.get_running_loop())
+        self.upward = Upward(
+            address, self.trunk, lambda: self.now, LARGEST, "host", 60.0, 20.0,
+            lambda *_: None, lambda _: None, self.told.append, self.ended.append,
+        )  # fmt: skip
+
+    async def pass_to(self, end: int, settle: Callable[[], Any]) -> None:
+        """Let the seconds pass, with a look in each."""
+        while self.now < end:
+            self.now += 1
+            self.upward.tick(self.now)
+            await settle()
+
+
+async def test_an_edge_connects_anew_when_its_coordinator_fell_silent_and_ends_when_it_stays_away(
+    network: Any, root: Any, settle: Any
+) -> None:
+    made = Clocked(network, "root")
+    made.upward.connect()
+    await settle()
+    connections = len(network.routers["root"].dealers)
+    await made.pass_to(BEGAN + 4, settle)
+    assert made.told == ["an edge of run"]
+    await made.pass_to(BEGAN + 5, settle)
+    assert made.told[1:] == ["the coordinator is gone; this edge looks for it for 15 s", "the coordinator is back"]
+    assert len(network.routers["root"].dealers) == connections, "the connection before is closed"
+    network.routers["root"].close()
+    silent = made.now
+    await made.pass_to(silent + 19, settle)
+    assert made.ended == []
+    await made.pass_to(silent + 20, settle)
+    [error] = made.ended
+    assert isinstance(error, UnreachableError)
+    assert str(error).startswith("The coordinator at root has been away for 20 s, so this edge has stopped;")
+    made.trunk.close()
+
+
+async def test_an_edge_without_a_coordinator_ends_with_a_sentence(network: Any, settle: Any) -> None:
+    made = Clocked(network, "nowhere")
+    await made.pass_to(BEGAN + 59, settle)
+    assert made.ended == []
+    made.upward.stood_still(10.0, made.now)
+    await made.pass_to(BEGAN + 69, settle)
+    assert made.ended == [], "the time for which the edge itself stood still does not count"
+    await made.pass_to(BEGAN + 70, settle)
+    with pytest.raises(UnreachableError, match="No coordinator answered at nowhere within 60 s; start one there"):
+        raise made.ended[0]
+    made.trunk.close()
