@@ -54,7 +54,7 @@ def run_observed(
     ``per_process`` devices share a process.
 
     CPU time is read shortly before the last round, because processes that have ended can't be asked. Raises
-    BenchmarkError if the run fails or takes too long.
+    BenchmarkError if the run fails, takes too long, or is too fast.
     """
     log = directory.with_suffix(".log")
     settings = [word for override in overrides for word in ("--set", override)]
@@ -84,6 +84,8 @@ def run_observed(
         raise BenchmarkError(f"fedemu run ended with exit {code}: {log.read_text(errors='replace')[-500:]}")
     rows = read_rows(directory)
     counted = sum(row.accepted or 0 for row in rows[rounds_before:rounds_after])
+    if not counted:
+        raise BenchmarkError("the rounds of fedemu run were over before they could be measured")
     return Stretch(
         accepted=sum(row.accepted or 0 for row in rows[first:last]),
         wall=(rows[last - 1].wall_time or 0.0) - (rows[first - 1].wall_time or 0.0),

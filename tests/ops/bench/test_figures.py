@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,8 @@ from fedemu.ops.bench.aggregation import aggregation
 from fedemu.ops.bench.fleet.sides import BareFleet, OurFleet
 from fedemu.ops.bench.measuring.measure import Effort, Figure, Sample
 from fedemu.ops.bench.measuring.processes import memory_of
-from fedemu.ops.bench.system import accepted, system
+from fedemu.ops.bench.measuring.worker import BenchmarkError
+from fedemu.ops.bench.system import accepted, run, system
 from fedemu.ops.bench.system.sides import plain as plain_system
 from fedemu.ops.bench.training.sides import ours, plain
 from fedemu.ops.bench.wire import wire
@@ -106,3 +109,17 @@ def test_the_whole_system_is_measured_against_the_very_updates_that_it_accepts(
     assert rate.name.rpartition(", rounds")[0] == "digits, 4 processes, shared connection"
     kinds = [figure.name.rpartition(": ")[2] for figure in costs]
     assert kinds == ["coordinator", "supervisor", "device processes", "trainers"]
+
+
+def test_a_run_that_is_over_at_the_first_look_has_no_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    play = """
+import pathlib, sys
+directory = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+directory.mkdir()
+(directory / "summary.json").write_text('{"model_digest": ""}')
+rows = "".join(f'{{"round": {number + 1}, "accepted": 3}}\\n' for number in range(8))
+(directory / "metrics.jsonl").write_text(rows)
+"""
+    monkeypatch.setattr(run, "interpreter", lambda: (sys.executable, "-c", play))
+    with pytest.raises(BenchmarkError, match=r"^the rounds of fedemu run were over before they could be measured$"):
+        run.run_observed("digits", tmp_path / "run", [], first=5, last=8)
