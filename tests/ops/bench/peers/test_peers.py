@@ -6,7 +6,9 @@ import io
 import json
 import os
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -68,6 +70,23 @@ def test_a_side_is_watched_until_its_last_round_and_then_let_go(tmp_path: Path) 
     seen = observe([sys.executable, "-c", SIDE, str(progress)], os.environ, lines_of(progress), 3)
     assert (seen.accuracy, seen.rounds) == (0.5, 2)
     assert seen.first > 0
+
+
+def test_the_time_of_a_side_that_does_not_wait_counts_from_its_rounds_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    now = 0.0
+
+    def look(watch: object) -> float:
+        nonlocal now
+        now += 5.0  # with hundreds of processes this takes a while, in which such a side plays on
+        return 0.0
+
+    monkeypatch.setattr("fedemu.ops.bench.peers.observe._Watch.cpu", look)
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=time.sleep)
+    monkeypatch.setattr("fedemu.ops.bench.peers.observe.time", clock)
+    progress = tmp_path / "progress"
+    assert observe([sys.executable, "-c", SIDE, str(progress)], os.environ, lines_of(progress), 3).wall == 5.0
 
 
 def test_a_side_that_fails_is_absent_with_its_error(tmp_path: Path) -> None:
