@@ -15,12 +15,17 @@ export class Log {
     this.run = run;
     this.parts = parts;
     this.off = new Set();
-    for (const part of ["search", "bydevice"]) parts[part].addEventListener("input", () => this.draw());
-    parts.follow.addEventListener("change", () => this.draw());
-    this.seen = watchShown(parts.log, () => this.draw());
+    for (const part of ["search", "bydevice", "follow"]) parts[part].addEventListener("input", () => this.draw());
+    this.seen = watchShown(parts.log, () => this.news());
   }
 
+  // Draws the events, also those of a log that does not follow what is new.
   draw() {
+    this.drawn = false;
+    this.news();
+  }
+
+  news() {
     if (!this.seen.now && this.drawn) return;
     const counts = new Map();
     for (const event of this.run.events) counts.set(event.event, (counts.get(event.event) || 0) + 1);

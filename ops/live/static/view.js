@@ -76,7 +76,7 @@ export class View {
     if (changed.has("fleet") || changed.has("all")) this.field.draw();
     if (changed.has("fleet") || changed.has("visited") || changed.has("all")) this.story.again();
     if (changed.has("asks") || changed.has("status") || changed.has("all")) this.asks.draw();
-    if (changed.has("events") || changed.has("all")) this.log.draw();
+    if (changed.has("events") || changed.has("all")) this.log.news();
     for (const [chart, part] of this.charts) if (changed.has(part) || changed.has("all")) chart.draw(this.run[part]);
   }
 

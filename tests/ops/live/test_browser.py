@@ -436,19 +436,28 @@ def test_the_field_is_used_by_the_keyboard(live: Live, visit: Callable[..., Any]
     assert not page.is_visible("[data-part=story]")
 
 
-def test_the_log_is_filtered(live: Live, visit: Callable[..., Any]) -> None:
-    page = visit(live.shown.address)
-    grown(page)
-    for checked in (False, True):  # by the keyboard, because the page moves under a pointer while the run goes on
-        page.focus("[data-part=follow]")
-        page.keyboard.press("Space")
-        assert page.is_checked("[data-part=follow]") == checked
-    page.fill("[data-part=search]", "checkpoint")
+def test_the_log_is_filtered_whether_it_follows_or_not(made: Any, watched: Callable[..., Any]) -> None:
+    made.append("events", *({"event": ("join", "death")[place % 2], "device": place} for place in range(8)))
+    page = watched()
     page.locator("[data-part=log]").scroll_into_view_if_needed()
-    until(page, "[...document.querySelectorAll('.log b')].every((one) => one.textContent === 'checkpoint')")
-    page.fill("[data-part=search]", "no event has this")
-    until(page, "!document.querySelector('.log b')")
-    assert page.inner_text("[data-part=logcount]").startswith("0 events")
+    listed = "String([...document.querySelectorAll('.log b')].map((one) => one.textContent))"
+    until(page, f"{listed} === 'death,join,death,join,death,join,death,join'")
+    page.uncheck("[data-part=follow]")
+    page.fill("[data-part=search]", "death")
+    assert page.evaluate(listed) == "death,death,death,death"
+    page.fill("[data-part=bydevice]", "7")
+    assert page.evaluate(listed) == "death"
+    assert page.inner_text("[data-part=logcount]").startswith("1 event,")
+    made.append("events", {"event": "death", "device": 7})
+    kinds = page.locator("[data-part=kinds] button")
+    kinds.filter(has_text="death 5").wait_for()
+    assert page.evaluate(listed) == "death", "it does not follow"
+    page.check("[data-part=follow]")
+    assert page.evaluate(listed) == "death,death"
+    page.fill("[data-part=search]", "")
+    page.fill("[data-part=bydevice]", "")
+    kinds.filter(has_text="death").click()
+    assert page.evaluate(listed) == "join,join,join,join"
 
 
 def test_a_page_whose_server_is_gone_for_a_while_goes_on(live: Live, visit: Callable[..., Any], tmp_path: Path) -> None:
