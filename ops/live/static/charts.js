@@ -10,6 +10,10 @@ const time = (u, values) => values.map((value) => (known(value) ? brief(value) :
 const plain = (u, values) => values.map((value) => (known(value) ? value.toLocaleString("en", { maximumSignificantDigits: 4 }) : ""));
 export const FORMS = { share: [share, percent], size: [size, bytes], time: [time, brief], plain: [plain, (v) => (known(v) ? v.toLocaleString("en", { maximumSignificantDigits: 4 }) : "–")] };
 
+// Rounds are whole numbers, which a browser would write in the form of its user's own language.
+const whole = (u, values) => values.map((value) => (known(value) ? value.toLocaleString("en") : ""));
+const STEPS = [...Array(16).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
+
 export class Chart {
   // lines: [name, colour, (row) => value, dash], or a function of the rows that tells them; rows come from draw().
   constructor(parent, title, form, lines, options = {}) {
@@ -63,9 +67,9 @@ export class Chart {
     this.u = new uPlot({
       width: this.plot.clientWidth, height: HEIGHT, legend: { show: false }, cursor: { y: false, drag: { x: true, y: false } },
       scales: { x: { time: false, range: (u, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: this.options.range ? { range: this.options.range } : {} },
-      axes: [{ ...axis, values: this.options.xform ? FORMS[this.options.xform][0] : undefined, size: 30, incrs: this.options.xform ? undefined : [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] },
+      axes: [{ ...axis, size: 30, ...(this.options.xform ? { values: FORMS[this.options.xform][0] } : { values: whole, incrs: STEPS }) },
         { ...axis, values: this.form[0], size: 62 }],
-      series: [{}, ...drawn.map(([name, tone, , dash]) => ({ label: name, stroke: colour(tone), width: 2, spanGaps: true, dash, points: { show: data[0].length < 3 } }))],
+      series: [{}, ...drawn.map(([name, tone, , dash]) => ({ label: name, stroke: colour(tone), width: 2, spanGaps: true, dash, points: { show: (u) => u.data[0].length < 3 } }))],
       hooks: { setCursor: [(u) => this.point(u, drawn)] },
     }, data, this.plot);
     this.keys.replaceChildren(...drawn.map(([name, tone, , dash]) => make("span", {}, swatch(tone, dash), name)));

@@ -278,6 +278,39 @@ def test_a_run_whose_folder_was_removed_is_not_offered_to_be_resumed(made: Any, 
     shutil.rmtree(made.directory)
     until(page, "document.querySelector('[data-part=state]').textContent === 'the folder is gone'")
     assert page.is_hidden("[data-part=banner]")
+def test_a_chart_that_grows_is_a_line_without_dots_and_numbers_its_rounds(
+    made: Any, watched: Callable[..., Any]
+) -> None:
+    made.append("metrics", {"round": 1, "accuracy": 0.5})
+    page = watched(locale="de-DE")
+    page.evaluate(
+        """() => {
+            const { fillText } = CanvasRenderingContext2D.prototype, { arc } = Path2D.prototype;
+            window.written = [];
+            window.dots = 0;
+            CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+                window.written.push(text);
+                fillText.call(this, text, ...rest);
+            };
+            Path2D.prototype.arc = function (...rest) {
+                window.dots += 1;
+                arc.apply(this, rest);
+            };
+        }"""
+    )
+    chart = page.locator("#content .chart >> nth=0")
+    chart.scroll_into_view_if_needed()
+    page.set_viewport_size({"width": 1200, "height": 900})
+    until(page, "window.dots > 0")
+    made.append("metrics", *({"round": round, "accuracy": 0.25} for round in (20_000, 40_000, 60_000)))
+    chart.locator("figcaption", has_text="25.0 %").wait_for()
+    until(page, "window.written.includes('50,000')")
+    page.evaluate("window.dots = 0")
+    made.append("metrics", {"round": 60_001, "accuracy": 0.75})
+    chart.locator("figcaption", has_text="75.0 %").wait_for()
+    assert page.evaluate("() => new Promise((done) => requestAnimationFrame(() => done(window.dots)))") == 0
+
+
 
 
 def test_a_run_that_begins_later_comes_to_the_page(
