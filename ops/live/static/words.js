@@ -24,7 +24,7 @@ export function span(seconds) {
 export function bytes(size) {
   if (!known(size)) return "–";
   for (const unit of ["B", "kB", "MB", "GB"]) {
-    if (Math.abs(size) < 1000) return `${unit === "B" || size >= 100 ? size.toFixed(0) : size.toFixed(1)} ${unit}`;
+    if (Math.abs(size) < 999.5) return `${unit === "B" || size >= 100 ? size.toFixed(0) : size.toFixed(1)} ${unit}`;
     size /= 1000;
   }
   return `${size.toFixed(1)} TB`;

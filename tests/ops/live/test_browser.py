@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from fedemu.ops.figures import readable_bytes, span
 from fedemu.ops.live.found import supervisors_of
 from fedemu.ops.live.machine import Crew, Machine
 from fedemu.ops.results.holder import holder_of
@@ -236,6 +237,12 @@ def test_what_is_drawn_is_also_said(live: Live, visit: Callable[..., Any]) -> No
     told = ["–", "0 s", "0.4 ms", "62.3 ms", "500 ms", "1.0 s", "1 min 30 s"]
     script = "times => import('/static/charts.js').then(({ FORMS }) => times.map(FORMS.time[1]))"
     assert page.evaluate(script, times) == told
+    for words, same, values in (
+        ("bytes", readable_bytes, (0, 999.4, 999.6, 12_345, 999_700, 1_000_000, 3e15)),
+        ("span", span, (0, 9.9, 59.4, 60, 3599, 3600, 172_799, 172_800)),
+    ):
+        script = "([words, values]) => import('/static/words.js').then((all) => values.map(all[words]))"
+        assert page.evaluate(script, [words, values]) == [*map(same, values)], "as in the report"
     ends = [[None, None], [0.1, 0.5], [-0.5, 0.5], [-0.5, -0.1], [0, 0]]
     script = "ends => import('/static/view.js').then(({ fromZero }) => ends.map((pair) => fromZero(null, ...pair)))"
     ranges = [[0, 1], [0, 0.55], [-0.55, 0.55], [-0.55, 0], [0, 1]]
