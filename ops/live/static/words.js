@@ -1,9 +1,9 @@
 // Figures and words as people read them: shares in percent, spans and sizes in the unit that suits them.
 
 export const STATES = ["not here yet", "on-line", "asked", "training", "uploading", "away", "crashed", "frozen"];
-export const STATE_COLOURS = ["line", "green", "sky", "blue", "purple", "grey", "red", "orange"];
+export const STATE_COLOURS = ["line", "green", "sky", "blue", "purple", "axis", "red", "orange"];
 export const OUTCOMES = ["accepted", "cancelled", "late", "dropped", "failed", "rejected", "never asked"];
-export const OUTCOME_COLOURS = ["green", "grey", "orange", "purple", "red", "slate", "line"];
+export const OUTCOME_COLOURS = ["green", "grey", "orange", "sky", "red", "slate", "line"];
 export const LETTERS = "acldfr";
 // The lines of a chart take these in turn.
 export const TONES = ["blue", "orange", "green", "red", "purple", "sky", "slate"], DASHES = [undefined, [9, 4], [2, 4]];

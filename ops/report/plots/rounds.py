@@ -30,7 +30,7 @@ from fedemu.ops.pages.style import (
 )
 from fedemu.protocol.messages import OUTCOMES
 
-OUTCOME_COLOURS = dict(zip(OUTCOMES, (GREEN, GREY, ORANGE, SKY, RED, PURPLE), strict=True))
+OUTCOME_COLOURS = dict(zip(OUTCOMES, (GREEN, GREY, ORANGE, SKY, RED, SLATE), strict=True))
 """The colour of each outcome, in the order in which bars are stacked, from below."""
 MOST_BARS = 100
 """With more rounds than this, bars are drawn as one area."""

@@ -278,13 +278,6 @@ def test_the_use_of_all_supervisors_and_trainers_is_drawn_once_it_is_measured(
     accuracy.locator(".uplot").wait_for()
 
 
-def test_a_run_whose_folder_was_removed_is_not_offered_to_be_resumed(made: Any, watched: Callable[..., Any]) -> None:
-    made.row(1)
-    page = watched()
-    page.wait_for_selector("[data-part=banner]:not([hidden])")
-    shutil.rmtree(made.directory)
-    until(page, "document.querySelector('[data-part=state]').textContent === 'the folder is gone'")
-    assert page.is_hidden("[data-part=banner]")
 def test_a_chart_that_grows_is_a_line_without_dots_and_numbers_its_rounds(
     made: Any, watched: Callable[..., Any]
 ) -> None:
@@ -318,6 +311,13 @@ def test_a_chart_that_grows_is_a_line_without_dots_and_numbers_its_rounds(
     assert page.evaluate("() => new Promise((done) => requestAnimationFrame(() => done(window.dots)))") == 0
 
 
+def test_a_run_whose_folder_was_removed_is_not_offered_to_be_resumed(made: Any, watched: Callable[..., Any]) -> None:
+    made.row(1)
+    page = watched()
+    page.wait_for_selector("[data-part=banner]:not([hidden])")
+    shutil.rmtree(made.directory)
+    until(page, "document.querySelector('[data-part=state]').textContent === 'the folder is gone'")
+    assert page.is_hidden("[data-part=banner]")
 
 
 def test_a_run_that_begins_later_comes_to_the_page(
