@@ -27,7 +27,7 @@ PATIENCE = 300.0
 MOMENT = """() => {
   const run = window.fedemu.runs[0];
   if (!run.states.some((state) => state === 3) || !run.states.some((state) => state === 4)) return false;
-  run.source.close();
+  run.tick = run.begin = () => {};
   return true;
 }"""
 """True at a moment at which devices train and upload. The page then stands still."""
@@ -46,14 +46,13 @@ def main() -> None:
             )
         try:
             address = wait_for_address(folder / "terminal", run)
-            page = opened(browser, address, 1280, 1000, "light")
+            page = opened(browser, address)
             page.select_option("[data-part=colouring]", "now")
             take(page, "live.png")
             page.locator("[data-part=field]").click(position={"x": 60, "y": 40})
             page.wait_for_selector("[data-part=story] svg")
             page.evaluate("document.querySelector('.bar').style.position = 'static'")
             take(page, "live_device.png", of=".columns")
-            take(opened(browser, address, 400, 860, "dark"), "live_phone.png")
         finally:
             run.terminate()
             run.wait(PATIENCE)
@@ -70,9 +69,9 @@ def wait_for_address(terminal: Path, run: subprocess.Popen[bytes]) -> str:
     return found[0]
 
 
-def opened(browser: Any, address: str, width: int, height: int, scheme: str) -> Any:
-    """The page of a window of this size, after round ``ROUND``."""
-    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+def opened(browser: Any, address: str) -> Any:
+    """The page after round ``ROUND``."""
+    page = browser.new_page(viewport={"width": 1280, "height": 1000}, color_scheme="light")
     page.set_default_timeout(1000 * PATIENCE)
     page.goto(address)
     until(page, f"() => window.fedemu && (window.fedemu.runs[0].status.round || 0) >= {ROUND}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from fedemu.ops.live.machine import Crew, Machine
 from fedemu.ops.results.holder import holder_of
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (pip install playwright)")
+ROOT = Path(__file__).parents[3]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "chromium-browser"))), None)
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium (on Debian: apt-get install chromium)"),
@@ -363,6 +365,17 @@ def test_a_page_whose_server_shows_other_runs_now_is_loaded_again(
             page.evaluate("window.kept = true")
         finally:
             shown.end()
+
+
+def test_the_page_stands_still_while_its_picture_is_taken(made: Any, watched: Callable[..., Any]) -> None:
+    moment = runpy.run_path(str(ROOT / "docs" / "images" / "make_screenshots.py"))["MOMENT"]
+    page = watched()
+    until(page, "() => window.fedemu.runs[0].ready")
+    assert not page.evaluate(moment)
+    page.evaluate("window.fedemu.runs[0].states.set([3, 4])")
+    assert page.evaluate(moment)
+    page.evaluate("window.fedemu.runs[0].tick({ message: 1e9, rows: [{ round: 1 }] })")
+    assert page.evaluate("window.fedemu.runs[0].rows.length") == 0
 
 
 def test_an_open_story_counts_on(made: Any, watched: Callable[..., Any]) -> None:
