@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fedemu.coordinator.record.row import read_rows
 from fedemu.ops.bench.measuring.measure import Effort, Tell
-from fedemu.ops.bench.measuring.processes import cpu_seconds
+from fedemu.ops.bench.measuring.processes import cpu_seconds, end
 from fedemu.ops.bench.measuring.worker import BenchmarkError
 from fedemu.ops.figures import readable_bytes
 from fedemu.ops.stress.fleet import finished_rounds
@@ -146,9 +146,7 @@ def _played(devices: int, asked: int, rounds: int) -> Point:
                 said = " ".join(log.read_text(errors="replace").split())[-500:]
                 raise BenchmarkError(f"fedemu run with {devices:,} devices {how}: {said}")
         finally:
-            if run.poll() is None:
-                run.terminate()
-                run.wait(60.0)
+            end(run)
         return watch.point(devices, asked)
 
 

@@ -1,9 +1,12 @@
-"""Figures of running processes: when they began, the memory that is theirs alone, the CPU time that they have used."""
+"""Figures of running processes (their beginning, the memory that is theirs alone, their CPU time), and their end."""
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
 
 import psutil
 
@@ -59,3 +62,15 @@ def descendants(pid: int, name: str) -> list[int]:
         except psutil.Error:
             continue
     return found
+
+
+def end(process: subprocess.Popen[Any], seconds: float = 30.0) -> None:
+    """End a process and its descendants, if it has not ended by itself. Who lives ``seconds`` later is killed."""
+    if process.poll() is None:
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        _, alive = psutil.wait_procs([psutil.Process(process.pid), *family], seconds)
+        for each in alive:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        process.wait(10.0)

@@ -13,7 +13,7 @@ from typing import Final
 
 import psutil
 
-from fedemu.ops.bench.measuring.processes import cpu_seconds
+from fedemu.ops.bench.measuring.processes import cpu_seconds, end
 from fedemu.ops.bench.peers.environments import Absent, last_words
 
 SECONDS: Final = 900.0
@@ -70,7 +70,7 @@ def observe(command: Sequence[str], environment: Mapping[str, str], done: Callab
             errors.seek(0)
             raise Absent(last_words(errors.read())) from None
         finally:
-            _end(side)
+            end(side)
     if watch.rounds == rounds:
         raise Absent("its rounds were over before they could be measured")
     accuracy = None
@@ -129,14 +129,3 @@ class _Watch:
             except psutil.Error:
                 continue
         return found
-
-
-def _end(side: subprocess.Popen[str]) -> None:
-    """End a side with all its processes, if it has not ended by itself."""
-    if side.poll() is None:
-        family = psutil.Process(side.pid).children(recursive=True)
-        side.terminate()
-        _, alive = psutil.wait_procs([psutil.Process(side.pid), *family], 10.0)
-        for process in alive:
-            process.kill()
-        side.wait(10.0)

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from fedemu.coordinator.record.row import read_rows
-from fedemu.ops.bench.measuring.processes import cpu_seconds
+from fedemu.ops.bench.measuring.processes import cpu_seconds, end
 from fedemu.ops.bench.measuring.worker import BenchmarkError
 from fedemu.ops.stress.fleet import finished_rounds
 from fedemu.protocol.host.source import interpreter
@@ -69,17 +69,15 @@ def run_observed(
             stdout=subprocess.DEVNULL,
             stderr=terminal,
         )
-    end = time.monotonic() + RUN_SECONDS
+    deadline = time.monotonic() + RUN_SECONDS
     try:
-        rounds_before, before = _cpu_after(run, directory, first, end)
-        rounds_after, after = _cpu_after(run, directory, max(first + 1, last - 1), end)
-        code = run.wait(max(1.0, end - time.monotonic()))
+        rounds_before, before = _cpu_after(run, directory, first, deadline)
+        rounds_after, after = _cpu_after(run, directory, max(first + 1, last - 1), deadline)
+        code = run.wait(max(1.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         raise BenchmarkError(f"fedemu run did not end within {RUN_SECONDS:.0f} s") from None
     finally:
-        if run.poll() is None:
-            run.terminate()
-            run.wait(30.0)
+        end(run)
     if code:
         raise BenchmarkError(f"fedemu run ended with exit {code}: {log.read_text(errors='replace')[-500:]}")
     rows = read_rows(directory)
@@ -94,10 +92,12 @@ def run_observed(
     )
 
 
-def _cpu_after(run: subprocess.Popen[bytes], directory: Path, round: int, end: float) -> tuple[int, dict[str, float]]:
+def _cpu_after(
+    run: subprocess.Popen[bytes], directory: Path, round: int, deadline: float
+) -> tuple[int, dict[str, float]]:
     """Wait until ``round`` is over. Returns how many rounds are over then, and the CPU seconds of each kind so far."""
     while (rounds := finished_rounds(directory)) < round:
-        if run.poll() is not None or time.monotonic() > end:
+        if run.poll() is not None or time.monotonic() > deadline:
             log = directory.with_suffix(".log").read_text(errors="replace")
             raise BenchmarkError(f"fedemu run never reached round {round}: {log[-500:]}")
         time.sleep(_POLL_SECONDS)

@@ -67,6 +67,15 @@ def test_the_cpu_time_of_a_process_that_is_gone_cannot_be_asked() -> None:
             processes.cpu_seconds(gone)
 
 
+def test_a_process_that_does_not_end_is_killed_with_its_children() -> None:
+    stubborn = "import signal, subprocess, sys\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    with running(f"{stubborn}\nchild = subprocess.Popen([sys.executable, '-c', 'input()'])") as process:
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
+        assert len(family) == 2
+        processes.end(process, seconds=0.0)
+        assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family)
+
+
 def test_descendants_are_found_by_name() -> None:
     with running("from fedemu.protocol.host.kernel import name_process\nname_process('fedemu-found')") as process:
         assert processes.descendants(os.getpid(), "fedemu-found") == [process.pid]
