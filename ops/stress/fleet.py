@@ -231,11 +231,13 @@ def _lives(process: psutil.Process) -> bool:
         return False
 
 
-def start_interpreter(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> psutil.Popen:
-    """A ``Start`` with an interpreter of its own, as a shell does it."""
+def start_interpreter(
+    words: Sequence[str], log: Path, environment: Mapping[str, str], before: Sequence[str] = ()
+) -> psutil.Popen:
+    """A ``Start`` with an interpreter of its own, as a shell does it. The words ``before`` stand before its command."""
     with log.open("wb") as file:
         return psutil.Popen(
-            [*interpreter(), "-m", "fedemu.ops.cli", *words],
+            [*before, *interpreter(), "-m", "fedemu.ops.cli", *words],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -5,7 +5,6 @@ No digest may change.
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,10 +19,9 @@ from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.figures import span
 from fedemu.ops.running.folder import claim
 from fedemu.ops.running.together import run_together
-from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet
+from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, start_interpreter
 from fedemu.ops.stress.wires import Quality, Wires
 from fedemu.ops.terminal import say
-from fedemu.protocol.host.source import interpreter
 
 COORDINATOR: Final = "coordinator"
 EDGE: Final = "edge"
@@ -129,16 +127,7 @@ def _fleet(folder: Path, quality: Quality, settings: Sequence[str]) -> Iterator[
 
     def start(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> psutil.Popen:
         name = Path(words[words.index("--state") + 1]).name if words[0] == "device" else words[0]
-        command = [*wires.inside(name), *interpreter(), "-m", "fedemu.ops.cli", *words]
-        with log.open("wb") as file:
-            return psutil.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=environment,
-            )
+        return start_interpreter(words, log, environment, wires.inside(name))
 
     address = f"tcp://{wires.addresses[COORDINATOR]}:{PORT}"
     fleet = LiveFleet(folder, address=address, overrides=settings, experiment="digits-small", start=start)
