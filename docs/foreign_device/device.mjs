@@ -109,13 +109,14 @@ async function ask(t, fields, wanted) {
 
 // ---- blobs, tensors, and this machine's data ----
 
-/** The bytes of a blob, or null if it is gone. */
+/** The bytes of a blob, or null if it is gone. Lost is thrown if the coordinator, started again, does not know us. */
 async function fetch(blob) {
   const parts = [];
   for (let offset = 0; offset < blob.size; offset += CHUNK) {
     const length = Math.min(CHUNK, blob.size - offset);
     const answer = await ask("need", { digest: blob.digest, offset, length }, (message) =>
-      message.reason === "unknown_blob" || (message.t === "blob" && message.digest === blob.digest && message.offset === offset));
+      ["unknown_blob", "unknown_peer"].includes(message.reason) || (message.t === "blob" && message.digest === blob.digest && message.offset === offset));
+    if (answer.reason === "unknown_peer") throw new Lost();
     if (answer.t !== "blob") return null;
     parts.push(answer.frames[0]);
   }

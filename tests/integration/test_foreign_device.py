@@ -21,7 +21,13 @@ from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
 from fedemu.ops.assembly.coordinator import assemble
+from fedemu.ops.assembly.partition import build_partition
+from fedemu.ops.assembly.stream import open_stream
+from fedemu.ops.bench.fleet.scripted import ScriptedCoordinator, Terms
+from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment.sources import load_experiment, write_frozen
+from fedemu.protocol.blobs.tree_file import encode_tree
+from fedemu.protocol.messages import Hello, Work
 from fedemu.protocol.transport.curve import ServerKeys
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
@@ -110,3 +116,50 @@ def test_a_run_of_foreign_devices_learns_what_a_run_of_own_devices_learns(
     assert max(float(np.abs(there[name] - here[name]).max()) for name in here) < 1e-5
     rows = [[row.loss for row in read_run(tmp_path / run).rows] for run in ("foreign", "own")]
     assert rows[0] == pytest.approx(rows[1], abs=1e-4)
+
+
+class Forgetful(ScriptedCoordinator):
+    """A coordinator that starts again, and knows nobody, before the first device fetches the model of its work."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.back = asyncio.Event()
+
+    def welcome(self, peer: bytes, hello: Hello) -> None:
+        super().welcome(peer, hello)
+        if hello.incarnation:
+            self.back.set()
+        else:
+            model = self.blob("model", encode_tree({"w": np.zeros(1, np.float32)}))
+            work = Work(
+                ask="1.0.0", program="train", task=0, start=0.0, shared=(model,), state=None, download_bytes=1,
+                upload_bytes=1, passes=1.0, deadline=1e6, durable_round=0,
+            )  # fmt: skip
+            self.forget_everyone()
+            self.router.send(peer, work)
+
+
+@pytest.mark.timeout(120)
+def test_a_foreign_device_that_is_forgotten_while_it_fetches_says_hello_again(
+    foreign_device: Path, tmp_path: Path
+) -> None:
+    experiment, _ = load_experiment("digits-small", list(SETTINGS), {})
+    corpus = open_corpus(experiment)
+    partition = build_partition(corpus, experiment.data, devices=2, seed=experiment.seed)
+    stream, _ = open_stream(experiment, corpus, partition)
+    terms = Terms(range(1), corpus.digest, heartbeat_seconds=1.0, patience=30, clock="wall")
+
+    async def play() -> None:
+        content = experiment.to_bytes(), encode_tree(stream.to_arrays())
+        coordinator = Forgetful(ZmqNetwork(), tmp_path / "blobs", terms, *content)
+        coordinator.open(f"ipc://{tmp_path}/coordinator")
+        device = await asyncio.create_subprocess_exec("node", str(foreign_device), coordinator.address)
+        try:
+            async with asyncio.timeout(60):
+                await coordinator.back.wait()
+        finally:
+            device.kill()
+            await device.wait()
+            coordinator.close()
+
+    asyncio.run(play())
