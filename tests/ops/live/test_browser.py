@@ -21,6 +21,7 @@ import pytest
 from fedemu.ops.figures import readable_bytes, span
 from fedemu.ops.live.found import supervisors_of
 from fedemu.ops.live.machine import Crew, Machine
+from fedemu.ops.report.report import write_report
 from fedemu.ops.results.holder import holder_of
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (pip install playwright)")
@@ -470,6 +471,14 @@ def test_the_page_fits_a_phone_in_either_scheme(live: Live, visit: Callable[...,
         int(part) for part in re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))[:3]
     )
     assert (tone < 200) == (scheme == "dark")
+
+
+def test_the_figures_of_a_report_stay_in_their_cards_on_a_phone(made: Any, visit: Callable[..., Any]) -> None:
+    made.row(1, virtual_time=179.4)
+    page = visit(write_report(made.directory).as_uri(), viewport={"width": 360, "height": 800})
+    assert page.is_visible(".card b:has-text('179.4 seconds')")
+    wide = "[...document.querySelectorAll('.card b')].filter((one) => one.scrollWidth > one.clientWidth).length"
+    assert page.evaluate(wide) == 0
 
 
 def test_the_field_is_used_by_the_keyboard(live: Live, visit: Callable[..., Any]) -> None:
