@@ -67,19 +67,16 @@ class Partition:
     def of(cls, shares: Sequence[Indices], validation: float, generator: np.random.Generator) -> Partition:
         """The partition of these shares, one ascending index array per device.
 
-        ``floor(validation * samples)`` samples of a device are drawn at random for validation. At least one stays for
-        training.
+        ``floor(validation * samples)`` samples of a device are drawn at random for validation, so at least one stays
+        for training.
         """
         if not 0.0 <= validation < 1.0:
             raise ConfigurationError(f"the validation fraction is {validation}; it must be at least 0 and below 1")
-        if not validation:
-            return cls(*_flatten(shares), np.zeros(len(shares) + 1, np.int64), np.empty(0, np.int64))
         train: list[Indices] = []
         held_out: list[Indices] = []
         for share in shares:
-            count = max(0, min(int(validation * len(share)), len(share) - 1))
             chosen = np.zeros(len(share), dtype=bool)
-            if count:
+            if count := int(validation * len(share)):
                 chosen[generator.permutation(len(share))[:count]] = True
             train.append(share[~chosen])
             held_out.append(share[chosen])

@@ -43,6 +43,8 @@ def test_the_same_generator_holds_the_same_samples_back():
     other = Partition.of([np.arange(100)], 0.2, np.random.default_rng(8))
     assert first.validation_indices.tolist() == second.validation_indices.tolist()
     assert first.validation_indices.tolist() != other.validation_indices.tolist()
+    behind_a_small_one = Partition.of([np.arange(3), 3 + np.arange(100)], 0.2, np.random.default_rng(7))
+    assert behind_a_small_one.device(1)[1].tolist() == [3 + index for index in first.validation_indices]
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
@@ -51,8 +53,9 @@ def test_a_validation_fraction_out_of_range_is_refused(fraction):
         Partition.of([np.arange(3)], fraction, np.random.default_rng(0))
 
 
-def test_a_partition_survives_the_way_through_arrays():
-    partition = Partition.of(shares([0, 3, 5], [1, 2, 4]), 0.4, np.random.default_rng(0))
+@pytest.mark.parametrize("fraction", [0.0, 0.4])
+def test_a_partition_survives_the_way_through_arrays(fraction):
+    partition = Partition.of(shares([0, 3, 5], [], [1, 2, 4]), fraction, np.random.default_rng(0))
     again = Partition.from_arrays(partition.to_arrays())
     assert all((again.to_arrays()[name] == array).all() for name, array in partition.to_arrays().items())
     assert all(array.dtype == np.int64 for array in partition.to_arrays().values())
@@ -70,7 +73,8 @@ def spoilt(**changes):
         (spoilt(train_indices=None), "lacks train_indices"),
         (spoilt(train_indices=np.zeros(4, dtype=np.int32)), "train_indices of the partition is int32"),
         (spoilt(train_indices=np.zeros((2, 2), dtype=np.int64)), r"int64 \[2, 2\]"),
-        (spoilt(train_offsets=np.array([0, 3, 2])), "train offsets of the partition do not fit its 4 indices"),
+        (spoilt(train_offsets=np.array([0, 2, 3])), "train offsets of the partition do not fit its 4 indices"),
+        (spoilt(train_offsets=np.array([0, 5, 4])), "train offsets of the partition do not fit its 4 indices"),
         (spoilt(train_offsets=np.array([1, 2, 4])), "train offsets"),
         (spoilt(train_offsets=np.array([0, 4])), "different numbers of devices"),
         (spoilt(train_offsets=np.array([], dtype=np.int64)), "train offsets"),
