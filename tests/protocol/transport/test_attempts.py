@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from fedemu.protocol import lookup
 from fedemu.protocol.codec import DOWN, UP, encode
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.lookup import Lookups
@@ -84,10 +85,12 @@ async def test_a_name_is_sought_again_until_it_is_known(
 ) -> None:
     server = NameServer(monkeypatch)
     server.answer.set()
+    before = len(os.listdir("/proc/self/fd"))
     tcp.dialer = DirectNetwork(asyncio.get_running_loop())
     tcp.join("tcp://nobody.example:5577").dealer.send(Heartbeat())
     await eventually(lambda: len(server.threads) == 2)
     tcp.dialer.close()
+    await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 async def test_closing_waits_for_a_name_and_says_what_was_to_be_said(
@@ -249,21 +252,28 @@ async def test_attempts_to_connect_come_more_and_more_rarely_until_one_succeeds(
     network.close()
 
 
+@pytest.mark.parametrize(
+    ("place", "refusal"),
+    [((Lookups, "find"), OSError(errno.EMFILE, "Too many open files")), ((lookup, "start_new_thread"), RuntimeError())],
+    ids=["no descriptors", "no threads"],
+)
 async def test_a_dealer_that_cannot_ask_for_a_name_asks_again(
-    tcp: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    tcp: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str], refusal: Exception
 ) -> None:
-    find, refused = Lookups.find, []
+    ask, refused = getattr(*place), []
 
     def refuse_first(*arguments: Any) -> Any:
         if not refused:
             refused.append(arguments)
-            raise OSError(errno.EMFILE, "Too many open files")
-        return find(*arguments)
+            raise refusal
+        return ask(*arguments)
 
-    monkeypatch.setattr(Lookups, "find", refuse_first)
+    monkeypatch.setattr(*place, refuse_first)
+    NameServer(monkeypatch).answer.set()
     coordinator = tcp.listen()
     network = DirectNetwork(asyncio.get_running_loop())
-    network.connect(coordinator.router.address, DOWN, print, print).send(Heartbeat())
+    address = coordinator.router.address.replace("127.0.0.1", "coordinator.example")
+    network.connect(address, DOWN, print, print).send(Heartbeat())
     await eventually(lambda: coordinator.messages)
     assert refused
     network.close()
