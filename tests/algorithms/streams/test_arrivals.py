@@ -74,9 +74,19 @@ def test_a_device_or_a_period_that_there_is_not_is_refused():
             question(0, 3, 0.0)
 
 
-def test_arrivals_survive_the_way_through_arrays():
-    # Devices 0 and 1 share the samples 0 and 1.
-    arrivals = replace(example(), offsets=np.array([0, 5, 7, 7]), indices=np.array([4, 0, 7, 1, 9, 0, 1]))
+NOTHING = Arrivals(np.zeros(3, np.int64), *np.zeros((2, 0), np.int64), np.zeros(0), 3)
+
+
+@pytest.mark.parametrize(
+    "arrivals",
+    [
+        # Devices 0 and 1 share the samples 0 and 1.
+        replace(example(), offsets=np.array([0, 5, 7, 7]), indices=np.array([4, 0, 7, 1, 9, 0, 1])),
+        NOTHING,
+    ],
+    ids=["shared samples", "no samples"],
+)
+def test_arrivals_survive_the_way_through_arrays(arrivals):
     again = Arrivals.from_arrays(arrivals.to_arrays())
     assert again.period_count == 3
     for name, array in arrivals.to_arrays().items():

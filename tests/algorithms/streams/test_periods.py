@@ -148,10 +148,15 @@ def test_a_wider_window_lets_neighbours_overlap_and_a_very_wide_one_mixes_all():
 
 
 class Scripted:
-    """A generator with given weights, the same waiting time for all samples, and no shuffling."""
+    """A generator with given weights and uniform draws, the same waiting time for all samples, and no shuffling."""
 
-    def __init__(self, weights):
+    def __init__(self, weights=(), uniform=()):
         self.weights = np.array(weights)
+        self.uniform = np.array(uniform)
+
+    def random(self, size):
+        assert size == len(self.uniform)
+        return self.uniform
 
     def dirichlet(self, alpha, size):
         assert (size, len(alpha)) == self.weights.shape
@@ -171,6 +176,15 @@ def test_each_period_takes_the_remaining_samples_with_its_largest_weights():
     assert by_period(arrivals, 0) == [[6, 7, 8], [3, 4, 5], [0, 1, 2]]
     # The test split holds 0 0 1 1 1 2 2: the first period, which is the largest, takes 2 2 and one 0.
     assert plan_of(tests) == [[0, 5, 6], [2, 3], [1, 4]]
+
+
+def test_the_place_of_a_sample_is_that_of_its_value_plus_its_share_of_the_width():
+    column, test_column = np.array([0, 0, 1, 1]), np.array([1, 0])
+    generator = Scripted(uniform=[0.1, 0.9, 0.2, 0.7, 0.0, 0.4])
+    arrivals, tests = window_drift(column, test_column, partition(range(4)), 2, width=2.0, generator=generator)
+    # Places of the training samples: 0.2, 1.8, 1.4 and 2.4; of the test samples: 1.0 and 0.8.
+    assert by_period(arrivals, 0) == [[0, 2], [1, 3]]
+    assert plan_of(tests) == [[1], [0]]
 
 
 def test_a_small_alpha_makes_periods_of_few_labels_and_a_large_one_of_all():
