@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 from collections.abc import Iterator
@@ -47,6 +48,11 @@ def test_each_callback_is_called_for_its_own_events_and_both_at_the_end_of_the_o
     assert called(watch) == ["write"]
     there.send(b"x")
     assert called(watch) == ["read", "write"]
+    here.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while here.send(bytes(65536)):
+            pass
+    assert called(watch) == ["read"]
     here.recv(1)
     there.close()
     assert called(watch) == ["read", "write"]
