@@ -72,8 +72,18 @@ def test_a_task_without_samples_and_labels_of_other_classes_are_refused():
         class_incremental(np.array([0, 1]), np.array([0, 1, 2]), everything, tasks, generator=seeded())
     with pytest.raises(ConfigurationError, match="period 2 of 3 has no sample to test on"):
         class_incremental(np.array([0, 1, 2]), np.array([0, 2]), partition(range(3)), tasks, generator=seeded())
-    with pytest.raises(ConfigurationError, match="made of 3 classes, but labels go from 1 to 3"):
-        class_incremental(np.array([1, 3]), np.array([0, 1, 2]), everything, tasks, generator=seeded())
+    for labels in ([1, 3], [-1, 0]):
+        with pytest.raises(ConfigurationError, match=f"made of 3 classes, but labels go from {min(labels)} to"):
+            class_incremental(np.array(labels), np.array([0, 1, 2]), everything, tasks, generator=seeded())
+
+
+def test_one_class_makes_one_task():
+    labels = np.zeros(2, dtype=np.int64)
+    arrivals, tests = class_incremental(
+        labels, labels, partition([0], [1]), ClassTasks.of(1, 1, [0]), generator=seeded()
+    )
+    assert [by_period(arrivals, device) for device in range(2)] == [[[0]], [[1]]]
+    assert plan_of(tests) == [[0, 1]]
 
 
 def test_each_device_meets_the_tasks_in_its_own_order():

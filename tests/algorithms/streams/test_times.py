@@ -47,10 +47,11 @@ def test_own_times_are_scaled_to_the_period_over_all_devices():
     assert arrivals.seconds.tolist() == [0.0, 4.0, 8.0, 0.0, 8.0, 0.0, 8.0]
 
 
-@pytest.mark.parametrize(("per_device", "expected"), [(False, [0.0, 2.0, 6.0, 8.0]), (True, [0.0, 8.0, 0.0, 8.0])])
+@pytest.mark.parametrize(("per_device", "expected"), [(False, [0, 1, 3, 4]), (True, [0, 4, 0, 4])])
 def test_the_scale_is_that_of_the_fleet_or_of_each_device(per_device, expected):
     arrivals, _ = static(partition([0, 1], [2, 3]), 1)
-    assert own_times(arrivals, np.array([0, 1, 3, 4]), 8.0, per_device=per_device).seconds.tolist() == expected
+    scaled = own_times(arrivals, np.array([0, 1, 3, 4]) / 32, 1 / 64, per_device=per_device)
+    assert (scaled.seconds * 256).tolist() == expected
 
 
 def test_samples_without_a_time_arrive_last_with_the_latest():
