@@ -82,8 +82,9 @@ def diurnal(
 ) -> Iterator[Interval]:
     """On-line intervals with a daily rhythm: at any time t, in seconds, the device is on-line with probability close to
 
-        p(t) = mean + amplitude · cos(2π (t/3600 - peak_hour - offset) / 24).
+        p(t) = mean + amplitude · cos(2π (t/3600 - peak_hour - offset) / 24),
 
+    which must lie from 0 to 1.
     Each device has its own offset in hours, drawn from a normal distribution with the deviation ``spread_hours``. The
     device decides anew at the points of a Poisson process, every ``spell`` seconds on average. From then on it is
     on-line with probability p(t), whether it was on-line before or not. So it goes on-line at the rate p(t)/spell and
@@ -93,9 +94,9 @@ def diurnal(
 
     def share(time: float) -> float:
         angle = 2 * math.pi * (time / HOUR_SECONDS - offset) / DAY_HOURS
-        return min(1.0, max(0.0, mean + amplitude * math.cos(angle)))
+        return mean + amplitude * math.cos(angle)
 
-    most, least = min(1.0, mean + amplitude), max(0.0, mean - amplitude)
+    most, least = mean + amplitude, mean - amplitude
 
     def next_change(time: float, ceiling: float, chance: Callable[[float], float]) -> float:
         # Thinning: candidates come at the highest rate. Each is kept with the probability (rate there / highest rate).
@@ -120,16 +121,16 @@ def diurnal(
 
 
 def recorded(flat: Sequence[float], period: float | None, shift: float = 0.0) -> Iterator[Interval]:
-    """The intervals of a trace. ``flat`` is start, end, start, end, ... in seconds.
+    """The intervals of a trace. ``flat`` is start, end, start, end, ... in seconds, ascending.
 
     The last end is missing if the device was still on-line when the trace ended. With a ``period`` in seconds the trace
     is repeated, and moved later by ``shift`` seconds; the part that is moved beyond the end of the period comes first.
     Without a period the trace is played once, and a device that was still on-line stays on-line for ever.
     """
-    closed = [*flat, math.inf if period is None else period] if len(flat) % 2 else list(flat)
-    intervals = sorted(zip(closed[::2], closed[1::2], strict=True))
+    closed = [*flat, math.inf] if len(flat) % 2 else flat
+    intervals = zip(closed[::2], closed[1::2], strict=True)
     if period is None:
-        return joined(iter(intervals))
+        return joined(intervals)
     one_turn = list(joined((start, min(end, period)) for start, end in intervals))
     if one_turn == [(0.0, period)]:
         return always()
