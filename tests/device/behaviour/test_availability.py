@@ -175,8 +175,8 @@ def test_a_trace_wraps_at_its_period_and_joins_what_touches_there() -> None:
 
 
 def test_a_shift_moves_a_trace_later_and_brings_its_end_to_the_front() -> None:
-    assert take(recorded((0.0, 1.0, 4.0, 6.0), 10.0, shift=5.0), 3) == [(0.0, 1.0), (5.0, 6.0), (9.0, 11.0)]
-    assert take(recorded((0.0, 1.0), 10.0, shift=15.0), 2) == [(5.0, 6.0), (15.0, 16.0)]
+    assert take(recorded((0.0, 1.0, 4.0, 6.0), 10.0, shift=4.125), 3) == [(0.0, 0.125), (4.125, 5.125), (8.125, 10.125)]
+    assert take(recorded((0.0, 1.0), 10.0, shift=13.0), 2) == [(3.0, 4.0), (13.0, 14.0)]
 
 
 def test_a_trace_that_fills_its_period_is_always_on_and_an_empty_one_never() -> None:

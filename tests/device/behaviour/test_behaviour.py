@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedemu.device.behaviour.availability import exponential, recorded
+from fedemu.device.behaviour.availability import always, exponential, recorded
 from fedemu.device.behaviour.behaviour import Assignment, Behaviour, Schedule
 from fedemu.device.behaviour.faults import FaultRates, plan
 from fedemu.device.behaviour.profile import Fixed, Profile
@@ -28,6 +28,9 @@ def behaviour(*times: float, rates: FaultRates = FaultRates()) -> Behaviour:  # 
 
 def test_the_parts_of_a_work_follow_from_the_profile() -> None:
     assert behaviour(0.0).seconds(WORK) == (2.0, 5.0, 3.0)
+    uneven = dataclasses.replace(PROFILE, down_spread=4000.0, up_spread=100.0)
+    down, up = uneven.speeds(1, 2, WORK.ask.round)
+    assert Behaviour(1, 2, always, uneven, FaultRates()).seconds(WORK) == pytest.approx((16e3 / down, 5.0, 24e2 / up))
 
 
 def test_a_device_that_stays_finishes_after_latency_download_compute_and_upload() -> None:
@@ -56,7 +59,8 @@ def test_a_planned_fault_strikes_at_its_fraction_of_the_work_and_ends_after_its_
     rates = FaultRates(crash=1.0, downtime=Fixed(30.0))
     fraction = plan(rates, 1, 2, WORK.ask).fraction
     at = 100.0 + fraction * 10.5
-    assert behaviour(0.0, rates=rates).schedule(WORK) == Schedule("drop", at, "crash", at + 30.0)
+    for times in ((0.0,), (0.0, at, 200.0)):
+        assert behaviour(*times, rates=rates).schedule(WORK) == Schedule("drop", at, "crash", at + 30.0)
 
 
 def test_going_off_line_before_a_planned_fault_comes_first() -> None:

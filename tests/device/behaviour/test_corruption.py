@@ -35,7 +35,7 @@ def test_a_wrong_shape_still_agrees_with_its_frame() -> None:
 def test_truncation_halves_the_last_frame() -> None:
     result, frames = corrupt(RESULT, FRAMES, "truncate")
     assert result == RESULT
-    assert [len(frame) for frame in frames] == [8, 8]
+    assert frames == [FRAMES[0], FRAMES[1][:8]]
 
 
 def test_a_payload_without_floats_or_without_tensors_is_damaged_in_shape() -> None:
@@ -45,6 +45,15 @@ def test_a_payload_without_floats_or_without_tensors_is_damaged_in_shape() -> No
     result, frames = corrupt(empty, [], "nan")
     assert [spec.shape for spec in result.tensors] == [(1,)]
     assert frames == [b"\0"]
+
+
+def test_a_tensor_without_elements_is_not_the_one_that_is_damaged() -> None:
+    hollow = TensorSpec(name="c", dtype="float32", shape=(0,))
+    result, frames = corrupt(replace(RESULT, tensors=(hollow, *SPECS)), [b"", *FRAMES], "nan")
+    assert frames == [b"", FRAMES[0], b"\xff" * 16]
+    result, frames = corrupt(replace(RESULT, tensors=(*SPECS, hollow)), [*FRAMES, b""], "truncate")
+    assert [spec.shape for spec in result.tensors] == [(2,), (2, 2), (0,)]
+    assert frames == [FRAMES[0] + bytes(8), FRAMES[1], b""]
 
 
 def test_the_frames_given_are_not_changed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from statistics import fmean
 
 import pytest
 
@@ -24,18 +25,19 @@ def test_a_plan_is_a_function_of_seed_device_and_ask() -> None:
         for ask in (AskId(1, 0, 0), AskId(1, 1, 0), AskId(1, 0, 1), AskId(2, 0, 0))
     }
     assert all(plan(rates, *key) == found for key, found in plans.items())
-    fractions = [found.fraction for found in plans.values() if found.drop]
-    assert len(set(fractions)) == len(fractions) > 2
+    struck = [found for found in plans.values() if found.drop]
+    assert len({found.fraction for found in struck}) == len({found.downtime for found in struck}) == len(struck) > 2
 
 
 def test_faults_happen_at_their_rates() -> None:
-    rates = FaultRates(crash=0.2, leave=0.1, silence=0.05, corrupt=0.1, duplicate=0.2, decline=0.05)
+    rates = FaultRates(0.2, 0.1, 0.05, corrupt=0.1, duplicate=0.2, decline=0.05, downtime=Uniform(0.0, 60.0))
     plans = [plan(rates, 1, device, AskId(1, 0, 0)) for device in range(6000)]
     drops = Counter(found.drop for found in plans)
     replies = Counter(found.reply for found in plans)
     assert drops["crash"] / 6000 == pytest.approx(0.2, abs=0.02)
     assert drops["leave"] / 6000 == pytest.approx(0.1, abs=0.02)
     assert drops["silence"] / 6000 == pytest.approx(0.05, abs=0.01)
+    assert fmean(found.downtime for found in plans if found.drop) == pytest.approx(30.0, abs=2.0)
     assert replies["corrupt"] / 6000 == pytest.approx(0.1, abs=0.02)
     assert replies["duplicate"] / 6000 == pytest.approx(0.2, abs=0.02)
     assert replies["decline"] / 6000 == pytest.approx(0.05, abs=0.01)
