@@ -159,8 +159,6 @@ def joined(intervals: Iterable[Interval]) -> Iterator[Interval]:
             if held is not None:
                 yield held
             held = (start, end)
-        if held[1] == math.inf:
-            break
     if held is not None:
         yield held
 
@@ -180,7 +178,6 @@ class Timetable:
         self._source = self._begin()
         self._starts = array("d")
         self._ends = array("d")
-        self._exhausted = False
         self._forgotten = -math.inf
         """The end of the last interval that was forgotten."""
 
@@ -220,7 +217,7 @@ class Timetable:
             self._forgotten = self._ends[over - 1]
             del self._starts[:over], self._ends[:over]
         read = 0
-        while not self._exhausted and (not self._starts or self._starts[-1] <= time):
+        while not self._starts or self._starts[-1] <= time:
             if max(read, len(self._starts)) >= MOST_INTERVALS:
                 raise TooFarAhead(
                     f"a device's timetable until {time:g} s takes more than {MOST_INTERVALS:,} intervals; "
@@ -229,9 +226,7 @@ class Timetable:
             read += 1
             interval = next(self._source, None)
             if interval is None:
-                self._exhausted = True
                 return
-            self._exhausted = interval[1] == math.inf
             if interval[1] <= since and not self._starts:
                 self._forgotten = interval[1]
             else:
