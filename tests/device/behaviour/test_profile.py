@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -80,14 +82,17 @@ def test_rows_are_drawn_in_proportion_to_their_weights() -> None:
 
 def test_quantities_of_one_file_come_from_one_row() -> None:
     values = tuple(float(value) for value in range(1, 101))
-    down = Recorded("network", values, (0.0,) * 100, (1.0,) * 100)
-    up = Recorded("network", tuple(10 * value for value in values), (0.0,) * 100, (1.0,) * 100)
+    tenfold, hundredfold = (tuple(times * value for value in values) for times in (10, 100))
+    down = Recorded("network", values, hundredfold, (1.0,) * 100)
+    up = Recorded("network", tenfold, tenfold, (1.0,) * 100)
     other = Recorded("compute", values, (0.0,) * 100, (1.0,) * 100)
     profiles = [
         draw_profile(1, device, quantities(down_kbps=down, up_kbps=up, seconds_per_sample=other))
         for device in range(50)
     ]
-    assert all(profile.up_kbps == 10 * profile.down_kbps for profile in profiles)
+    assert all(profile.up_kbps == profile.up_spread == 10 * profile.down_kbps for profile in profiles)
+    assert all(profile.down_spread == 100 * profile.down_kbps for profile in profiles)
+    assert len({profile.down_kbps for profile in profiles}) > 10
     assert any(profile.seconds_per_sample != profile.down_kbps for profile in profiles)
 
 
@@ -96,11 +101,23 @@ def test_speeds_without_a_spread_are_the_same_in_every_round() -> None:
     assert profile.speeds(1, 2, 3) == profile.speeds(1, 2, 4) == (8000.0, 1000.0)
 
 
-def test_speeds_with_a_spread_change_by_round_and_never_fall_below_a_tenth() -> None:
-    profile = Profile(0.01, 8000.0, 1000.0, 0.05, down_spread=8000.0, up_spread=10.0)
-    assert profile.speeds(1, 2, 3) == profile.speeds(1, 2, 3)
-    downs, ups = zip(*(profile.speeds(1, 2, round) for round in range(2000)), strict=True)
-    assert len(set(downs)) == 2000
-    assert min(downs) >= SLOWEST * 8000.0
-    assert np.mean(ups) == pytest.approx(1000.0, abs=1.0)
-    assert np.std(ups) == pytest.approx(10.0, rel=0.06)
+@pytest.mark.parametrize("spreads", [(8000.0, 10.0), (10.0, 1000.0)])
+def test_speeds_with_a_spread_change_by_round_and_never_fall_below_a_tenth(spreads: tuple[float, float]) -> None:
+    profile = Profile(0.01, 8000.0, 1000.0, 0.05, *spreads)
+    drawn = zip(*(profile.speeds(1, 2, round) for round in range(2000)), strict=True)
+    for speeds, mean, spread in zip(drawn, (8000.0, 1000.0), spreads, strict=True):
+        assert len(set(speeds)) == 2000
+        assert min(speeds) >= SLOWEST * mean
+        if spread == 10.0:
+            assert np.mean(speeds) == pytest.approx(mean, abs=1.0)
+            assert np.std(speeds) == pytest.approx(10.0, rel=0.06)
+
+
+def test_speeds_are_a_function_of_seed_device_and_round_and_each_has_its_own_spread() -> None:
+    both = Profile(0.01, 8000.0, 1000.0, 0.05, down_spread=10.0, up_spread=10.0)
+    places = [(1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4)]
+    assert [both.speeds(*place) for place in places] == [both.speeds(*place) for place in places]
+    assert len({both.speeds(*place)[0] for place in places}) == 4
+    down, up = both.speeds(1, 2, 3)
+    assert replace(both, up_spread=0.0).speeds(1, 2, 3) == (down, 1000.0)
+    assert replace(both, down_spread=0.0).speeds(1, 2, 3) == (8000.0, up)

@@ -39,5 +39,6 @@ def test_a_buffer_is_read_from_its_version(tmp_path: Path) -> None:
 
 def test_no_version_and_one_that_cannot_be_read_have_an_empty_buffer(tmp_path: Path) -> None:
     (tmp_path / "broken").write_bytes(b"no tensors")
-    for version in (None, tmp_path / "missing", tmp_path / "broken"):
+    write_own(tmp_path / "partial", {".replay.indices": np.array([1])})
+    for version in (None, tmp_path / "missing", tmp_path / "broken", tmp_path / "partial"):
         assert len(read_buffer(version)) == 0

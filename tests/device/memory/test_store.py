@@ -32,9 +32,11 @@ def test_a_new_life_finds_the_versions_of_the_former_ones(tmp_path: Path) -> Non
 
 def test_a_write_that_was_cut_off_is_no_version_and_is_cleaned_up(tmp_path: Path) -> None:
     (tmp_path / "own-1.0.0.77.partial").write_bytes(b"half")
-    (tmp_path / "own-strange.safetensors").write_bytes(b"")
+    others = {"own-strange.safetensors", "old-1.0.0.safetensors", "own-1.0.0.safetensorx"}
+    for name in others:
+        (tmp_path / name).write_bytes(b"")
     assert OwnStore(tmp_path).versions == frozenset()
-    assert [path.name for path in tmp_path.iterdir()] == ["own-strange.safetensors"]
+    assert {path.name for path in tmp_path.iterdir()} == others
 
 
 def test_a_version_that_a_trainer_is_writing_survives_the_next_life_of_its_device(
@@ -101,6 +103,16 @@ def test_a_coordinator_that_went_back_finds_the_earlier_version(tmp_path: Path) 
     store.supersede(AskId(5, 0, 0), durable_round=4)
     store.supersede(AskId(3, 0, 0), durable_round=4)
     assert store.versions == {AskId(3, 0, 0), AskId(5, 0, 0)}
+
+
+def test_a_coordinator_that_went_back_to_before_the_first_version_never_names_it_again(tmp_path: Path) -> None:
+    store = OwnStore(tmp_path)
+    fill(store, AskId(3, 0, 0))
+    store.supersede(AskId(3, 0, 0), durable_round=3)
+    store.supersede(None, durable_round=2)
+    assert store.versions == {AskId(3, 0, 0)}
+    store.supersede(None, durable_round=3)
+    assert store.versions == frozenset()
 
 
 @pytest.mark.parametrize("place", [0.0, 0.2, 0.5, 0.9, 0.999])
