@@ -130,15 +130,18 @@ def socket_path(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["tcp", "ipc", "direct-tcp", "direct-ipc", "direct-direct", "ipc-direct", "memory"])
 async def wire(request: pytest.FixtureRequest, socket_path: Path) -> AsyncIterator[Wire]:
-    """Each kind of network in turn. After a test no descriptor is left open, and no callback of the loop has failed."""
-    before = len(os.listdir("/proc/self/fd"))
+    """Each kind of network in turn.
+
+    After a test no descriptor is left open, none is watched, and no callback of the loop has failed.
+    """
+    before, loop = len(os.listdir("/proc/self/fd")), asyncio.get_running_loop()
+    watched = {*loop._selector.get_map()}  # type: ignore[attr-defined]
     failures: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    loop.set_exception_handler(lambda _, context: failures.append(context))
     if request.param == "memory":
         made = Wire("memory", MemoryNetwork(), "memory://fleet:0")
     else:
         wildcard = "tcp://127.0.0.1:*" if request.param.endswith("tcp") else f"ipc://{socket_path}"
-        loop = asyncio.get_running_loop()
         network: Network = DirectNetwork(loop) if request.param.endswith("-direct") else ZmqNetwork()
         dialer: Dialer | None = DirectNetwork(loop) if request.param.startswith("direct-") else None
         if request.param == "ipc-direct":
@@ -149,6 +152,7 @@ async def wire(request: pytest.FixtureRequest, socket_path: Path) -> AsyncIterat
     for side in made.sides:
         side.frames.clear()  # frames in sealed memory hold its descriptor
     sent_buffers.stop()
+    assert {*loop._selector.get_map()} <= watched  # type: ignore[attr-defined]
     await asyncio.sleep(0)  # what was to be called soon when the sides were closed
     await _eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
     assert not failures

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -83,10 +84,18 @@ class Machine:
 
 
 @pytest.fixture
-async def place() -> Iterator[Place]:
+async def place(eventually: Eventually) -> AsyncIterator[Place]:
+    """After a test no descriptor is left open, none is watched, and no callback of the loop has failed."""
+    before, loop = len(os.listdir("/proc/self/fd")), asyncio.get_running_loop()
+    watched = {*loop._selector.get_map()}  # type: ignore[attr-defined]
+    failures: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: failures.append(context))
     made = Place()
     yield made
     made.close()
+    assert {*loop._selector.get_map()} <= watched  # type: ignore[attr-defined]
+    await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    assert not failures
 
 
 async def test_an_approved_key_comes_in(place: Place, eventually: Eventually) -> None:
@@ -266,5 +275,7 @@ async def test_connections_that_only_end_are_told_once_three_of_them_have_come_i
         for event in "ff+fffff":  # the coordinator may end just now, and come back
             watch._heard(zmq.EVENT_HANDSHAKE_SUCCEEDED if event == "+" else zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 0)
             counts.append(len(told))
+        watch._heard(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, 0)  # the other side speaks otherwise
         watch.close()
     assert counts == [0, 0, 0, 0, 0, 1, 1, 1]
+    assert [isinstance(error, HandshakeFailed) and error.final for error in told] == [False, True]
