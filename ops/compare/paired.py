@@ -97,7 +97,7 @@ def paired_tests(entries: Sequence[Entry], key: str) -> list[Paired]:
 
 def least_wilcoxon(pairs: int) -> float:
     """The least two-sided p-value that Wilcoxon's signed-rank test can give with this number of pairs."""
-    return min(1.0, 2.0 ** (1 - pairs))
+    return 2.0 ** (1 - pairs)
 
 
 def _of_other_data(one: Entry, other: Entry) -> bool:
@@ -116,8 +116,8 @@ def _by_seed(entry: Entry, key: str) -> dict[int, float]:
 
 
 def _p_values(differences: Any) -> tuple[float | None, float | None]:
-    """The p-values of the paired t-test and of the signed-rank test."""
-    if len(differences) < 2 or np.ptp(differences) < _ROUNDING:
+    """The p-values of the paired t-test and of the signed-rank test. None if all pairs differ equally, as one does."""
+    if np.ptp(differences) < _ROUNDING:
         return None, None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -125,8 +125,8 @@ def _p_values(differences: Any) -> tuple[float | None, float | None]:
     return (t if math.isfinite(t) else None), _signed_rank(differences)
 
 
-def _signed_rank(differences: Any) -> float | None:
-    """The two-sided p-value of Wilcoxon's signed-rank test, exact also with ties. None if all differences are 0.
+def _signed_rank(differences: Any) -> float:
+    """The two-sided p-value of Wilcoxon's signed-rank test, exact also with ties.
 
     Differences of 0 have no sign and are left out. Those that differ by the rounding of floats alone share their rank.
     Each rank is positive or negative with the same chance, so the chances of all sums of positive ranks follow from
@@ -134,8 +134,6 @@ def _signed_rank(differences: Any) -> float | None:
     """
     steps = np.rint(differences / (_ROUNDING * max(1.0, float(np.abs(differences).max()))))
     signed = steps[steps != 0]
-    if not len(signed):
-        return None
     ranks = np.rint(2 * stats.rankdata(np.abs(signed))).astype(np.int64)  # those of ties may be halves
     chances = np.zeros(int(ranks.sum()) + 1)
     chances[0] = 1.0

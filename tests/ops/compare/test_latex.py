@@ -155,8 +155,10 @@ def test_with_ties_and_zeros_the_signed_rank_test_counts_all_signs(counts: Seque
     assert signed_rank_of(counts) == pytest.approx(min(1.0, 2 * tail))
 
 
-def test_differences_that_only_the_rounding_of_floats_tells_apart_are_ties() -> None:
-    good, poor = (0.814, 0.948, 0.86, 0.709, 0.921, 0.911), (0.81, 0.95, 0.863, 0.705, 0.924, 0.91)
+@pytest.mark.parametrize("scale", [1.0, 1e9 / 3])
+def test_differences_that_only_the_rounding_of_floats_tells_apart_are_ties(scale: float) -> None:
+    good = tuple(scale * each for each in (0.814, 0.948, 0.86, 0.709, 0.921, 0.911))
+    poor = tuple(scale * each for each in (0.81, 0.95, 0.863, 0.705, 0.924, 0.91))
     (test,) = paired_tests([entry("good", good), entry("poor", poor)], "final_accuracy")
     assert test.wilcoxon == signed_rank_of((4, -2, -3, 4, -3, 1))
 
@@ -191,6 +193,11 @@ def test_the_terminals_table_sets_each_experiment_beside_the_best_of_each_figure
     assert beside_best([entry("good", GOOD[:1]), entry("poor", POOR[:1])]) is None, "one seed is no test"
 
 
+def test_two_pairs_are_enough_for_a_test() -> None:
+    (test,) = paired_tests([entry("good", GOOD[:2]), entry("poor", POOR[:2])], "final_accuracy")
+    assert (test.t, test.wilcoxon) == (pytest.approx(stats.ttest_rel(POOR[:2], GOOD[:2]).pvalue), 0.5)
+
+
 def test_what_cannot_be_tested_is_not_and_says_why() -> None:
     good = entry("good", (0.9, 0.8))
     assert paired_tests([good, entry("same", (0.8, 0.7))], "final_accuracy")[0].t is None
@@ -198,6 +205,8 @@ def test_what_cannot_be_tested_is_not_and_says_why() -> None:
     assert "one pair is too few" in latex(comparison(good, entry("short", (0.5, None))))
     assert paired_tests([good], "forgetting") == []
     assert paired_tests([good, replace(entry("others", (0.5, 0.6)), seeds=(7, None))], "final_accuracy") == []
+    nameless = [replace(each, seeds=(None, None)) for each in (good, entry("poor", (0.5, 0.6)))]
+    assert paired_tests(nameless, "final_accuracy") == []
     assert [least_wilcoxon(pairs) for pairs in (3, 5, 6)] == [0.25, 0.0625, 0.03125]
 
 
