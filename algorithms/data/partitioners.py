@@ -46,7 +46,7 @@ def dirichlet(
     _check_alpha(alpha)
     _check_minimum(len(labels), devices, min_samples)
     sizes = np.bincount(labels)
-    for _ in range(MOST_DRAWS if retry else 1):
+    for _ in range(MOST_DRAWS):
         proportions = generator.dirichlet(np.full(devices, alpha), size=len(sizes))
         counts = _spread(sizes, proportions, balanced)
         if not retry or counts.sum(axis=1).min() >= min_samples:
@@ -159,7 +159,7 @@ def _spread(sizes: Counts, proportions: NDArray[np.float64], balanced: bool) -> 
     full = sizes.sum() / devices
     for label in range(classes):
         share = proportions[label]
-        if balanced and sizes[label]:
+        if balanced:
             open_ = counts.sum(axis=1) < full
             share = np.where(open_, share, 0.0)
             # If the proportions of all devices that are not full are 0, these share the class evenly.

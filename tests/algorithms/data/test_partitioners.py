@@ -49,6 +49,11 @@ def test_each_class_is_cut_at_the_cumulative_proportions():
     assert shares == [[0, 2, 4, 6, 8], [1, 10, 12, 14], [3, 5, 7, 9, 11, 13, 15, 16, 17, 18, 19]]
 
 
+def test_the_last_device_may_get_nothing():
+    labels = np.zeros(2, dtype=np.int64)
+    assert plain(dirichlet(labels, 2, alpha=0.1, min_samples=0, generator=Scripted([[1.0, 0.0]]))) == [[0, 1], []]
+
+
 def test_devices_below_the_minimum_take_from_the_largest_in_index_order():
     labels = np.zeros(10, dtype=np.int64)
     generator = Scripted([[0.0, 0.5, 0.0, 0.5]])
@@ -65,9 +70,9 @@ def test_a_device_that_has_enough_keeps_what_was_drawn():
 
 def test_retry_draws_all_classes_again_until_the_minimum_holds():
     labels = np.array([0, 0, 0, 0, 1, 1, 1, 1])
-    generator = Scripted([[1.0, 0.0], [1.0, 0.0]], [[0.5, 0.5], [1.0, 0.0]])
+    generator = Scripted([[1.0, 0.0], [1.0, 0.0]], [[0.75, 0.25], [0.75, 0.25]])
     shares = plain(dirichlet(labels, 2, alpha=0.1, min_samples=2, generator=generator, retry=True))
-    assert shares == [[0, 1, 4, 5, 6, 7], [2, 3]]
+    assert shares == [[0, 1, 2, 4, 5, 6], [3, 7]]
     assert generator.proportions == []
 
 
@@ -86,9 +91,16 @@ def test_a_balanced_device_that_holds_an_even_part_gets_no_more():
     assert shares == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+def test_an_even_part_counts_the_samples_of_all_classes():
+    labels = np.array([0] * 4 + [1] * 4 + [3] * 4)
+    generator = Scripted([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5], [0.5, 0.5]])
+    shares = plain(dirichlet(labels, 2, alpha=0.1, min_samples=0, generator=generator, balanced=True))
+    assert shares == [[0, 1, 2, 4, 5, 6], [3, 7, 8, 9, 10, 11]]
+
+
 def test_balanced_renormalises_the_proportions_that_remain():
     labels = np.array([0] * 4 + [1] * 8)
-    generator = Scripted([[1.0, 0.0, 0.0], [0.2, 0.2, 0.6]])
+    generator = Scripted([[1.0, 0.0, 0.0], [13 / 16, 1 / 16, 2 / 16]])
     shares = plain(dirichlet(labels, 3, alpha=0.1, min_samples=0, generator=generator, balanced=True))
     assert shares == [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11]]
 
@@ -120,6 +132,18 @@ def test_equal_devices_draw_by_their_own_proportions_until_a_class_runs_out():
     assert shares == [[0, 1, 2], [3, 4, 6], [5, 7, 8]]
 
 
+def test_an_equal_device_draws_by_its_proportions_of_the_classes_that_are_left():
+    labels = np.array([0] * 4 + [1] * 3 + [2] * 5)
+    generator = Scripted([1.0, 0.0, 0.0], [0.8, 0.15, 0.05], [0.0, 0.0, 1.0])
+    shares = plain(dirichlet_equal(labels, 3, alpha=0.1, generator=generator))
+    assert shares == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def test_the_last_sample_of_a_class_is_drawn_like_any_other():
+    shares = dirichlet_equal(np.array([0, 1, 1, 1]), 2, alpha=0.1, generator=Scripted([0.5, 0.5], [0.5, 0.5]))
+    assert plain(shares) == [[0, 1], [2, 3]]
+
+
 def test_an_equal_device_whose_classes_are_all_gone_takes_from_what_is_left():
     labels = np.array([0, 0, 1, 1])
     shares = plain(dirichlet_equal(labels, 2, alpha=0.1, generator=Scripted([1.0, 0.0], [1.0, 0.0])))
@@ -139,6 +163,10 @@ def test_shards_are_cut_within_classes_and_dealt_out():
     shares = plain(shards(labels, 2, shards_per_device=2, generator=Scripted()))
     # Two shards of three per class, in order: the first device gets both of class 0.
     assert shares == [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11]]
+
+
+def test_a_shard_may_be_a_whole_class_and_a_single_sample():
+    assert plain(shards(np.array([1, 0]), 2, shards_per_device=1, generator=Scripted())) == [[1], [0]]
 
 
 def test_left_over_samples_go_to_the_first_shards_of_their_class():
