@@ -65,9 +65,9 @@ class AskMachine(ABC):
     """One ask from its Work to its last outcome.
 
     ``verdicts`` holds the outcomes. ``end`` is None while the ask is open, then the time of the experiment at which it
-    ended. ``away`` holds the time until which each dropped device stays away, and ``causes`` the cause that the device
-    told. ``given_up`` are the devices that were away or silent for too long, and not by plan, each with what was waited
-    for. ``perturbed`` says that an unplanned failure decided an outcome.
+    ended. ``away`` holds the time until which each dropped device stays away, and ``causes`` why devices
+    dropped out, as far as it is known. ``given_up`` are the devices that were away or silent for too long, and not by
+    plan, each with what was waited for. ``perturbed`` says that an unplanned failure decided an outcome.
     """
 
     def __init__(self, terms: Terms, connected: Iterable[DeviceId]) -> None:
@@ -172,8 +172,8 @@ class AskMachine(ABC):
         """The device or its next incarnation is connected."""
 
     @abstractmethod
-    def left(self, device: DeviceId, now: float) -> list[Action]:
-        """The device is no longer connected: it died, said Bye, or fell silent."""
+    def left(self, device: DeviceId, now: float, cause: DropCause | None = None) -> list[Action]:
+        """The device is no longer connected: it died, said Bye, or fell silent. ``cause`` is None if nobody knows."""
 
     @abstractmethod
     def tick(self, now: float) -> list[Action]:

@@ -18,7 +18,7 @@ from fedemu.coordinator.observer import Observers
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.host.futures import fail
 from fedemu.protocol.ids import DeviceId
-from fedemu.protocol.messages import Declined, Duplicate, Failed, Late, Message, Result, Scheduled, Work
+from fedemu.protocol.messages import Declined, DropCause, Duplicate, Failed, Late, Message, Result, Scheduled, Work
 from fedemu.protocol.sharing.edge_messages import Held, Partial
 from fedemu.protocol.wording import readable
 
@@ -176,9 +176,9 @@ class Exchange:
         self._heard_of(device)
         self._turns.take(lambda: self._perform(self.machine.joined(device, now)))
 
-    def left(self, device: DeviceId, now: float) -> None:
+    def left(self, device: DeviceId, now: float, cause: DropCause | None = None) -> None:
         """The device is no longer connected."""
-        self._turns.take(lambda: self._perform(self.machine.left(device, now)))
+        self._turns.take(lambda: self._perform(self.machine.left(device, now, cause)))
 
     def stalled(self, seconds: float) -> None:
         """The coordinator stood still, and read no message meanwhile."""

@@ -15,7 +15,7 @@ from typing import Literal
 
 from fedemu.coordinator.asks.ask import LIVES, Action, AskMachine, Give, Missed, Tell, Terms
 from fedemu.protocol.ids import DeviceId
-from fedemu.protocol.messages import Invalid, Scheduled
+from fedemu.protocol.messages import DropCause, Invalid, Scheduled
 
 MOST_RESENDS = 16
 """The longest time between two requests for an answer, in multiples of the first."""
@@ -145,8 +145,8 @@ class VirtualAsk(AskMachine):
             wait.again = now + wait.pause
         return self._remind(device)
 
-    def left(self, device: DeviceId, now: float) -> list[Action]:
-        """The device is gone. If the ask waits for it, it has ``give_up`` seconds to come back."""
+    def left(self, device: DeviceId, now: float, cause: DropCause | None = None) -> list[Action]:
+        """The device is gone, from whatever cause. If the ask waits for it, it has ``give_up`` seconds to come back."""
         if device in self._present:
             self._present.discard(device)
             self._absent[device] = now

@@ -10,7 +10,7 @@ from typing import Literal
 
 from fedemu.coordinator.asks.ask import Action, AskMachine, Give, Tell
 from fedemu.protocol.ids import DeviceId
-from fedemu.protocol.messages import Invalid, Scheduled
+from fedemu.protocol.messages import DropCause, Invalid, Scheduled
 
 
 class WallAsk(AskMachine):
@@ -65,10 +65,12 @@ class WallAsk(AskMachine):
         """A device that comes back has dropped out before, so nothing changes."""
         return []
 
-    def left(self, device: DeviceId, now: float) -> list[Action]:
+    def left(self, device: DeviceId, now: float, cause: DropCause | None = None) -> list[Action]:
         """The device is gone, and has dropped out if it has no outcome yet."""
         if not self.pending(device):
             return []
+        if cause is not None:
+            self.causes[device] = cause
         self._settle(device, "dropped")
         return self._advance(now)
 

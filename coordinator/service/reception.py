@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, assert_never
 
 from fedemu.coordinator.asks.exchange import Exchange
@@ -38,6 +38,13 @@ AboutAsk = wire.Scheduled | wire.Result | edge.Held | wire.Failed | wire.Decline
 SMALL_CHUNK = 2**16
 """A chunk of a blob of at most so many bytes is read at once: a thread would cost more."""
 _BEAT = wire.Beat()
+_CAUSES: Mapping[tuple[str, str | None], wire.DropCause] = {
+    ("death", None): "crash",
+    ("silence", None): "silence",
+    ("leave", "leave"): "leave",
+    ("leave", "offline"): "offline",
+}
+"""Why devices went away, by the event that tells of it and the reason that they gave."""
 
 
 class Reception:
@@ -356,7 +363,7 @@ class Reception:
         if self.exchange is not None:
             self.exchange.station_left(peer, now)
         if device is not None and self.exchange is not None:
-            self.exchange.left(device, now)
+            self.exchange.left(device, now, _CAUSES.get((event, fields.get("reason"))))
         self.changed.set()
 
     def _owner(self, peer: bytes) -> str:

@@ -425,3 +425,20 @@ async def test_under_the_wall_clock_the_first_results_to_arrive_count(
     assert [(row.accepted, row.late) for row in left.rows] == [(3, 1)]
     assert left.rows[0].virtual_time >= 2.5
     assert fleet.devices[3].answers == [wire.Late(ask="1.0.0")]
+
+
+async def test_under_the_wall_clock_it_is_told_why_devices_dropped_out_and_whose_process_crashed(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
+) -> None:
+    crashing = {"event": "drop", "cause": "crash"}
+    acts = {0: {"reply": "good"}, 1: crashing}
+    fleet = make_fleet(5, wall=True, script=lambda index, work: acts.get(index, {"reply": "silent"}))
+    plan = make_plan(clock="wall", devices=5, per_round=5, over_selection=1.0, rounds=1, quorum=0.2)
+    running = asyncio.create_task(play(plan))
+    await until(lambda: len(fleet.devices) == 5 and all(fleet.devices[device].works for device in (2, 3, 4)))
+    for device, reason in ((2, "leave"), (3, "offline"), (4, "")):
+        fleet.devices[device].dealer.send(wire.Bye(reason=reason))
+    _, left = await running
+    causes = {event["device"]: event["cause"] for event in left.named("dropout")}
+    assert causes == {1: "crash", 2: "leave", 3: "offline", 4: None}
+    assert [(row.accepted, row.dropped, row.crashed) for row in left.rows] == [(1, 4, 1)]
