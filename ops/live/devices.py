@@ -40,10 +40,10 @@ class Devices:
             return
         self._returned(device, event.get("virtual_time") or 0.0)
         if name == "dropout":
-            state = States.CRASHED if event.get("cause") == "crash" else States.AWAY
-            back = event.get("back")
-            self._back[device] = (float(back) if isinstance(back, int | float) else 0.0, state)
-            self.states[device] = state
+            # Under the wall clock nobody knows when it is back, and an event has told before that it has gone.
+            if isinstance(back := event.get("back"), int | float):
+                self._back[device] = (float(back), States.CRASHED if event.get("cause") == "crash" else States.AWAY)
+                self.states[device] = self._back[device][1]
         elif name == "join":
             away = self._back.get(device)
             self.states[device] = States.ONLINE if away is None else away[1]

@@ -101,6 +101,26 @@ def test_a_device_that_dropped_out_is_away_until_it_is_back(made: Any) -> None:
     assert list(run.devices.states[1:3]) == [States.ONLINE, States.AWAY]
 
 
+def test_a_device_that_dropped_out_under_the_wall_clock_is_away_until_it_joins(made: Any) -> None:
+    run = LiveRun(0, made.directory, Told())
+    made.append(
+        "events",
+        {"event": "death", "device": 1, "virtual_time": 2.0},
+        {"event": "leave", "device": 2, "reason": "offline", "virtual_time": 2.0},
+        {"event": "silence", "device": 3, "virtual_time": 2.0},
+        {"event": "join", "device": 3, "virtual_time": 3.0},
+        {"event": "dropout", "device": 1, "cause": "crash", "back": None, "virtual_time": 4.0},
+        {"event": "dropout", "device": 2, "cause": "offline", "back": None, "virtual_time": 4.0},
+        {"event": "dropout", "device": 3, "cause": "silence", "back": None, "virtual_time": 4.0},
+    )
+    made.row(1, virtual_time=10.0)
+    run.look()
+    assert list(run.devices.states[1:4]) == [States.CRASHED, States.AWAY, States.ONLINE]
+    made.append("events", {"event": "join", "device": 1, "virtual_time": 11.0})
+    run.look()
+    assert list(run.devices.states[1:4]) == [States.ONLINE, States.AWAY, States.ONLINE]
+
+
 def test_a_device_that_was_back_before_it_left_at_the_end_has_left(made: Any) -> None:
     made.append(
         "events",
