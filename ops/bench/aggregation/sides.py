@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from fedemu.algorithms.interface import weighted_mean
 from fedemu.coordinator.asks.payload import Payload, spill
 from fedemu.coordinator.sums.partial import Partial
-from fedemu.ops.bench.measuring.measure import Sample
+from fedemu.ops.bench.measuring.measure import Sample, timed
 from fedemu.protocol.tensors import pack
 
 
@@ -21,12 +20,14 @@ def reduction(folder: str, parameters: int, payloads: int, times: int) -> Callab
     replies = _replies(folder, parameters, payloads)
     examples = list(range(1, payloads + 1))
 
-    def fold() -> None:
-        sums = Partial({"delta": weighted_mean}, replies[0].leaves)
-        sums.fold([reply.load() for reply in replies], examples)
-        sums.finish()
+    def fold() -> float:
+        for _ in range(times):
+            sums = Partial({"delta": weighted_mean}, replies[0].leaves)
+            sums.fold([reply.load() for reply in replies], examples)
+            sums.finish()
+        return _gigabytes(parameters, payloads, times)
 
-    return _timed(fold, 4e-9 * parameters * payloads, times)
+    return timed(fold)
 
 
 def copy(folder: str, parameters: int, payloads: int, times: int) -> Callable[[], Sample]:
@@ -34,11 +35,13 @@ def copy(folder: str, parameters: int, payloads: int, times: int) -> Callable[[]
     arrays = [array for reply in _replies(folder, parameters, payloads) for array in reply.load().values()]
     targets = [np.zeros_like(array) for array in arrays]
 
-    def copy_all() -> None:
-        for target, array in zip(targets, arrays, strict=True):
-            np.copyto(target, array)
+    def copy_all() -> float:
+        for _ in range(times):
+            for target, array in zip(targets, arrays, strict=True):
+                np.copyto(target, array)
+        return _gigabytes(parameters, payloads, times)
 
-    return _timed(copy_all, 4e-9 * parameters * payloads, times)
+    return timed(copy_all)
 
 
 def _replies(folder: str, parameters: int, payloads: int) -> list[Payload]:
@@ -58,11 +61,5 @@ def _replies(folder: str, parameters: int, payloads: int) -> list[Payload]:
     return replies
 
 
-def _timed(action: Callable[[], None], gigabytes: float, times: int) -> Callable[[], Sample]:
-    def measure() -> Sample:
-        cpu, wall = time.process_time(), time.perf_counter()
-        for _ in range(times):
-            action()
-        return Sample(gigabytes * times, time.perf_counter() - wall, time.process_time() - cpu)
-
-    return measure
+def _gigabytes(parameters: int, payloads: int, times: int) -> float:
+    return 4e-9 * parameters * payloads * times

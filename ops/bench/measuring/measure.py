@@ -25,6 +25,17 @@ class Sample:
     cpu: float
 
 
+def timed(work: Callable[[], float]) -> Callable[[], Sample]:
+    """A measurement of ``work``, which this process does alone. ``work`` returns how much it has done."""
+
+    def measure() -> Sample:
+        cpu, wall = time.process_time(), time.perf_counter()
+        done = work()
+        return Sample(done, time.perf_counter() - wall, time.process_time() - cpu)
+
+    return measure
+
+
 Pair = tuple[Sample, Sample]
 """Ours and the floor, measured one after the other."""
 

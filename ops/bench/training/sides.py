@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from fedemu.device.compute.executors.executor import Job
 from fedemu.device.compute.trainer import Trainer
 from fedemu.ops.assembly.learning import open_algorithm
-from fedemu.ops.bench.measuring.measure import Sample
+from fedemu.ops.bench.measuring.measure import Sample, timed
 from fedemu.ops.bench.measuring.plain_loop import convolutional, device_update, perceptron, residual, snapshot
 from fedemu.ops.bench.training.workloads import WORKLOADS, Workload
 from fedemu.protocol.errors import TrainingError
@@ -41,7 +40,7 @@ def ours(workload: str, size: int, part: int, parts: int, device_type: str = "cp
                     done += 1
         return done
 
-    return _timed(train)
+    return timed(train)
 
 
 def plain(workload: str, size: int, part: int, parts: int) -> Callable[[], Sample]:
@@ -67,7 +66,7 @@ def plain(workload: str, size: int, part: int, parts: int) -> Callable[[], Sampl
         ]
         return len(updates)
 
-    return _timed(train)
+    return timed(train)
 
 
 def _network(workload: str, work: Workload) -> nn.Module:
@@ -91,12 +90,3 @@ class _Bert(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.bert(input_ids=tokens).logits.transpose(1, 2)  # type: ignore[no-any-return]
-
-
-def _timed(train: Callable[[], int]) -> Callable[[], Sample]:
-    def measure() -> Sample:
-        cpu, wall = time.process_time(), time.perf_counter()
-        done = train()
-        return Sample(done, time.perf_counter() - wall, time.process_time() - cpu)
-
-    return measure
