@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +23,7 @@ from fedemu.ops.stress.campaign.telling import play_campaign
 from fedemu.ops.stress.network import WeatherResult, play_network
 from fedemu.ops.stress.play import ScenarioResult, play
 from fedemu.ops.stress.scenarios import FULL, SHORT, Scale, Scenario, scenarios
+from fedemu.ops.stress.strangers.play import AttackResult
 from fedemu.ops.stress.strangers.telling import play_strangers
 from fedemu.protocol.errors import ConfigurationError
 
@@ -113,9 +114,7 @@ def stress(
         played: list[CaseResult] = []
         with _folder(out, keep=lambda: not all(result.passed for result in played)) as folder:
             play_campaign(folder, seed, played, minutes=minutes, cases=cases, number=case)
-        if format is Format.JSON:
-            print(json.dumps([asdict(result) | {"passed": result.passed} for result in played], indent=1))
-        return 0 if all(result.passed for result in played) else FAILED
+        return _ended(played, format)
     if names == [SOAK]:
         # Plots need matplotlib, whose import would delay every command.
         from fedemu.ops.stress.growth import play_soak
@@ -130,15 +129,11 @@ def stress(
         weathered: list[WeatherResult] = []
         with _folder(out, keep=lambda: not all(result.passed for result in weathered)) as folder:
             weathered += play_network(folder)
-        if format is Format.JSON:
-            print(json.dumps([asdict(result) | {"passed": result.passed} for result in weathered], indent=1))
-        return 0 if all(result.passed for result in weathered) else FAILED
+        return _ended(weathered, format)
     if names == [STRANGERS]:
         with _folder(out) as folder:
             attacked = play_strangers(folder, attack or (), seconds, edge)
-        if format is Format.JSON:
-            print(json.dumps([asdict(result) | {"passed": result.passed} for result in attacked], indent=1))
-        return 0 if all(result.passed for result in attacked) else FAILED
+        return _ended(attacked, format)
     scale = SHORT if short else FULL
     known = scenarios(scale)
     if list_:
@@ -156,6 +151,11 @@ def stress(
             )
     with _folder(out) as folder:
         results = _play_all([known[name] for name in dict.fromkeys(names or known)], scale, folder, seed)
+    return _ended(results, format)
+
+
+def _ended(results: Sequence[CaseResult | WeatherResult | AttackResult | ScenarioResult], format: Format) -> int:
+    """Print the results if they are wanted as JSON. Returns the exit code."""
     if format is Format.JSON:
         print(json.dumps([asdict(result) | {"passed": result.passed} for result in results], indent=1))
     return 0 if all(result.passed for result in results) else FAILED
