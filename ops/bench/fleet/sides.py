@@ -46,10 +46,8 @@ class OurFleet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._host is not None:
-            self._host.stop()
         if self._supervisor is not None:
-            self._end(self._supervisor)
+            processes.end(self._supervisor)
         if self._host is not None:
             self._runner.run(self._close(self._host))
         self._runner.close()
@@ -101,15 +99,6 @@ class OurFleet:
 
     async def _close(self, host: FleetHost) -> None:
         host.close()
-
-    def _end(self, supervisor: subprocess.Popen[bytes]) -> None:
-        """Wait until the supervisor, which was told to stop, has ended. Meanwhile the host must go on answering."""
-        end = time.monotonic() + 15.0
-        while supervisor.poll() is None and time.monotonic() < end:
-            self._runner.run(asyncio.sleep(0.02))
-        if supervisor.poll() is None:
-            supervisor.kill()
-            supervisor.wait(10.0)
 
 
 class BareFleet:
