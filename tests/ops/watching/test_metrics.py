@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
 
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.watching.metrics import CoordinatorMetrics, SupervisorMetrics
@@ -144,6 +145,26 @@ def test_panels_about_the_machines_of_devices_ask_for_these_and_not_for_the_coor
                 assert family in {"instance": coordinator, "machine": machine}[chosen], (panel["title"], name)
             asked = re.findall(r"fedemu_[a-z_]+", target["expr"])
             assert target["expr"].count("instance=~") == len(asked), panel["title"]
+
+
+def test_panels_show_shares_in_percent_and_name_lines_by_labels_that_exist() -> None:
+    kept = [*vars(CoordinatorMetrics(CollectorRegistry(), 100)).values()]
+    kept += vars(SupervisorMetrics(CollectorRegistry())).values()
+    labels = {each._name: {*each._labelnames} for each in kept if isinstance(each, MetricWrapperBase)}
+    labels |= {"fedemu_run_state": {"state"}, "fedemu_rounds": set()}
+    shares = {"fedemu_accuracy", "fedemu_class_accuracy", "fedemu_period_accuracy", "fedemu_round_forgetting"}
+    for panel in json.loads((MONITORING / "dashboard.json").read_text())["panels"]:
+        asked = set[str]()
+        for target in panel["targets"]:
+            names = {re.sub(r"_(total|bucket)$", "", name) for name in re.findall(r"fedemu_\w+", target["expr"])}
+            known = {"instance"}.union(*(labels[name] for name in names))
+            # Prometheus names a label so that a target has, too.
+            told = {label.removeprefix("exported_") for label in re.findall(r"{{(\w+)}}", target["legendFormat"])}
+            chosen = {*re.findall(r'[{,](\w+)=~?"', target["expr"])}
+            assert told | chosen <= known, panel["title"]
+            asked |= names
+        if asked <= shares:
+            assert panel["fieldConfig"]["defaults"]["unit"] == "percentunit", panel["title"]
 
 
 def test_the_documentation_names_every_metric() -> None:
