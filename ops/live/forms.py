@@ -41,6 +41,7 @@ def is_ask(line: Mapping[str, Any]) -> bool:
         and all(isinstance(line.get(name, ""), str) for name in ("ask", "program", "outcomes"))
         and _are(line.get("devices", []), _is_index)
         and _are(line.get("times", []), _is_number)
+        and len(line.get("outcomes", "")) == len(line.get("devices", []))
     )
 
 

@@ -35,6 +35,7 @@ WRONG: dict[str, list[Any]] = {
         {"ask": "1.0.0", "devices": 3, "outcomes": "a"},
         {"ask": "1.0.0", "devices": ["three"], "outcomes": "a"},
         {"ask": "1.0.0", "devices": [3], "outcomes": 7},
+        {"ask": "1.0.0", "devices": [2, 3], "outcomes": "a"},
         {"ask": "1.0.0", "devices": [3], "outcomes": "a", "times": 7},
         {"ask": "1.0.0", "devices": [3], "outcomes": "a", "times": ["late"]},
         {"ask": 1, "devices": [3], "outcomes": "a"},
