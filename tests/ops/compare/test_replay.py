@@ -100,6 +100,7 @@ def test_forgetting_is_given_as_it_is(runs: Path) -> None:
     assert study.value(five, forgetting) == Statistic((0.0, 0.0))
     assert study.reference is not None
     assert study.reference.figures[forgetting.key] == Statistic((0.25, 0.5))
+    assert study.reference.figures[FORGETTING[True].key].known == [], "it is that of perplexities"
 
 
 def test_the_objective_of_the_kept_samples_is_their_median_over_periods_where_it_was_measured(runs: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedemu.ops.compare.cells import seconds, size
+from fedemu.ops.compare.cells import cosine, number, seconds, size
 from fedemu.ops.compare.compare import compare
 from fedemu.ops.compare.entry import Statistic
 from fedemu.ops.compare.page.page import claim_folder, write_comparison
@@ -172,6 +172,14 @@ def test_the_table_is_that_of_the_paper_with_the_traffic(runs: Path) -> None:
 )
 def test_seconds_are_written_with_two_or_three_digits(value: float, cell: str) -> None:
     assert seconds(Statistic((value,))) == cell
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"), [(0.1234, "0.123"), (-9.5, "-9.500"), (10.0, "10.0"), (-999.94, "-999.9"), (1000.0, "1000")]
+)
+def test_a_perplexity_is_written_with_fewer_decimals_the_larger_it_is(value: float, cell: str) -> None:
+    assert number(Statistic((value,))) == cell
+    assert cosine(Statistic((value,))) == f"{value:.3f}"
 
 
 @pytest.mark.parametrize(
