@@ -5,12 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedemu.algorithms.streams.arrivals import Arrivals
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.coordinator.evaluation import threads
 from fedemu.coordinator.evaluation.evaluate import Evaluator
 from fedemu.coordinator.plan import CoordinatorPlan
-from fedemu.ops.assembly.coordinator import assemble
+from fedemu.coordinator.settings import Settings
+from fedemu.ops.assembly.coordinator import VERDICT_DELAY, assemble, settings_of
 from fedemu.ops.data.corpora import open_corpus
+from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.protocol.blobs.tree_file import decode_tree
 from fedemu.protocol.ids import DeviceId
@@ -20,6 +23,71 @@ from fedemu.protocol.transport.memory import MemoryNetwork
 def plan_of(directory: Path, *settings: str) -> CoordinatorPlan:
     experiment, _ = load_experiment("digits-small", list(settings), {})
     return assemble(directory, experiment, MemoryNetwork(), "inproc://assembled")
+
+
+RULES = {
+    "name": "rules",
+    "seed": 3,
+    "rounds": 40,
+    "fleet": {
+        "devices": 50,
+        "per_round": 7,
+        "over_selection": 1.5,
+        "deadline": 90.0,
+        "quorum": 0.75,
+        "attempts": 4,
+        "start_timeout": 11.0,
+        "give_up": 12.0,
+        "answer_timeout": 13.0,
+    },
+    "clock": {"kind": "wall"},
+    "evaluate": {"every": 2, "samples": 30, "full_every": 8},
+    "diagnose": {"every": 5},
+    "liveness": {"heartbeat_seconds": 0.5, "patience": 6, "most_per_second": 20},
+    "faults": {"silence_rate": 0.1},
+    "limits": {"max_payload_bytes": 10**6, "max_norm": 1e3},
+    "stream": {"kind": "periods", "periods": 2},
+    "replay": {"strategy": "reservoir", "capacity": 9},
+    "server": {"threads": 2},
+}
+
+
+def test_the_rules_of_a_run_are_those_of_its_experiment() -> None:
+    stream = StreamPlan(Arrivals(np.zeros(51, np.int64), *np.zeros((2, 0), np.int64), np.zeros(0), 1))
+    rules = Settings(
+        run="rules",
+        seed=3,
+        rounds=40,
+        devices=50,
+        per_round=7,
+        over_selection=1.5,
+        deadline=90.0,
+        quorum=0.75,
+        attempts=4,
+        clock="wall",
+        evaluate_every=2,
+        evaluate_all_every=8,
+        diagnose_every=5,
+        task_of_round=stream.period_of,
+        task_begins=stream.begins,
+        heartbeat_seconds=2.5,  # 50 devices may send 20 in a second
+        patience=6,
+        planned_silence=2.5 * 7,
+        start_timeout=11.0,
+        verdict_delay=VERDICT_DELAY,
+        give_up=12.0,
+        answer_timeout=13.0,
+        payload_bytes=10**6,
+        max_norm=1e3,
+        replay=True,
+        threads=2,
+    )
+    assert settings_of(Experiment.parse(RULES), stream) == rules
+    asleep = Experiment.parse({**RULES, "clock": {}, "fleet": {**RULES["fleet"], "wake": "on-demand"}})
+    assert settings_of(asleep, stream).heartbeat_seconds == 11 / 20, "as many as are asked are awake"
+    changes = {"evaluate": {"every": 2}, "faults": {}, "compute": {"portable": True}, "server": {"threads": 1}}
+    other = settings_of(Experiment.parse({**RULES, **changes}), stream)
+    assert (other.evaluate_all_every, other.planned_silence, other.portable) == (0, 0.0, True)
 
 
 def test_a_run_is_diagnosed_only_on_request(tmp_path: Path) -> None:

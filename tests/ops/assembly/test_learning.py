@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,11 @@ from torch import Tensor, nn
 from fedemu.algorithms.methods.fedavg import FedAvg
 from fedemu.algorithms.models.growing import Growing
 from fedemu.algorithms.registry import BIDIRECTIONAL, CLASSIFIERS
+from fedemu.algorithms.replay.settings import ReplaySettings
+from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD
+from fedemu.algorithms.training.objective import cross_entropy
+from fedemu.ops.assembly import learning
 from fedemu.ops.assembly.learning import open_algorithm
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment import Experiment
@@ -52,6 +57,91 @@ def test_local_settings_reach_the_program() -> None:
     assert isinstance(local, LocalSGD)
     assert (local.momentum, local.weight_decay, local.learning_rate(2, 0)) == (0.9, 0.01, 0.05)
     assert local.augment is not None
+
+
+def test_every_setting_of_local_training_and_of_replay_reaches_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def noted(*arguments: Any) -> Any:
+        given.append(arguments)
+        return arguments[2] if isinstance(arguments[0], str) else arguments[0]
+
+    monkeypatch.setattr(learning, "build_algorithm", noted)
+    monkeypatch.setattr(learning, "with_replay", noted)
+    stream = {"kind": "periods", "periods": 3, "rounds_per_period": 2}
+    experiment = Experiment.parse(
+        {
+            "rounds": 6,
+            "data": {"public": {"fraction": 0.1}},
+            "fleet": {"devices": 17, "per_round": 2},
+            "algorithm": {"name": "fedprox", "options": {"mu": 0.25}},
+            "local": {
+                "epochs": 3,
+                "steps": 4,
+                "batch_size": 6,
+                "lr": 0.5,
+                "momentum": 0.25,
+                "weight_decay": 0.125,
+                "lr_decay": 0.75,
+                "lr_restart": True,
+                "precision": "bfloat16",
+            },
+            "stream": stream,
+            "replay": {
+                "strategy": "fixed_proportion",
+                "capacity": 9,
+                "budget": 8,
+                "proportion": 0.75,
+                "restarts": 7,
+                "iterations": 5,
+                "targets": "each",
+                "final": "convex",
+                "objective": "always",
+                "census": False,
+                "memory_mib": 3,
+            },
+        }
+    )
+    model, _ = open_algorithm(experiment, open_corpus(experiment))
+    (name, options, ingredients), (_, replay, exact) = given
+    assert (name, options) == ("fedprox", {"mu": 0.25})
+    assert ingredients.model is not model, "it computes in bfloat16"
+    expected = Ingredients(
+        model=ingredients.model,
+        criterion=cross_entropy,
+        classes=10,
+        epochs=3,
+        local_steps=4,
+        batch_size=6,
+        lr=0.5,
+        momentum=0.25,
+        weight_decay=0.125,
+        lr_decay=0.75,
+        devices=17,
+        public=True,
+        input_shape=(1, 8, 8),
+        rounds_per_task=2,
+        kept=8,
+    )
+    assert ingredients == expected
+    assert exact == replace(expected, model=model), "samples are selected by the exact model"
+    assert replay == ReplaySettings(
+        strategy="fixed_proportion",
+        budget=8,
+        capacity=9,
+        proportion=0.75,
+        restarts=7,
+        iterations=5,
+        targets="each",
+        final="convex",
+        objective="always",
+        census=False,
+        memory=3 * 2**20,
+        periods=3,
+    )
+    cumulative = Experiment.parse({"stream": {**stream, "cumulative": True}})
+    open_algorithm(cumulative, open_corpus(cumulative))
+    assert (given[-1][2].cumulative, given[-1][2].kept, given[-1][2].rounds_per_task) == (True, 0, 0)
 
 
 def test_a_batch_is_not_padded_beyond_all_samples() -> None:
