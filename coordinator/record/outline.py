@@ -61,7 +61,6 @@ def put_together(outline: Any, tensors: Mapping[str, Tensor], example: S) -> S:
     Raises ConfigurationError if the value is not of the example's classes.
     """
     classes: dict[str, type] = {}
-    _collect(type(example), classes)
     _collect_values(example, classes)
     value = _restore(outline, tensors, classes)
     if type(value) is not type(example):

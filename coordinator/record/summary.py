@@ -135,7 +135,7 @@ def summarize_periods(rows: Sequence[Row]) -> dict[str, Any] | None:
     ends = {row.task or 0: row for row in rows if row.period_accuracy}
     if not ends:
         return None
-    last = [ends[task] for task in sorted(ends)]
+    last = [*ends.values()]
     accuracy, loss = (_array(last, column) for column in ("period_accuracy", "period_loss"))
     seen = _array(last, "seen_accuracy")
     untrained = next((row.untrained_period_accuracy for row in rows if row.untrained_period_accuracy), None)

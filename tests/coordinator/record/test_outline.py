@@ -26,6 +26,12 @@ class Newer:
 
 
 @dataclass(frozen=True)
+class Chain:
+    value: int
+    rest: "Chain | None" = None
+
+
+@dataclass(frozen=True)
 class Generator:
     weights: Mapping[str, torch.Tensor]
     temperature: float
@@ -68,9 +74,17 @@ def test_scalars_keep_their_type_and_every_bit():
 
 
 def test_numpy_scalars_become_plain_ones():
-    back = there_and_back(State({}, scalars=(np.float64(0.1), np.int32(4))), EMPTY).scalars
-    assert back == (0.1, 4)
-    assert [type(value) for value in back] == [float, int]
+    back = there_and_back(State({}, None, {np.int64(12): {}}, scalars=(np.float64(0.1), np.int32(4))), EMPTY)
+    assert back.scalars == (0.1, 4)
+    assert [type(value) for value in (*back.scalars, *back.by_device)] == [float, int, int]
+
+
+def test_lists_and_tuples_stay_what_they_are():
+    assert there_and_back(State({}, scalars=([1, (2,)], ([3],))), EMPTY).scalars == ([1, (2,)], ([3],))
+
+
+def test_a_class_may_hold_itself():
+    assert there_and_back(Chain(1, Chain(2)), Chain(0)) == Chain(1, Chain(2))
 
 
 def test_the_order_of_mappings_is_kept():
@@ -118,14 +132,16 @@ def test_a_class_within_a_function_is_found_by_the_example():
     class Local:
         inner: "Inner"
 
-    assert there_and_back(Local(Inner(3)), Local(Inner(0))) == Local(Inner(3))
+    for wrap in (Inner, lambda value: {"a": Inner(value)}, lambda value: (Inner(value),), lambda value: [Inner(value)]):
+        assert there_and_back(Local(wrap(3)), Local(wrap(0))) == Local(wrap(3))
 
 
 def test_what_a_checkpoint_cannot_hold_is_named():
     with pytest.raises(ConfigurationError, match="state/variables/w of the algorithm is an object"):
         taken_apart(State({"w": object()}), {})
-    with pytest.raises(ConfigurationError, match=r"state/variables of the algorithm has the key 1.5"):
-        taken_apart(State({1.5: torch.zeros(1)}), {})
+    for key in (1.5, True):
+        with pytest.raises(ConfigurationError, match=f"state/variables of the algorithm has the key {key}"):
+            taken_apart(State({key: torch.zeros(1)}), {})
 
 
 def test_a_state_of_another_algorithm_is_refused():

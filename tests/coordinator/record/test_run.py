@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -27,10 +28,35 @@ def test_a_run_is_read_finished_or_not(run: Path) -> None:
     assert read_run(run).summary == {"rounds": 1}
 
 
+def test_a_run_is_read_without_its_experiment_and_without_its_rows(run: Path) -> None:
+    (run / "config.toml").rename(run / "elsewhere")
+    assert (read_run(run).config, read_run(run).rows) == ("", (Row(round=1),))
+    (run / "elsewhere").rename(run / "config.toml")
+    (run / "metrics.jsonl").unlink()
+    assert (read_run(run).config, read_run(run).rows) == ('name = "digits"\n', ())
+
+
+def test_a_run_that_cannot_be_read_is_one_sentence_that_names_its_folder(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    (run / "events.jsonl").write_text("{}\n")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", refuse)
+        with pytest.raises(ConfigurationError, match=f"^The run in {run} cannot be read: .*Input/output error"):
+            read_run(run)
+    (run / "config.toml").write_bytes(b'name = "caf\xe9"')
+    with pytest.raises(ConfigurationError, match=f"^The run in {run} cannot be read: 'utf-8' codec"):
+        read_run(run)
+
+
 def test_a_last_line_that_is_being_written_does_not_count(run: Path) -> None:
-    with open(run / "metrics.jsonl", "a") as file:
-        file.write('{"round": 2, "accur')
-    assert read_run(run).rows == (Row(round=1),)
+    for name in ("metrics.jsonl", "events.jsonl"):
+        with open(run / name, "a") as file:
+            file.write('{"round": 2, "accur')
+    assert (read_run(run).rows, read_run(run).events) == ((Row(round=1),), [])
 
 
 def test_a_folder_without_a_run_is_not_read(tmp_path: Path) -> None:

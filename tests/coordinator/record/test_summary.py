@@ -1,6 +1,7 @@
 """The summary of a run, made from its rows."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,9 @@ def test_a_summary_adds_up_rows_and_finds_the_best():
         {"round": 3, "accuracy": 0.75, "class_accuracy": [1.0, 0.5], "selected": 4, "bytes_up": 5},
         {"round": 4, "accuracy": 0.25, "class_accuracy": [0.5, None], "virtual_time": 60.0, "wall_time": 1.5},
     ]
-    summary = summarize(tuple(map(Row.read, rows)), **FACTS)
+    summary = summarize(tuple(map(Row.read, rows)), **FACTS, perturbed=True, chance=0.1, compute={"trainers": 2})
+    assert {key: getattr(summary, key) for key in FACTS} == FACTS
+    assert (summary.perturbed, summary.chance_accuracy, summary.compute) == (True, 0.1, {"trainers": 2})
     assert (summary.rounds, summary.final_accuracy, summary.best_accuracy) == (4, 0.25, 0.75)
     assert summary.forgetting == 0.5
     assert {key: summary.totals[key] for key in ("selected", "late", "bytes_up")} == {
@@ -69,10 +72,10 @@ def test_periods_are_summarised_by_the_last_evaluated_round_of_each():
 
 def test_forward_transfer_is_what_earlier_periods_taught_about_the_next_one():
     """(0.2 - 0.25 + 0.3 - 0.05) / 2: each period just before it began, minus the untrained model."""
-    first = period_row(1, 0, [0.1, 0.1, 0.1], untrained_period_accuracy=[0.5, 0.25, 0.05])
-    found = summarize([first, *PERIODS[1:]], **FACTS).periods
+    first = period_row(1, 0, [0.1, 0.1, 0.1], untrained_period_accuracy=[None, 0.25, 0.05])
+    found = summarize([Row(round=0, task=0), first, *PERIODS[1:]], **FACTS).periods
     assert found["forward_transfer"] == pytest.approx(0.1)
-    assert found["untrained_accuracy"] == (0.5, 0.25, 0.05)
+    assert found["untrained_accuracy"] == (None, 0.25, 0.05)
     assert summarize(PERIODS, **FACTS).periods["forward_transfer"] is None
     assert math.isnan(summarize([first], **FACTS).periods["forward_transfer"])
 
@@ -80,6 +83,7 @@ def test_forward_transfer_is_what_earlier_periods_taught_about_the_next_one():
 def test_the_accuracy_of_the_last_rounds_is_the_mean_of_those_that_were_evaluated():
     rows = [Row(round=n, accuracy=None if n % 2 else n / 200) for n in range(1, 121)]
     assert accuracy_of_last(rows, 4) == pytest.approx((118 + 120) / 400)
+    assert accuracy_of_last(rows, 120) == pytest.approx(0.305)
     assert accuracy_of_last(rows, 121) is None
     assert accuracy_of_last(rows, 1) == 0.6
     assert accuracy_of_last(rows[:-1], 1) is None
@@ -101,6 +105,8 @@ def test_a_run_that_ended_early_is_summarised_by_the_periods_that_it_reached():
     assert (found["rounds"], found["accuracy"].shape) == ([2, 4], (2, 3))
     assert found["average_accuracy"] == pytest.approx((0.7 + 0.9) / 2)
     assert found["average_forgetting"] == pytest.approx(0.8 - 0.7)
+    orders = [replace(row, period_since=(1, 0, 0)) for row in PERIODS[:4]]  # devices meet tasks in their own orders
+    assert summarize(orders, **FACTS).periods["average_accuracy"] == pytest.approx((0.7 + 0.9 + 0.3) / 3)
     first = summarize(PERIODS[:3], **FACTS).periods
     assert first["rounds"] == [2]
     assert math.isnan(first["average_forgetting"])
