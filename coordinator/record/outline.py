@@ -1,13 +1,15 @@
 """A state is taken apart into named tensors and a JSON outline, and put together again, equal to the bit.
 
 A state is a frozen dataclass whose fields are tensors, scalars, text, None, tuples, lists, mappings with text or
-whole-number keys, named tuples and dataclasses, nested to any depth. The outline says which value is where. The
-classes to build are found in an example of the state and in the type hints of its fields. Nothing is ever unpickled.
+whole-number keys, named tuples and dataclasses, nested to any depth. The outline says which value is where, and the
+module and the name of each class. The classes to build are found in an example of the state, in the type hints of its
+fields, and in modules that are loaded already. Nothing is ever imported or unpickled.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -20,6 +22,9 @@ from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.wording import an_object
 
 S = TypeVar("S")
+
+_Place = tuple[str, str]
+"""Where a class is: its module, and its name there."""
 
 
 def taken_apart(value: Any, tensors: dict[str, Tensor], path: str = "state") -> Any:
@@ -44,8 +49,9 @@ def taken_apart(value: Any, tensors: dict[str, Tensor], path: str = "state") -> 
                 "map": [[_key(key, path), taken_apart(item, tensors, f"{path}/{key}")] for key, item in value.items()]
             }
     if _is_record(type(value)):
-        fields = {name: taken_apart(getattr(value, name), tensors, f"{path}/{name}") for name in _fields(type(value))}
-        return {"class": type(value).__qualname__, "fields": fields}
+        kind = type(value)
+        fields = {name: taken_apart(getattr(value, name), tensors, f"{path}/{name}") for name in _fields(kind)}
+        return {"class": kind.__qualname__, "module": kind.__module__, "fields": fields}
     if isinstance(value, tuple | list):
         items = [taken_apart(item, tensors, f"{path}/{place}") for place, item in enumerate(value)]
         return {"tuple" if isinstance(value, tuple) else "list": items}
@@ -60,7 +66,7 @@ def put_together(outline: Any, tensors: Mapping[str, Tensor], example: S) -> S:
 
     Raises ConfigurationError if the value is not of the example's classes.
     """
-    classes: dict[str, type] = {}
+    classes: dict[_Place, type] = {}
     _collect_values(example, classes)
     value = _restore(outline, tensors, classes)
     if type(value) is not type(example):
@@ -70,7 +76,7 @@ def put_together(outline: Any, tensors: Mapping[str, Tensor], example: S) -> S:
     return value
 
 
-def _restore(outline: Any, tensors: Mapping[str, Tensor], classes: Mapping[str, type]) -> Any:
+def _restore(outline: Any, tensors: Mapping[str, Tensor], classes: Mapping[_Place, type]) -> Any:
     match outline:
         case {"float": str(text)}:
             return float.fromhex(text)
@@ -83,7 +89,7 @@ def _restore(outline: Any, tensors: Mapping[str, Tensor], classes: Mapping[str, 
         case {"list": list(items)}:
             return [_restore(item, tensors, classes) for item in items]
         case {"class": str(name), "fields": dict(fields)}:
-            known = classes.get(name)
+            known = _found(name, outline.get("module"), classes)
             if known is None:
                 raise ConfigurationError(f"The checkpoint holds a {name}, which this experiment does not know.")
             if differing := (set(_fields(known)) ^ fields.keys()) - _optional(known):
@@ -91,8 +97,33 @@ def _restore(outline: Any, tensors: Mapping[str, Tensor], classes: Mapping[str, 
                     f"The checkpoint's {name} comes from another version: it differs in {min(differing)!r}; resume the "
                     "run with the version that wrote it."
                 )
-            return known(**{field: _restore(item, tensors, classes) for field, item in fields.items()})
+            return _built(known, {field: _restore(item, tensors, classes) for field, item in fields.items()})
     return outline
+
+
+def _found(name: str, module: str | None, classes: Mapping[_Place, type]) -> type | None:
+    """The class of this name: the one of its module, or else of any, as when a file has moved since.
+
+    Outlines of earlier versions name no module.
+    """
+    if module is not None and (known := classes.get((module, name))) is not None:
+        return known
+    found: Any = sys.modules.get(module or "")
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, type) and _is_record(found):
+        return found
+    return next((kind for (_, called), kind in classes.items() if called == name), None)
+
+
+def _built(kind: type, values: Mapping[str, Any]) -> Any:
+    """An object of ``kind`` with these fields, also with those that its constructor does not take."""
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    later = {field.name for field in fields if not field.init}
+    built = kind(**{name: value for name, value in values.items() if name not in later})
+    for name in later & values.keys():
+        object.__setattr__(built, name, values[name])
+    return built
 
 
 def _key(key: Any, path: str) -> str | int:
@@ -121,15 +152,15 @@ def _optional(kind: Any) -> set[str]:
     return set(kind._field_defaults)
 
 
-def _collect(hint: Any, classes: dict[str, type]) -> None:
+def _collect(hint: Any, classes: dict[_Place, type]) -> None:
     """Add the dataclasses and named tuples that a type hint names."""
     if isinstance(hint, type) and _is_record(hint):
-        if hint.__qualname__ in classes:
+        if (place := (hint.__module__, hint.__qualname__)) in classes:
             return
-        classes[hint.__qualname__] = hint
+        classes[place] = hint
         try:
             hints: Iterable[Any] = typing.get_type_hints(hint).values()
-        except NameError:  # a class inside a function cannot be looked up; the values of the example show it
+        except NameError:  # a class inside a function, or a name that only type checkers import, cannot be looked up
             hints = ()
         for inner in hints:
             _collect(inner, classes)
@@ -137,7 +168,7 @@ def _collect(hint: Any, classes: dict[str, type]) -> None:
         _collect(inner, classes)
 
 
-def _collect_values(value: Any, classes: dict[str, type]) -> None:
+def _collect_values(value: Any, classes: dict[_Place, type]) -> None:
     """Add the classes of the values that an example holds."""
     if isinstance(value, Mapping):
         for item in value.values():

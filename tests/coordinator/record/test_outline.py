@@ -1,5 +1,6 @@
 """States of algorithms, taken apart into an outline with tensors and put together again."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -44,6 +45,20 @@ class State:
     by_device: Mapping[int, Mapping[str, torch.Tensor]] = field(default_factory=dict)
     pairs: tuple[Pair, ...] = ()
     scalars: tuple[float | int | str | bool | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class Untyped:
+    inner: "LaterOnly"  # noqa: F821 - as a name that only type checkers import
+
+
+@dataclass(frozen=True)
+class Derived:
+    value: int
+    doubled: int = field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "doubled", 2 * self.value)
 
 
 def there_and_back(state, example):
@@ -136,6 +151,30 @@ def test_a_class_within_a_function_is_found_by_the_example():
         assert there_and_back(Local(wrap(3)), Local(wrap(0))) == Local(wrap(3))
 
 
+def test_a_class_that_neither_the_example_nor_a_hint_shows_is_found_in_its_module():
+    state = Untyped(Generator({"g": torch.tensor([1.5])}, 0.1))
+    assert there_and_back(state, Untyped(None)) == state
+
+
+def test_two_classes_of_one_name_are_told_apart_by_their_modules():
+    inner = dataclasses.make_dataclass("State", ["age"], namespace={"__module__": "another_method"}, frozen=True)
+    state = State({}, scalars=(inner(3),))
+    back = there_and_back(state, state)
+    assert type(back) is State
+    assert back.scalars == (inner(3),)
+
+
+def test_a_class_whose_module_has_another_name_now_is_found_by_its_own_name():
+    outline = taken_apart(Newer(torch.ones(2), 7), tensors := {})
+    del outline["module"]  # as earlier versions wrote it
+    assert put_together(outline, tensors, Newer(torch.zeros(2))).task == 7
+    assert put_together({**outline, "module": "moved"}, tensors, Newer(torch.zeros(2))).task == 7
+
+
+def test_a_field_that_the_constructor_does_not_take_comes_back():
+    assert there_and_back(Derived(2), Derived(0)).doubled == 4
+
+
 def test_what_a_checkpoint_cannot_hold_is_named():
     with pytest.raises(ConfigurationError, match="state/variables/w of the algorithm is an object"):
         taken_apart(State({"w": object()}), {})
@@ -145,7 +184,10 @@ def test_what_a_checkpoint_cannot_hold_is_named():
 
 
 def test_a_state_of_another_algorithm_is_refused():
-    with pytest.raises(ConfigurationError, match="holds a Generator, which this experiment does not know"):
+    unknown = dataclasses.make_dataclass("Unknown", ["value"])
+    with pytest.raises(ConfigurationError, match="holds a Unknown, which this experiment does not know"):
+        there_and_back(unknown(1), Pair(torch.zeros(1), 1))
+    with pytest.raises(ConfigurationError, match="holds a Generator, but this experiment needs a Pair"):
         there_and_back(Generator({}, 1.0), Pair(torch.zeros(1), 1))
     with pytest.raises(ConfigurationError, match="holds a Generator, but this experiment needs a State"):
         there_and_back(Generator({}, 1.0), EMPTY)
