@@ -130,7 +130,10 @@ def classes_of(
     """
     everything = np.concatenate(list(labels.values()))
     if everything.dtype.kind == "f":
-        raise DataError(f"the label column {name!r} of {source.dataset!r} holds fractions, not classes")
+        raise DataError(
+            f"the label column {name!r} of {source.dataset!r} holds fractions, not classes; name another by "
+            "data.label_column, or make classes of the numbers, as pandas.cut does"
+        )
     if not isinstance(feature, datasets.ClassLabel):
         distinct = np.unique(everything)
         found = {split: np.searchsorted(distinct, values) for split, values in labels.items()}

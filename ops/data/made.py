@@ -153,9 +153,13 @@ def _numbered(made: Mapping[str, Any]) -> tuple[tuple[str, ...], Mapping[str, An
 def _columns(said: str, source: DataSource, made: Mapping[str, Any], samples: int) -> dict[str, NDArray[Any]]:
     columns = {name: values for name, values in made.items() if name in source.columns}
     for column in source.columns:
-        if len(columns.get(column, ())) != samples:
+        if column not in columns:
             known = f"; it has {', '.join(map(str, made))}" if made else ""
             raise DataError(f"{said} has no column {column!r} of {samples} values{known}")
+        if (count := len(columns[column])) != samples:
+            raise DataError(
+                f"the column {column!r} of {said} has {count} values for {samples} samples; give one for each sample"
+            )
     return columns
 
 
@@ -173,9 +177,10 @@ def _checked(said: str, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any],
     if x.dtype.kind == "i":
         x = x.astype(np.int64 if abs(x).max(initial=0) > np.iinfo(np.int32).max else np.int32)
     elif x.dtype != np.uint8:
-        x = x.astype(np.float32)
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)
     if y.min() < 0:
         raise DataError(f"{said} has the negative label {y.min()} in row {int(y.argmin())}; labels count from 0")
     if len(wrong := np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))):
-        raise DataError(f"{said} holds a value that is not finite in row {wrong[0]} of x")
+        raise DataError(f"{said} holds a value that is not finite, or too large for float32, in row {wrong[0]} of x")
     return x, y.astype(np.int64)

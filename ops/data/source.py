@@ -199,7 +199,8 @@ def _status(file: str | Path) -> tuple[int, int]:
 def _checked_ending(file: Path) -> str:
     if not file.name.endswith(FILES):
         raise DataError(
-            f"the file {file} is none of {', '.join(FILES)}; set data.dataset to one of these, or to a folder"
+            f"the file {file} is none of {', '.join(FILES)}; set data.dataset to one of these, to a folder, or to code "
+            "of your own that reads the file, as in my_data.py:load"
         )
     return str(file.resolve())
 

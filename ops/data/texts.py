@@ -126,7 +126,10 @@ def classes_of_cells(
         raise DataError(f"the column {label!r} of {source.dataset!r} is empty in row {empty[0] + 1}")
     found = values(cells)
     if found.dtype.kind == "f":
-        raise DataError(f"the label column {label!r} of {source.dataset!r} holds fractions, not classes")
+        raise DataError(
+            f"the label column {label!r} of {source.dataset!r} holds fractions, not classes; name another by "
+            "data.label_column, or make classes of the numbers, as pandas.cut does"
+        )
     distinct, y = np.unique(found, return_inverse=True)
     return y.astype(np.int64), tuple(map(str, distinct.tolist()))
 

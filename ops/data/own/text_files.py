@@ -99,7 +99,8 @@ def _table(path: Path, content: str) -> dict[str, list[str]]:
         raise DataError(f"{path} is no table of comma-separated values: {reason}") from error
     heading = [name.strip() for name in heading]
     if len({*heading}) < len(heading):
-        raise DataError(f"{path} names a column twice in its heading")
+        twice = next(name for place, name in enumerate(heading) if name in heading[:place])
+        raise DataError(f"{path} names the column {twice!r} twice in its heading; give each column a name of its own")
     for number, row in enumerate(body, 1):
         if len(row) != len(heading):
             raise DataError(f"row {number} of {path} has {len(row)} cells where the heading has {len(heading)}")

@@ -247,7 +247,7 @@ def test_a_column_of_vectors_is_taken_as_it_is(tmp_path, open_folder):
             {"image_column": "x"},
             "the column x of 'pets' holds neither images nor numbers",
         ),
-        ({"train": "x,label\n1,0.5\n2,1.5\n"}, {}, "holds fractions, not classes"),
+        ({"train": "x,label\n1,0.5\n2,1.5\n"}, {}, "holds fractions, not classes; name another by data.label_column"),
         (
             {"train": "x,label\n1,a\n2,\n", "test": "x,label\n1,a\n"},
             {},

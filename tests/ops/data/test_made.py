@@ -94,6 +94,7 @@ def test_a_function_without_a_test_split_gets_a_stratified_one(own_data):
     assert corpus.std.tolist() == [1.0]
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # a warning of numpy would name a line of fedemu
 @pytest.mark.parametrize(
     ("body", "complaint"),
     [
@@ -107,7 +108,12 @@ def test_a_function_without_a_test_split_gets_a_stratified_one(own_data):
         ("return dict(x=np.zeros((9, 0)), y=[0] * 9, columns=dict(who=[1] * 9))", r"shape \[0\] hold no numbers"),
         ("return dict(x=[[np.nan]], y=[0])", "not finite"),
         ("return dict(x=[[1]], y=[-1])", "negative label"),
+        ("return dict(x=[[1e39]], y=[0])", "not finite, or too large for float32, in row 0 of x"),
         ("return dict(x=[[1]], y=[0])", "has no column 'who' of 1 values"),
+        (
+            "return dict(x=[[1]] * 3, y=[0] * 3, columns={'who': [1, 2]})",
+            "the column 'who' of the data set bad_data:[a-z]+ has 2 values for 3 samples; give one for each",
+        ),
         (
             "return dict(x=[[1]], y=[2], class_names=['a', 'b'], columns={'who': [1]})",
             "has the label 2, but 2 class names",

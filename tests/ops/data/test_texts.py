@@ -232,10 +232,10 @@ def test_a_folder_is_read_by_hugging_face(folder: Path) -> None:
         ("a.csv", "text\nhello", {"text": {"column": "word"}}, "has no column 'word'; its columns are text"),
         ("a.csv", "text\nhello", {"label_column": "mood"}, "has no column 'mood'; its columns are text"),
         ("a.csv", "text\nhello", {"id_column": "who"}, "has no column 'who'; its columns are text"),
-        ("a.csv", "text,label\nhello,1.5\nyou,2", {}, "holds fractions, not classes"),
+        ("a.csv", "text,label\nhello,1.5\nyou,2", {}, "fractions, not classes; name another by data.label_column"),
         ("a.csv", "text,label\nhello,\nyou,b", {}, "the column 'label' of 'a.csv' is empty in row 1"),
         ("a.csv", "text,label\nhello", {}, "has 1 cells where the heading has 2"),
-        ("a.csv", "text,text\nhello,you", {}, "names a column twice"),
+        ("a.csv", "text,text\nhello,you", {}, "names the column 'text' twice"),
         ("a.csv", "text\n", {}, "holds no row below its heading"),
         ("a.csv", "", {}, "is no table of comma-separated values: it is empty"),
         ("a.txt", "\n\n", {}, "holds no texts"),
@@ -258,7 +258,7 @@ def test_texts_and_other_data_are_not_mixed_up(folder: Path) -> None:
     for data, sentence in (
         ({"dataset": "a.txt"}, "is a file of texts; set data.text.kind"),
         ({"dataset": "digits", "text": {"kind": "masked"}}, "holds no texts; set data.text.kind = 'none'"),
-        ({"dataset": "a.xml"}, "is none of .csv, .csv.gz, .txt, .txt.gz"),
+        ({"dataset": "a.xml"}, "or to code of your own that reads the file"),
         ({"dataset": "b.txt.gz", "text": {"kind": "next"}}, "can't be read as UTF-8 text"),
     ):
         with pytest.raises(DataError) as caught:

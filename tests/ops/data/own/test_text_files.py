@@ -42,7 +42,7 @@ def test_names_in_a_heading_have_no_spaces_around_them_and_cells_keep_theirs(tmp
     table.write_text("a, label , two words\n1, x ,2\n")
     assert read_file(table) == {"a": ["1"], "label": [" x "], "two words": ["2"]}
     table.write_text("a,a \n1,2\n")
-    with pytest.raises(DataError, match="names a column twice"):
+    with pytest.raises(DataError, match="names the column 'a' twice in its heading; give"):
         read_file(table)
 
 
