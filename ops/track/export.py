@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,8 @@ from fedemu.ops.track.numbers import numbers_of, parameters_of
 from fedemu.ops.track.tracker import Ended, Memory, Tracked
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.files import refusal_by_disk, write_among_others
+from fedemu.protocol.host.own_code import account
+from fedemu.protocol.wording import an_object
 
 FOLDER: Final = "track"
 """The folder of a run directory for what trackers write, and for how far they have been told."""
@@ -56,7 +59,7 @@ class Export:
         self._state_file.parent.mkdir(exist_ok=True)
         if "://" not in self.out:
             Path(self.out).parent.mkdir(parents=True, exist_ok=True)
-        self._memory: Memory = self._tracker.begin(self._tracked) or {}
+        self._memory = _checked(self._tracker.begin(self._tracked) or {}, name)
         self._keep()
 
     def more(self) -> int:
@@ -122,8 +125,26 @@ def export(directory: Path, name: str, out: str = "", project: str = "fedemu") -
             raise FedemuError(f"{name} failed, because its folder cannot be written: {refusal}") from error
         if isinstance(error, OSError) and error.filename and error.strerror:
             raise ConfigurationError(f"{name} failed: {error.filename} can't be used: {error.strerror}") from error
-        raise ConfigurationError(f"{name} failed: {type(error).__name__}: {error}") from error
+        raise ConfigurationError(f"{name} failed: {account(error)}") from error
     return exporting.out
+
+
+def _checked(memory: object, name: str) -> Memory:
+    """What a tracker's ``begin`` has returned. Raises ConfigurationError unless JSON can keep it."""
+    if isinstance(memory, Mapping):
+        kept = dict(memory)
+        try:
+            json.dumps(kept)
+        except (TypeError, ValueError) as error:
+            problem = str(error)
+        else:
+            return kept
+    else:
+        problem = f"it is {an_object(memory)}"
+    raise ConfigurationError(
+        f"what begin of {name} returns cannot be kept as JSON ({problem}); return a dict of texts, numbers, lists and "
+        "dicts, or nothing"
+    )
 
 
 def _settings(config: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The process that tells a tracker of a run while it goes on. A line of its input says that there is a new row.
 
 Many lines that have come meanwhile say no more than one: all rows that are new are told then.
-The end of its input says that the run is over, or that its coordinator is gone. Its last line says what went wrong.
+The end of its input says that the run is over, or that its coordinator is gone. If something goes wrong, its last line
+says what, and the whole traceback comes before.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from fedemu.ops.track.export import Export
+from fedemu.protocol.host.own_code import account, whole
 
 _MOST_LINES: Final = 2**16
 """As many as a pipe holds."""
@@ -30,6 +32,7 @@ def main(words: list[str]) -> int:
         finally:
             exporting.close()
     except Exception as error:
-        print(f"{type(error).__name__}: {error}".replace("\n", " "), flush=True)
+        print(whole(error), file=sys.stderr, flush=True)
+        print(account(error).split("\n")[0], flush=True)
         return 1
     return 0

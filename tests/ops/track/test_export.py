@@ -64,6 +64,16 @@ class Full(Mine):
 class Broken(Mine):
     def row(self, row, numbers):
         raise ValueError("no room")
+
+
+class Forgetful(Mine):
+    def begin(self, run):
+        return [1]
+
+
+class Strange(Mine):
+    def begin(self, run):
+        return {"seen": {1, 2}}
 """
 
 
@@ -186,8 +196,19 @@ def test_a_place_that_is_told_while_another_one_is_followed_is_told_nothing_twic
 
 
 def test_a_tracker_that_fails_is_told_in_one_sentence(run: Path, own: str) -> None:
-    with pytest.raises(ConfigurationError, match="Broken failed: ValueError: no room"):
+    with pytest.raises(ConfigurationError, match=r"failed: ValueError: no room, .*mine\.py:\d+\n +.* in row: raise"):
         export(run, own.replace("Mine", "Broken"))
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("Forgetful", "it is a list"), ("Strange", "Object of type set is not JSON serializable")]
+)
+def test_a_tracker_whose_memory_cannot_be_kept_is_told_what_to_return(
+    name: str, problem: str, run: Path, own: str
+) -> None:
+    said = rf"what begin of .*{name} returns cannot be kept as JSON \({problem}\); return a dict"
+    with pytest.raises(ConfigurationError, match=said):
+        export(run, own.replace("Mine", name))
 
 
 @pytest.mark.skipif(not find_spec("tensorboardX"), reason="the extra tensorboard is not installed")

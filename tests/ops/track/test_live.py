@@ -103,7 +103,10 @@ def test_one_that_fails_and_one_that_hangs_are_told_once_and_ended(run: Path, tm
         for round in range(1, 2000):  # more lines than a pipe holds are no reason to wait
             follower.round_finished(Row(round))
     failing, hanging = sorted(said)
-    assert "Failing failed (" in failing
+    assert "Failing failed (OSError: no such server, " in failing
+    assert "trackers.py:" in failing.partition(");")[0]
+    logs = "".join(log.read_text() for log in (run / "logs").glob("track-*.log"))
+    assert "Traceback (most recent call last)" in logs
     assert f"the run is not harmed, and `fedemu export {run} --to {names[0]}` tries again" in failing
     assert "Hanging failed (it was not done 5 s after the run, and was ended)" in hanging
 
