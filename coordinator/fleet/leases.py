@@ -25,8 +25,9 @@ class Lease:
 
     ``peer`` is its connection, None while it is away. ``left`` is the real time in seconds since which it is away.
     ``key`` is the public key of its machine, empty without keys: no other machine can come back for the lease.
-    ``hung_up`` says that the connection of ``peer`` is gone. ``woken`` says that its machine has woken a device before,
-    so that it can wake others.
+    ``hung_up`` says that the connection of ``peer`` is gone. ``through`` is the connection on which it was last
+    granted, that of an edge if there are edges; None if that was in an earlier life of the coordinator. ``woken`` says
+    that its machine has woken a device before, so that it can wake others.
     """
 
     token: str
@@ -36,6 +37,7 @@ class Lease:
     left: float | None = None
     key: str = ""
     hung_up: bool = False
+    through: bytes | None = None
     woken: bool = False
 
     def fits(self, key: str) -> bool:

@@ -104,6 +104,7 @@ class Roster:
         if before is not None and not self._has_role(before):  # its connection is gone, and it has come back
             self._forget(before)
         self._begin(peer, now)
+        lease.through = self.connection_of(peer)
         self.admission.recognise(peer, lease.token, now)
         if self.planned is not None:
             for start, stop in lease.ranges:  # whoever can wake them is back
@@ -126,8 +127,8 @@ class Roster:
         if not self.leases.holds(hello.lease, hello.device, key):
             raise RefusedError("lease_unknown", f"Device {hello.device} is not granted by this lease; enrol first.")
         if (connection := self.connection_of(peer)) != peer:
-            holder = self.leases.holder(DeviceId(hello.device))
-            if holder is None or self.connection_of(holder) != connection:
+            granted = self.leases.of_token(hello.lease)
+            if granted is None or granted.through != connection:
                 raise RefusedError("lease_unknown", "A shared connection speaks only for devices of its own leases.")
         device = DeviceId(hello.device)
         replaced, incarnation = self.connected.get(device), int(self.columns.incarnation[device])

@@ -58,7 +58,7 @@ async function read(from) {
       heard = Date.now();
       const message = { ...decode(header), frames };
       if (message.t === "stop") end(0);
-      else if (message.t === "refused" && !["unknown_peer", "unknown_blob"].includes(message.reason)) end(1, message.detail);
+      else if (message.t === "refused" && !["unknown_peer", "unknown_blob", "lease_unknown", "lease_taken"].includes(message.reason)) end(1, message.detail);
       else if (message.t !== "beat") inbox.push(message);
     }
   } catch (error) {
@@ -303,7 +303,8 @@ for (;;) {
 /** One incarnation: say hello, announce the presence, do what is asked. Returns when the coordinator forgot us. */
 async function live() {
   const welcome = await ask("hello", { device, incarnation, lease: granted.lease }, (message) =>
-    message.t === "welcome" || message.reason === "unknown_peer");
+    message.t === "welcome" || ["unknown_peer", "lease_unknown"].includes(message.reason));
+  if (welcome.reason === "lease_unknown") return enrolAgain();
   if (welcome.t !== "welcome") return;
   ({ heartbeat_seconds: beat, patience, clock } = welcome);
   if (clock === "virtual") send("presence", { until: Infinity, intervals: [[0, Infinity]] });
@@ -320,6 +321,14 @@ async function live() {
       results.delete(message.ask);
     }
   }
+}
+
+/** Get the same place back: an edge has a new connection, on which this device's lease was not granted yet. */
+async function enrolAgain() {
+  connect();
+  const answer = await ask("enroll", { count: 1, lease: granted.lease }, (message) =>
+    message.t === "granted" || message.reason === "lease_unknown");
+  if (answer.t !== "granted") await end(1, answer.detail);
 }
 
 /** Work has come. Under the virtual clock the device says when it would be done: a second after it began. */

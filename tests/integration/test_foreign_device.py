@@ -17,6 +17,7 @@ import zmq
 import zmq.auth
 from safetensors.numpy import load_file
 
+from fedemu.coordinator.fleet.roster import Roster, Seated
 from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
@@ -27,6 +28,7 @@ from fedemu.ops.bench.fleet.scripted import ScriptedCoordinator, Terms
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment.sources import load_experiment, write_frozen
 from fedemu.protocol.blobs.tree_file import encode_tree
+from fedemu.protocol.errors import RefusedError
 from fedemu.protocol.messages import Hello, Work
 from fedemu.protocol.transport.curve import ServerKeys
 from fedemu.protocol.transport.zeromq import ZmqNetwork
@@ -69,11 +71,36 @@ def certificate(folder: Path, name: str) -> tuple[str, str]:
     return keys[0].decode(), keys[1].decode()
 
 
+def refuse_once(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[int]]:
+    """Let coordinators forget each device once, and refuse its next hello. Returns these devices, by reason."""
+    done: dict[str, set[int]] = {"unknown_peer": set(), "lease_unknown": set()}
+    heard, hello = Roster.heard, Roster.hello
+
+    def forgets(roster: Roster, peer: bytes, now: float) -> bool:
+        device = roster.device_of(peer)
+        if device is None or device in done["unknown_peer"]:
+            return heard(roster, peer, now)
+        done["unknown_peer"].add(device)
+        return False
+
+    def refuses(roster: Roster, peer: bytes, message: Hello, now: float, key: str = "") -> Seated:
+        if not message.incarnation or message.device in done["lease_unknown"]:
+            return hello(roster, peer, message, now, key)
+        done["lease_unknown"].add(message.device)
+        raise RefusedError("lease_unknown", "The lease was not granted on this connection.")
+
+    monkeypatch.setattr(Roster, "heard", forgets)
+    monkeypatch.setattr(Roster, "hello", refuses)
+    return done
+
+
 @pytest.mark.timeout(300)
 def test_a_run_of_foreign_devices_learns_what_a_run_of_own_devices_learns(
-    foreign_device: Path, in_one_process: Callable[..., Summary], tmp_path: Path
+    foreign_device: Path, in_one_process: Callable[..., Summary], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each device is forgotten once, and refused once when it comes back, as by an edge that was started again."""
     own = in_one_process(tmp_path / "own", *SETTINGS)
+    refusals = refuse_once(monkeypatch)
     public, secret = certificate(tmp_path / "server", "machine")
     approved, _ = certificate(tmp_path / "keys", "machine")
 
@@ -110,6 +137,7 @@ def test_a_run_of_foreign_devices_learns_what_a_run_of_own_devices_learns(
     finally:
         network.close()
     assert codes == [0, 0]
+    assert refusals == {"unknown_peer": {0, 1}, "lease_unknown": {0, 1}}
     assert (summary.outcome, summary.perturbed, summary.totals["accepted"]) == ("completed", False, 6)
     assert summary.final_accuracy == pytest.approx(own.final_accuracy, abs=0.003)  # one of 360 test samples
     there, here = (load_file(tmp_path / run / "model.safetensors") for run in ("foreign", "own"))

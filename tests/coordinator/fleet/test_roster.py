@@ -508,6 +508,21 @@ def test_a_shared_connection_speaks_for_the_devices_of_its_own_leases_and_for_no
     assert members.hello(b"channel 1", hello(0, lease), 0.0).device == 0
 
 
+def test_a_device_without_a_supervisor_comes_back_on_the_shared_connection_on_which_it_enrolled() -> None:
+    channels = {b"first": A, b"second": A, b"elsewhere": B, b"third": B}
+    members = Roster(Settings(run="test", seed=1, rounds=1, devices=2, per_round=1))
+    members.connection_of = lambda peer: channels.get(peer, peer)
+    lease = members.enroll(b"first", 1, None, "", 0.0).token
+    members.hello(b"first", hello(0, lease), 0.0)
+    members.leave(b"first", 1.0)
+    with refused("lease_unknown"):
+        members.hello(b"elsewhere", hello(0, lease, 2), 1.0)
+    assert members.hello(b"second", hello(0, lease, 2), 1.0).device == 0
+    members.leave(b"second", 2.0)
+    members.enroll(b"third", 1, lease, "", 2.0)  # the edge has a new connection
+    assert members.hello(b"third", hello(0, lease, 3), 2.0).device == 0
+
+
 def test_channels_live_as_long_as_their_connection() -> None:
     members, lease = shared(b"channel 1", b"channel 2")
     for number, channel in enumerate((b"channel 1", b"channel 2")):
