@@ -231,11 +231,16 @@ def test_a_job_that_began_from_something_else_is_passed_over_and_replaced(tmp_pa
     assert len(os.listdir(tmp_path)) == 1
 
 
-def test_only_the_newest_carry_of_a_job_is_kept(tmp_path: Path):
-    for step in (9, 10):
-        checkpoint.save_job(tmp_path, 4, 0, step, {"w": torch.tensor(step)})
-    assert checkpoint.load_job(tmp_path, 4, 0).carry["w"] == 10
-    assert len(os.listdir(tmp_path)) == 1
+def test_only_the_newest_carry_of_a_job_is_kept_and_the_newest_that_is_whole_is_loaded(tmp_path: Path):
+    folder, killed = tmp_path / "new" / "jobs", "job-4.0.0.9.safetensors"
+    checkpoint.save_job(folder, 4, 0, 9, {"w": torch.tensor(9)})
+    left = (folder / killed).read_bytes()
+    checkpoint.save_job(folder, 4, 0, 10, {"w": torch.tensor(10)})
+    assert os.listdir(folder) == ["job-4.0.0.10.safetensors"]
+    (folder / killed).write_bytes(left)  # as of a coordinator that was killed before it could remove it
+    assert checkpoint.load_job(folder, 4, 0).carry["w"] == 10
+    flip(folder / "job-4.0.0.10.safetensors", 0.999)
+    assert checkpoint.load_job(folder, 4, 0).carry["w"] == 9
 
 
 @pytest.mark.parametrize("place", [0.1, 0.5, 0.7, 0.999])
@@ -255,12 +260,13 @@ def test_a_durable_round_drops_its_jobs_and_the_jobs_of_earlier_rounds(tmp_path:
 
 
 def test_a_durable_round_drops_what_killed_writers_left_and_nothing_that_a_later_round_is_writing(tmp_path: Path):
-    writing = "job-5.0.0.2.safetensors.partial"
+    save(tmp_path, 3)
+    others = {"job-5.0.0.2.safetensors.partial", "leases.jsonl"}
     left = ["job-4.0.0.7.safetensors.partial", "record-3.json.partial", "state-3.0.safetensors.partial"]
-    for name in (*left, writing):
+    for name in (*left, *others):
         (tmp_path / name).write_bytes(b"half")
     save(tmp_path, 4)
-    assert writing in os.listdir(tmp_path)
+    assert others < set(os.listdir(tmp_path))
     assert not set(left) & set(os.listdir(tmp_path))
 
 
