@@ -133,6 +133,23 @@ async def test_what_a_device_says_of_its_failure_has_lines_and_no_control_charac
     assert list(play.exchange.failures) == ["no memory\n     [2Jnet.py, line 7", " ]0;x "], "they end up at a terminal"
 
 
+async def test_what_a_device_says_that_was_not_asked_or_has_answered_changes_nothing(
+    tmp_path: Path, thread: Thread
+) -> None:
+    play = Play(tmp_path, SMALL, thread)
+    play.exchange.receive(DeviceId(9), Scheduled(ask=str(ASK), event="finish", at=1.0), (), 1.0)
+    play.reply(0, 1.0)
+    for device in (DEVICES[0], DeviceId(9)):
+        play.exchange.receive(device, Failed(ask=str(ASK), reason="training"), (), 2.0)
+    assert (play.verdicts, play.exchange.failures) == ({0: "accepted"}, {})
+
+
+async def test_a_device_that_comes_back_is_given_its_work_again(tmp_path: Path, thread: Thread) -> None:
+    play = Play(tmp_path, SMALL, thread, kind=VirtualAsk)
+    play.exchange.joined(DEVICES[1], 1.0)
+    assert play.sent == [(1, "work")]
+
+
 async def test_the_bytes_of_a_reply_that_is_late_do_not_count(tmp_path: Path, thread: Thread) -> None:
     play = Play(tmp_path, SMALL, thread)
     play.reply(0, 9.0)
@@ -299,7 +316,19 @@ async def test_a_reply_at_an_edge_that_does_not_count_is_answered_as_one_that_co
     play.reply(0, 1.0)
     for device in (DEVICES[0], DeviceId(9)):
         play.exchange.held(device, edge.Held(ask=str(ASK), examples=3, steps=1, metrics={}), b"edge", 2.0)
-    assert play.sent == [(0, "accepted"), (0, "duplicate"), (9, "late")]
+    refused = edge.Held(ask=str(ASK), examples=3, steps=1, metrics={}, reason="norm", detail="too large")
+    play.exchange.held(DEVICES[1], refused, b"edge", 3.0)
+    assert play.sent == [(0, "accepted"), (0, "duplicate"), (9, "late"), (1, "invalid")]
+    assert (play.exchange.rejections, play.exchange.exploded) == ({"norm": 1}, 1)
+
+
+async def test_a_device_whose_reply_an_edge_has_does_not_fail_any_more(tmp_path: Path, thread: Thread) -> None:
+    gather = edge.Gather(ask=str(ASK), epoch=7, leaves=(), reducers=(), max_norm=1.0)
+    play = Play(tmp_path, SMALL, thread, edges=Branches(gather, lambda station, message: None, 2.0))
+    play.exchange.held(DEVICES[0], edge.Held(ask=str(ASK), examples=3, steps=1, metrics={}), b"edge", 1.0)
+    for device in DEVICES[:2]:
+        play.exchange.receive(device, Failed(ask=str(ASK), reason="training"), (), 2.0)
+    assert play.verdicts == {1: "failed"}
 
 
 async def test_the_sum_of_an_edge_is_asked_for_again_and_one_of_another_life_is_not_taken(
@@ -327,6 +356,7 @@ async def test_the_sum_of_an_edge_is_asked_for_again_and_one_of_another_life_is_
         )
         play.exchange.partial(b"edge", message, frames, 604.0)
         assert play.verdicts == outcomes
+    assert [each.reply.device for each in play.exchange.contributions] == [0, 1]
     for _ in range(2):
         thread.may.release()
     assert (await play.folding.values([]))["model"]["w"].tolist() == [3.0] * SMALL
