@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from fedemu.algorithms.interface import total
 from fedemu.coordinator.asks.ask import AskMachine, Missed, Terms
@@ -27,7 +28,7 @@ from fedemu.coordinator.sums.leaf import Leaf
 from fedemu.coordinator.sums.partial import Partial
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.ids import AskId, DeviceId, digest_of
-from fedemu.protocol.messages import BlobRef, Failed, Result, Scheduled, TensorSpec
+from fedemu.protocol.messages import BlobRef, Failed, Result, Scheduled, TensorSpec, Work
 from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.tensors import pack
 
@@ -63,27 +64,40 @@ class Play:
         stations: Sequence[bytes] = (),
         kind: type[AskMachine] = WallAsk,
         by_device: Mapping[DeviceId, Part] | None = None,
+        states: Mapping[DeviceId, AskId] | None = None,
     ) -> None:
         self.sent: list[tuple[int, str]] = []
+        self.works: dict[int, Work] = {}
+        self.events: list[tuple[str, Any]] = []
         self.leaf = Leaf("float32", (size,))
         template = PayloadTemplate({"model/w": self.leaf}, self.leaf.bytes)
         spill = folder / "spill" if keeps else None
         shared = (BlobRef(key="model", digest=digest_of(b""), size=100),)
         parts = AskParts(
-            ASK, "train", 0, 0.0, 10.0, 0, 7, shared, by_device or {}, 1.0, 0.0, template, keeps, None, 1e30, spill
+            ASK, "train", 3, 0.0, 10.0, 0, 7, shared, by_device or {}, 1.5, 6.0, template, keeps, None, 1e30, spill
         )
         settings = Settings(run="test", seed=1, rounds=1, devices=len(DEVICES), per_round=wanted)
         machine = kind(Terms(ASK, DEVICES, wanted, 0.0, 10.0), DEVICES)
         self.roster = Roster(settings)
+        self.roster.columns.states.update(states or {})
         for station in stations:
             self.roster.station(station, "edge", 0.0)
         self.folding = Folding({"model": total}, template.leaves, apart)
-        self.exchange = Exchange(parts, machine, self.roster, self._send, Observers(), apart, self.folding, edges)
+        told = Observers([self])  # type: ignore[list-item]
+        self.exchange = Exchange(parts, machine, self.roster, self._send, told, apart, self.folding, edges)
         self.exchange.start(0.0)
         self.sent.clear()
 
     def _send(self, device: DeviceId, message: Any, frames: Any) -> None:
         self.sent.append((device, message.type))
+        if isinstance(message, Work):
+            self.works[device] = message
+
+    def rejected(self, reason: str) -> None:
+        self.events.append(("rejected", reason))
+
+    def event(self, name: str, **facts: Any) -> None:
+        self.events.append((name, facts))
 
     def reply(self, device: int, now: float, value: float = 1.0) -> None:
         specs = (TensorSpec(name="model/w", dtype="float32", shape=self.leaf.shape),)
@@ -120,6 +134,9 @@ async def test_the_bytes_of_every_reply_count_that_is_accepted_or_rejected(tmp_p
     play.exchange.receive(DEVICES[2], Failed(ask=str(ASK), reason="malformed", detail="cut", planned=True), (), 3.0)
     play.exchange.receive(DEVICES[3], Failed(ask=str(ASK), reason="training", detail="none", planned=True), (), 4.0)
     assert play.verdicts == {0: "accepted", 1: "rejected", 2: "rejected", 3: "failed"}
+    assert play.exchange.rejections == {"nonfinite": 1, "malformed": 1}
+    assert (play.exchange.exploded, play.exchange.failures) == (1, {}), "a failure that was planned is none"
+    assert play.events == [("rejected", "nonfinite")]
     assert play.exchange.bytes_up == 3 * play.exchange.parts.upload_bytes == 3 * 4 * SMALL
 
 
@@ -136,12 +153,41 @@ async def test_what_a_device_says_of_its_failure_has_lines_and_no_control_charac
 async def test_what_a_device_says_that_was_not_asked_or_has_answered_changes_nothing(
     tmp_path: Path, thread: Thread
 ) -> None:
+    virtual = Play(tmp_path, SMALL, thread, kind=VirtualAsk)
+    virtual.exchange.receive(DeviceId(9), Scheduled(ask=str(ASK), event="finish", at=1.0), (), 1.0)
+    virtual.reply(0, 1.0)
+    assert (virtual.verdicts, virtual.sent) == ({}, []), "it has not scheduled its work, and will say it again"
     play = Play(tmp_path, SMALL, thread)
-    play.exchange.receive(DeviceId(9), Scheduled(ask=str(ASK), event="finish", at=1.0), (), 1.0)
     play.reply(0, 1.0)
     for device in (DEVICES[0], DeviceId(9)):
         play.exchange.receive(device, Failed(ask=str(ASK), reason="training"), (), 2.0)
+    play.reply(9, 3.0)
     assert (play.verdicts, play.exchange.failures) == ({0: "accepted"}, {})
+    assert play.sent == [(0, "accepted"), (9, "late")]
+
+
+async def test_a_work_says_all_that_a_device_has_to_know(tmp_path: Path, thread: Thread) -> None:
+    specs = (TensorSpec(name="w", dtype="uint8", shape=(8,)),)
+    own, states = {DEVICES[0]: (specs, [b"12345678"])}, {DEVICES[0]: AskId(0, 1, 2)}
+    play = Play(tmp_path, SMALL, thread, by_device=own, states=states)
+    expected = Work(
+        ask=str(ASK),
+        program="train",
+        task=3,
+        start=0.0,
+        shared=play.exchange.parts.shared,
+        state="0.1.2",
+        download_bytes=108,
+        upload_bytes=4 * SMALL,
+        passes=1.5,
+        processed=6.0,
+        deadline=10.0,
+        durable_round=0,
+        epoch=7,
+        tensors=specs,
+    )
+    assert play.works[0] == expected
+    assert play.works[1] == structs.replace(expected, state=None, download_bytes=100, tensors=())
 
 
 async def test_a_device_that_comes_back_is_given_its_work_again(tmp_path: Path, thread: Thread) -> None:
@@ -162,6 +208,7 @@ async def test_a_failure_for_which_a_device_tells_no_reason_has_an_unknown_one(t
     play = Play(tmp_path, SMALL, thread)
     play.exchange.receive(DEVICES[0], Failed(ask=str(ASK), reason=""), (), 1.0)
     assert (play.verdicts, play.exchange.failures) == ({0: "failed"}, {"unknown": 1})
+    assert play.events == [("failure", {"device": 0, "ask": str(ASK), "reason": "unknown", "detail": ""})]
 
 
 async def test_a_device_that_waits_for_its_turn_fails_once_however_often_it_says_so(
@@ -178,9 +225,12 @@ async def test_a_device_that_waits_for_its_turn_fails_once_however_often_it_says
 async def test_a_run_is_perturbed_by_failures_that_another_run_may_not_have(
     tmp_path: Path, thread: Thread, reason: str, perturbed: bool
 ) -> None:
-    play = Play(tmp_path, SMALL, thread)
+    states = {DEVICES[0]: AskId(0, 0, 0)}
+    play = Play(tmp_path, SMALL, thread, states=states)
     play.exchange.receive(DEVICES[0], Failed(ask=str(ASK), reason=reason), (), 1.0)
     assert (play.verdicts, play.exchange.machine.perturbed) == ({0: "failed"}, perturbed)
+    play.exchange.commit()
+    assert play.roster.columns.states == states
 
 
 async def test_a_closed_ask_changes_the_roster_by_its_outcomes_and_leaves_no_payload(
