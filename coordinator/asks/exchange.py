@@ -114,7 +114,7 @@ class Exchange:
             case Result():
                 self._heard.discard(device)
                 self._result(device, message, frames, now)
-            case Scheduled() if device in self._works:
+            case Scheduled():
                 self._perform(self.machine.scheduled(device, message, now))
             case Failed() | Declined() if self._may_fail(device):
                 self._unwilling.add(device)
