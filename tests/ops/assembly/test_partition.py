@@ -1,15 +1,18 @@
 """The partition that an experiment asks for."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.algorithms.data.partitioners import dirichlet, dirichlet_equal, resampled, shards
 from fedemu.ops.assembly.partition import build_partition
 from fedemu.ops.data.corpora import load_corpus
 from fedemu.ops.data.source import DataSource
 from fedemu.ops.experiment import Experiment
+from fedemu.protocol import seeds
 from fedemu.protocol.ids import Digest
 
 
@@ -33,6 +36,28 @@ def test_the_configured_partition_is_built(digits, partition, sizes):
     built = divided(digits, partition=partition)
     assert np.diff(built.train_offsets).tolist() == sizes
     assert sorted(built.train_indices) == list(range(1437))
+
+
+@pytest.mark.parametrize(
+    ("table", "made"),
+    [
+        (
+            {"kind": "dirichlet", "alpha": 0.5, "min_samples": 20, "retry": True, "balanced": True},
+            partial(dirichlet, alpha=0.5, min_samples=20, retry=True, balanced=True),
+        ),
+        ({"kind": "dirichlet", "alpha": 0.5, "min_samples": 200}, partial(dirichlet, alpha=0.5, min_samples=200)),
+        ({"kind": "dirichlet_equal", "alpha": 0.5}, partial(dirichlet_equal, alpha=0.5)),
+        ({"kind": "shards", "per_device": 3}, partial(shards, shards_per_device=3)),
+        (
+            {"kind": "resampled", "samples": 7},
+            lambda y, n, generator: resampled(len(y), n, per_device=7, generator=generator),
+        ),
+    ],
+)
+def test_every_setting_of_a_partition_counts(digits, table, made):
+    built = divided(digits, seed=3, partition=table)
+    expected = made(digits.train.y, 5, generator=seeds.generator(3, purpose="partition"))
+    assert [built.device(i)[0].tolist() for i in range(5)] == [share.tolist() for share in expected]
 
 
 def test_dirichlet_leaves_no_device_of_a_large_fleet_empty(digits):

@@ -78,6 +78,15 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("cut", ["fleet", "device"])
+@pytest.mark.parametrize("stream", [{"kind": "drift", "alpha": 0.2}, {"kind": "window", "width": 2.0}])
+def test_a_drift_is_cut_for_the_fleet_or_for_each_device(stream: dict[str, Any], cut: str) -> None:
+    plan, _ = opened(experiment(**stream, periods=4, cut=cut))
+    sizes = plan.arrivals.counts()
+    assert sizes.sum(axis=0).tolist() == [100, 100, 100, 100] or cut == "device"
+    assert (np.ptp(sizes, axis=1).max() <= 1) == (cut == "device"), "50 samples of a device are 12 or 13 in each period"
+
+
 @pytest.mark.parametrize("stream", KINDS)
 def test_validation_parts_and_public_data_never_arrive(stream: dict[str, Any]) -> None:
     wanted = experiment(data={"validation": 0.25, "public": {"fraction": 0.1}}, **stream)
