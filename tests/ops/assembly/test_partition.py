@@ -42,8 +42,8 @@ def test_the_configured_partition_is_built(digits, partition, sizes):
     ("table", "made"),
     [
         (
-            {"kind": "dirichlet", "alpha": 0.5, "min_samples": 200, "retry": True, "balanced": True},
-            partial(dirichlet, alpha=0.5, min_samples=200, retry=True, balanced=True),
+            {"kind": "dirichlet", "alpha": 0.5, "min_samples": 250, "retry": True, "balanced": True},
+            partial(dirichlet, alpha=0.5, min_samples=250, retry=True, balanced=True),
         ),
         ({"kind": "dirichlet", "alpha": 0.5, "min_samples": 200}, partial(dirichlet, alpha=0.5, min_samples=200)),
         ({"kind": "dirichlet_equal", "alpha": 0.5}, partial(dirichlet_equal, alpha=0.5)),
