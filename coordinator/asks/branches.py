@@ -78,7 +78,7 @@ class Branches(Generic[Kept]):
 
     def collect(self, running: Collection[DeviceId], now: float) -> None:
         """Ask for the sums if every device that still has to reply has a reply that is kept."""
-        if not running or len(self._kept) < len(running) or any(device not in self._kept for device in running):
+        if len(self._kept) < len(running) or any(device not in self._kept for device in running):
             return
         at: dict[bytes, list[int]] = {}
         for device in running:

@@ -68,9 +68,29 @@ def test_a_sum_that_is_on_its_way_is_not_asked_for_again() -> None:
     for now in range(600):
         kept.collect([DeviceId(0)], float(now))
     assert len(sent) == 1
+    kept.keep(DeviceId(1), b"b", "one")
+    for now in (600.0, 605.0):
+        kept.collect([DeviceId(0), DeviceId(1)], now)
+    assert [peer for peer, _ in sent] == [b"a", b"b", b"b"], "another edge is asked again"
     kept.is_sending = lambda station: False
-    kept.collect([DeviceId(0)], 605.0)
-    assert len(sent) == 2
+    kept.collect([DeviceId(0)], 610.0)
+    assert [peer for peer, _ in sent[3:]] == [b"a"]
+
+
+def test_an_edge_is_asked_at_once_for_more_devices_and_for_the_rest_of_a_long_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(edge, "MOST_DEVICES", 2)
+    kept, sent = branches()
+    running = [DeviceId(device) for device in (5, 3, 4)]
+    for device in running:
+        kept.keep(device, b"a", str(device))
+    kept.collect([], 0.0)
+    kept.collect(running[:1], 0.0)
+    kept.collect(running, 0.5)
+    kept.take(b"a", partial(3, 4), running)
+    kept.collect(running[:1], 1.0)
+    assert [message.devices for _, message in sent] == [(5,), (3, 4), (5,)]
 
 
 def test_a_sum_that_lacks_devices_costs_asking_these_again() -> None:
@@ -79,8 +99,12 @@ def test_a_sum_that_lacks_devices_costs_asking_these_again() -> None:
     for device in running:
         kept.keep(device, b"a", str(device))
     kept.collect(running, 0.0)
-    assert kept.take(b"b", partial(0), running) is None, "another edge was not asked"
-    assert kept.take(b"a", partial(0), [DeviceId(1)]) is None, "it holds a reply that counts no more"
+    for devices in ((), (0,)):
+        assert kept.take(b"b", partial(*devices), running) is None, "another edge was not asked"
+    kept.keep(DeviceId(2), b"b", "2")
+    assert kept.take(b"a", partial(0, 2), [*running, DeviceId(2)]) is None, "it was not asked for all of these"
+    for devices in ((0,), (0, 1)):
+        assert kept.take(b"a", partial(*devices), [DeviceId(1)]) is None, "it holds a reply that counts no more"
     assert kept.take(b"a", partial(0), running) == ({0: "0"}, [1])
     assert not kept.has(DeviceId(1))
     assert kept.take(b"a", partial(0), running) is None, "it has come before"
@@ -92,8 +116,11 @@ def test_the_replies_of_an_edge_that_is_gone_are_lost() -> None:
     kept.keep(DeviceId(1), b"b", "one")
     kept.collect([DeviceId(0), DeviceId(1)], 0.0)
     assert kept.lose(b"a") == [0]
-    assert kept.has(DeviceId(1))
+    assert [kept.has(DeviceId(device)) for device in range(2)] == [False, True]
+    assert kept.lose(b"a") == []
     assert kept.overdue(100.0, 60.0) == {1: 100.0}, "nothing is awaited of the one that is gone"
+    assert not kept.has(DeviceId(1))
+    assert kept.overdue(100.0, 60.0) == {}
 
 
 def test_a_peer_that_leaves_and_keeps_nothing_costs_the_same_however_much_edges_keep(calls_in: Any) -> None:
