@@ -41,7 +41,7 @@ class Likeness:
     @property
     def mixes(self) -> bool:
         """Whether results depend on which machine computed what."""
-        return len(self.ways) > 1 or any(self.difference(way.compute) for way in self.ways)
+        return any(self.difference(way.compute) for way in self.ways)
 
     def refusal(self, compute: Compute | None, host: str) -> str:
         """Why the machine ``host`` may not take part, and what to do; empty if it may."""

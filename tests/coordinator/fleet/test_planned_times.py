@@ -31,6 +31,18 @@ def announced() -> AnnouncedTimes:
     return times
 
 
+def test_an_announcement_counts_if_it_reaches_as_far_as_the_one_before() -> None:
+    times = AnnouncedTimes(3)
+    reaching = [OnlineTimes(until, [(start, 9.0)]) for until, start in ((10.0, 1.0), (10.0, 2.0), (20.0, 3.0))]
+    assert [times.announce(1, each) for each in reaching] == [True, True, True]
+    assert not times.announce(1, reaching[0])
+    assert (times.of(0), times.of(1)) == (None, reaching[2])
+    times.announce(2, OnlineTimes(math.inf, []))
+    assert [times.lacking(until) for until in (20.0, 20.5)] == [[0], [0, 1]]
+    assert times.next_arrival([0, 1, 2], [0.0, 0.0, 0.0]) == 3.0
+    assert times.next_arrival([0, 2], [0.0, 0.0]) is None
+
+
 @pytest.mark.parametrize("followed", [DEVICES, 7])
 def test_planned_times_are_those_that_devices_would_announce(followed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planned_times, "MOST_FOLLOWED", followed)
