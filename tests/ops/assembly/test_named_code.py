@@ -87,6 +87,15 @@ def test_a_run_directory_keeps_the_digests_and_a_change_is_told(tmp_path: Path) 
     assert json.loads((tmp_path / CODE_FILE).read_text())["net.py"].startswith(new)
 
 
+@pytest.mark.parametrize("kept", ["{", "[1]", '{"other.py": "00"}'])
+def test_digests_take_the_place_of_damaged_ones_and_of_code_that_is_not_named_any_more(
+    tmp_path: Path, kept: str
+) -> None:
+    (tmp_path / CODE_FILE).write_text(kept)
+    record(tmp_path, with_digests(of()).code, pytest.fail)
+    assert json.loads((tmp_path / CODE_FILE).read_text()) == {"net.py": sha256(NET.encode()).hexdigest()}
+
+
 def test_an_experiment_without_code_leaves_no_file(tmp_path: Path) -> None:
     record(tmp_path, Experiment().code, pytest.fail)
     assert not (tmp_path / CODE_FILE).exists()
