@@ -9,6 +9,7 @@ from fedemu.algorithms.streams.arrivals import Arrivals
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.coordinator.evaluation import threads
 from fedemu.coordinator.evaluation.evaluate import Evaluator
+from fedemu.coordinator.fleet.planned_times import PlannedTimes
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.settings import Settings
 from fedemu.ops.assembly.coordinator import VERDICT_DELAY, assemble, settings_of
@@ -88,6 +89,38 @@ def test_the_rules_of_a_run_are_those_of_its_experiment() -> None:
     changes = {"evaluate": {"every": 2}, "faults": {}, "compute": {"portable": True}, "server": {"threads": 1}}
     other = settings_of(Experiment.parse({**RULES, **changes}), stream)
     assert (other.evaluate_all_every, other.planned_silence, other.portable) == (0, 0.0, True)
+
+
+def test_a_plan_has_the_parts_that_its_experiment_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    samples = ("evaluate.samples=50", "evaluate.validation=true", "data.validation=0.2", "data.public={fraction=0.1}")
+    full = plan_of(tmp_path, *samples, "fleet.wake=on-demand", "server.threads=2")
+    assert threads == [2]
+    tested, held = vars(full.evaluator), decode_tree(full.partition)["indices"]
+    assert sum(len(labels) for _, labels in tested["_part"]) == 50
+    assert full.public is not None
+    public = len(full.public.train.y) + len(full.public.validation.y)
+    assert len(tested["_validation"]) == 1437 - public - len(held)
+    assert isinstance(full.planned, PlannedTimes)
+    assert full.holdings is not None
+    assert (len(full.holdings.arrivals.indices), len(full.holdings.labels), full.holdings.classes) == (
+        len(held),
+        1437,
+        10,
+    )
+    plain = plan_of(tmp_path, "data.validation=0.2")
+    assert [vars(plain.evaluator)[part] for part in ("_part", "_validation")] == [None, None]
+    assert (plain.public, plain.planned) == (None, None)
+
+
+def test_a_portable_run_is_held_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[str] = []
+    monkeypatch.setattr("fedemu.ops.assembly.coordinator.hold_to_portable", held.append)
+    plan_of(tmp_path)
+    assert held == []
+    plan_of(tmp_path, "compute.portable=true")
+    assert held == ["cpu"]
 
 
 def test_a_run_is_diagnosed_only_on_request(tmp_path: Path) -> None:
