@@ -150,6 +150,18 @@ def test_a_key_has_as_many_sessions_as_its_quota_and_places_get_free_when_they_e
     assert roster.admission._connections == {KEY: 1}, "a session that was replaced is over, and a copy is none"
 
 
+def test_a_machine_that_is_refused_keeps_the_session_that_it_had_and_gets_none() -> None:
+    roster = a_roster(Quotas(devices=6, connections=2))
+    lease = roster.enroll(b"a", 6, None, "", 0.0, KEY)
+    for sessions in (1, 2):
+        with refused("quota", "This machine's key holds 6 devices"):
+            roster.enroll(b"b", 1, None, "", 0.0, KEY)
+        assert roster.admission._connections == {KEY: sessions}
+        roster.hello(b"b", Hello(device=0, incarnation=1, lease=lease.token), 0.0, KEY)
+    with refused("quota", "This machine's key has 2 connections"):
+        roster.station(b"c", "edge", 0.0, KEY)
+
+
 def test_without_keys_there_are_no_quotas() -> None:
     roster = a_roster(Quotas(devices=1, connections=1))
     assert len(roster.enroll(b"a", 3, None, "", 0.0)) == 3
@@ -166,6 +178,18 @@ def test_a_new_connection_of_the_same_device_counts_on() -> None:
     assert sent(admission, b"b", 2000, 1.0) == 100
     admission.recognise(b"c", 4, 1.0)
     assert sent(admission, b"c", 2000, 1.0) == 1040, "it belongs to another device"
+
+
+def test_a_machine_and_a_device_that_come_back_count_on() -> None:
+    roster = a_roster(Quotas(messages_per_second=100.0))
+    lease = roster.enroll(b"a", 6, None, "", 0.0)
+    roster.hello(b"b", Hello(device=0, incarnation=1, lease=lease.token), 0.0)
+    for peer in (b"a", b"b"):
+        assert sent(roster.admission, peer, 2000, 0.0) > 1000
+        roster.leave(peer, 0.0)
+    roster.enroll(b"c", 6, lease.token, "", 1.0)
+    roster.hello(b"d", Hello(device=0, incarnation=2, lease=lease.token), 1.0)
+    assert [sent(roster.admission, peer, 2000, 1.0) for peer in (b"c", b"d")] == [100, 100]
 
 
 def test_what_an_owner_has_used_up_is_forgotten_when_it_is_little() -> None:

@@ -159,6 +159,10 @@ def test_a_supervisor_whose_connection_is_gone_comes_back_for_its_lease_at_once(
     assert (made.knows(A), made.knows(B), made.leases.peers) == (False, True, [B])
     with refused("lease_taken"):
         made.enroll(C, 2, token, "", 2.0)
+    made.hello(B, hello(0, token), 3.0)
+    made.leases.hung_up(B)
+    made.enroll(C, 2, token, "", 4.0)
+    assert made.knows(B), "it is a device, too"
 
 
 def test_a_supervisor_that_returns_with_its_lease_gets_it_back() -> None:
@@ -408,6 +412,8 @@ def test_a_lost_device_is_not_asked_before_it_says_hello() -> None:
     assert (chosen(fleet.eligible(0.0)), chosen(fleet.online(0.0))) == ([1], [0, 1])
     assert fleet.next_arrival(0.0, [DeviceId(0)]) is None
     assert fleet.lacking(60.0) == [1]
+    fleet.enroll(A, 2, lease, "", 0.0)
+    assert chosen(fleet.eligible(0.0)) == [1], "its machine is back, and not the device"
     fleet.hello(B, hello(0, lease), 0.0)
     assert chosen(fleet.eligible(0.0)) == [0, 1]
 
@@ -418,10 +424,10 @@ def test_a_lost_device_that_sleeps_may_be_asked_when_its_machine_is_back() -> No
     )
     leases = [fleet.enroll(peer, 2, None, "", 0.0).token for peer in (A, B)]
     fleet.columns.lost[:] = True
-    fleet.leave(A, 1.0)
+    fleet.leave(B, 1.0)
     assert fleet.joined == 4, "a machine that is away leaves no trace in a row"
-    fleet.enroll(C, 2, leases[0], "", 2.0)
-    assert chosen(fleet.eligible(0.0)) == [0, 1]
+    fleet.enroll(C, 2, leases[1], "", 2.0)
+    assert chosen(fleet.eligible(0.0)) == [2, 3]
     assert fleet.lacking(1e9) == [], "it is planned when they are on-line"
 
 
