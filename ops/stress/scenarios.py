@@ -10,7 +10,6 @@ import random
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import zmq
 
@@ -93,12 +92,12 @@ def _some_device_was(outcome: str) -> Callable[[Sequence[Row]], list[str]]:
     return some
 
 
-def _strikes(fleet: LiveFleet, chance: random.Random, strike: Callable[[int], Any], *, scale: Scale) -> None:
-    """Call ``strike`` with 0, 1, 2 and so on, each time a little after one of some rounds spread over the run."""
+def _strikes(fleet: LiveFleet, chance: random.Random, strike: Disturb, *, scale: Scale) -> None:
+    """Strike again and again, each time a little after one of some rounds spread over the run."""
     for number in range(scale.disturbances):
         fleet.wait_for_round(1 + (number + 1) * (scale.rounds - 4) // (scale.disturbances + 1))
         fleet.pause(chance.uniform(0.0, 0.05))
-        strike(number)
+        strike(fleet, chance)
 
 
 def _kill(fleet: LiveFleet, chance: random.Random, kind: str, share: float) -> None:
@@ -108,7 +107,7 @@ def _kill(fleet: LiveFleet, chance: random.Random, kind: str, share: float) -> N
         fleet.signal(process, signal.SIGKILL)
 
 
-def _kill_coordinator(fleet: LiveFleet, _: int) -> None:
+def _kill_coordinator(fleet: LiveFleet) -> None:
     """Kill the coordinator and resume its run."""
     assert fleet.coordinator is not None
     fleet.signal(fleet.coordinator, signal.SIGKILL)
@@ -130,7 +129,7 @@ def _strike_trainings(fleet: LiveFleet, chance: random.Random, rounds_per_task: 
         if process := wait_for_training(fleet, task * rounds_per_task + 1):
             kill_job(fleet, process)
         _kill(fleet, chance, "device", 0.34)
-        _kill_coordinator(fleet, 0)
+        _kill_coordinator(fleet)
 
 
 def _throw_garbage(fleet: LiveFleet, chance: random.Random) -> None:
@@ -148,8 +147,8 @@ def _throw_garbage(fleet: LiveFleet, chance: random.Random) -> None:
 def scenarios(scale: Scale) -> dict[str, Scenario]:
     """All scenarios at one scale, by name."""
 
-    def often(strike: Callable[[LiveFleet, random.Random], None]) -> Disturb:
-        return lambda fleet, chance: _strikes(fleet, chance, lambda _: strike(fleet, chance), scale=scale)
+    def often(strike: Disturb) -> Disturb:
+        return lambda fleet, chance: _strikes(fleet, chance, strike, scale=scale)
 
     unplanned = Scenario("", "", same_digest=True)
     tasks = 1 + scale.disturbances
@@ -200,9 +199,7 @@ def scenarios(scale: Scale) -> dict[str, Scenario]:
             unplanned,
             name="coordinator-restarts",
             what="the coordinator is killed and resumed, again and again",
-            disturb=lambda fleet, chance: _strikes(
-                fleet, chance, lambda number: _kill_coordinator(fleet, number), scale=scale
-            ),
+            disturb=often(lambda fleet, _: _kill_coordinator(fleet)),
         ),
         replace(
             unplanned,
