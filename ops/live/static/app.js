@@ -36,6 +36,7 @@ class SideBySide {
   constructor(runs, place) {
     this.runs = runs;
     this.names = namesOf(runs);
+    this.charts = [];
     this.cards = runs.map((run, number) => new Card(run, this.names[number], ticked.get(number) ?? number < MOST_DRAWN, () => open(number), () => this.choose()));
     this.place = make("div", { class: "charts" });
     place.replaceChildren(make("h1", {}, counted(runs.length, "run")), make("p", { class: "sub" }, "A click on a name shows the run. The charts below show those that are ticked."),
@@ -57,6 +58,7 @@ class SideBySide {
       const [tone, dash] = look(place);
       return [this.names[run.about.number], tone, (row) => row[run.about.number]?.[column], dash];
     });
+    for (const chart of this.charts) chart.close();
     this.place.replaceChildren();
     this.charts = [["Accuracy", "share", "accuracy"], ["Loss", "plain", "loss"], ["Forgetting, F", "share", "forgetting"]].map(([title, form, column]) => new Chart(this.place, title, form, lines(column)));
     this.chart();
@@ -65,6 +67,7 @@ class SideBySide {
   close() {
     for (const stop of this.stops) stop();
     this.scheme.removeEventListener("change", this.recolour);
+    for (const chart of this.charts) chart.close();
   }
 
   draw(run, changed) {

@@ -39,9 +39,14 @@ export class Chart {
   }
 
   restyle() {
+    this.close();
+    if (this.rows) this.draw(this.rows);
+  }
+
+  // uPlot keeps what it has drawn, also when the page does not show it any more, until this.
+  close() {
     this.u?.destroy();
     this.u = null;
-    if (this.rows) this.draw(this.rows);
   }
 
   draw(rows) {
@@ -60,9 +65,9 @@ export class Chart {
   }
 
   make(drawn, data, key) {
-    this.u?.destroy();
+    this.close();
     this.key = key;
-    if (!this.plot.clientWidth || !drawn.length) return (this.u = null);
+    if (!this.plot.clientWidth || !drawn.length) return;
     const axis = { stroke: colour("soft"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("axis"), width: 1, size: 4 }, font: "11px system-ui, sans-serif" };
     this.u = new uPlot({
       width: this.plot.clientWidth, height: HEIGHT, legend: { show: false }, cursor: { y: false, drag: { x: true, y: false } },
@@ -125,6 +130,8 @@ export class Heat {
   restyle() {
     if (this.rows) this.draw(this.rows);
   }
+
+  close() {}
 
   draw(rows) {
     this.rows = rows;

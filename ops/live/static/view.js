@@ -43,6 +43,7 @@ export class View {
   close() {
     this.stop();
     this.scheme.removeEventListener("change", this.recolour);
+    for (const [chart] of this.charts) chart.close();
   }
 
   makeCharts() {

@@ -610,6 +610,41 @@ def test_runs_stand_side_by_side(made: Any, live: Live, visit: Callable[..., Any
         shown.end()
 
 
+def test_charts_that_are_left_or_chosen_anew_are_not_kept(
+    make: Callable[[str], Any], visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    runs = [make(f"run-{place}") for place in range(2)]
+    for run in runs:
+        run.append("metrics", *({"round": round, "accuracy": 0.5} for round in (1, 2)))
+    shown = Shown("watch", *(str(run.directory) for run in runs), log=tmp_path / "terminal")
+    drawn = "count => document.querySelectorAll('.uplot').length === count"
+    try:
+        page = visit(shown.address, viewport={"width": 1280, "height": 4000})
+        until(page, drawn, 1)
+        # uPlot waits for this event until a chart is destroyed.
+        page.evaluate(
+            """() => {
+                window.kept = 1;
+                for (const [name, by] of [["addEventListener", 1], ["removeEventListener", -1]]) {
+                    const before = window[name];
+                    window[name] = function (kind, ...rest) {
+                        window.kept += kind === "dppxchange" ? by : 0;
+                        return before.call(window, kind, ...rest);
+                    };
+                }
+            }"""
+        )
+        page.locator("#tabs button").nth(1).click()
+        page.wait_for_selector("[data-part=field]")
+        until(page, drawn, 1)
+        page.locator("#tabs button").first.click()
+        page.locator(".side input").first.uncheck()
+        until(page, drawn, 1)
+        until(page, "window.kept === 1")
+    finally:
+        shown.end()
+
+
 def test_no_two_runs_in_the_charts_have_the_same_look(
     make: Callable[[str], Any], visit: Callable[..., Any], tmp_path: Path
 ) -> None:
