@@ -48,9 +48,12 @@ def main() -> None:
             address = wait_for_address(folder / "terminal", run)
             page = opened(browser, address)
             page.select_option("[data-part=colouring]", "now")
+            stand_still(page)
             take(page, "live.png")
+            page = opened(browser, address)
             page.locator("[data-part=field]").click(position={"x": 60, "y": 40})
             page.wait_for_selector("[data-part=story] svg")
+            stand_still(page)
             page.evaluate("document.querySelector('.bar').style.position = 'static'")
             take(page, "live_device.png", of=".columns")
         finally:
@@ -76,10 +79,14 @@ def opened(browser: Any, address: str) -> Any:
     page.goto(address)
     until(page, f"() => window.fedemu && (window.fedemu.runs[0].status.round || 0) >= {ROUND}")
     page.wait_for_selector(".u-wrap canvas")
+    return page
+
+
+def stand_still(page: Any) -> None:
+    """Wait for the moment at which the page stands still, until all of it is drawn."""
     until(page, MOMENT)
     page.evaluate("document.querySelectorAll('.sub code').forEach((one) => { one.textContent = 'runs/digits-1' })")
     page.wait_for_timeout(1000)  # the last tick is drawn
-    return page
 
 
 def until(page: Any, script: str) -> None:
