@@ -205,6 +205,9 @@ class LiveRun:
         else:
             state = str(summary.get("outcome", "stopped" if (self.directory / CONFIG).is_file() else "gone"))
         seconds = totals.get("round_seconds", 0.0)
+        # The coordinator's account is up to seconds old. Meanwhile the log may have told the end of its ask.
+        ask = feed.get("ask") or {}
+        is_over = any(one["ask"] == ask.get("ask") for one in self._asked)
         return {
             "state": state,
             "round": rounds,
@@ -219,7 +222,7 @@ class LiveRun:
             "updates_per_second": totals.get("accepted", 0) / seconds if seconds else None,
             "seconds_left": _left(self._rows, self.experiment.rounds) if state == "running" else None,
             "counts": feed.get("counts"),
-            "ask": feed.get("ask"),
+            "ask": None if is_over else feed.get("ask"),
             "absence": feed.get("absence"),
             "job": feed.get("job"),
             "coordinator": self.coordinator,

@@ -50,7 +50,7 @@ export class Asks {
     const counts = [...LETTERS].map((letter, code) => ask.counts[letter] && `${ask.counts[letter]} ${OUTCOMES[code]}`).filter(Boolean);
     const some = ask.asked > ask.devices.length ? ` The first ${ask.devices.length} are drawn.` : "";
     const told = `${counted(ask.asked, "device")} asked: ${counts.join(", ")}. It took ${span(ask.end - ask.start)} of the experiment's time.${some}`;
-    parts.askline.textContent = this.shown === null && run.status.ask && run.status.ask.ask !== ask.ask ? `${told} ${this.open(run.status.ask)}` : told;
+    parts.askline.textContent = this.shown === null && run.status.ask ? `${told} ${this.open(run.status.ask)}` : told;
     parts.asks.setAttribute("aria-label", `Timeline of round ${ask.round}: ${told}`);
     this.order = ask.devices.map((device, place) => ({ device, letter: ask.outcomes[place], time: ask.times[place] ?? null }))
       .sort((a, b) => (a.time ?? Infinity) - (b.time ?? Infinity) || a.device - b.device);

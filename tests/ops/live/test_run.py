@@ -203,6 +203,8 @@ def test_a_coordinator_without_a_number_here_is_at_work(made: Any, monkeypatch: 
     status = news(run)["status"]
     assert (status["state"], status["ask"], status["coordinator"]) == ("running", {"ask": "1.0.0"}, UNNAMED)
     assert run.machine.counts()["coordinator"] == 0
+    made.ask(1, [3], "a")
+    assert news(run)["status"]["ask"] is None, "the log is newer than the account"
 
 
 def test_the_time_that_is_left_follows_from_the_last_rounds_however_many_rows_are_shown(
