@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import sys
 from typing import NoReturn
@@ -28,6 +29,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     from fedemu.protocol.host.streams import keep_streams
 
     keep_streams()
+    # In a home that cannot be written it would tell people twice of folders of its own. It works without them.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from fedemu.ops.cli.commands import app
 
     gc.freeze()

@@ -388,3 +388,26 @@ print([found["num_threads"] for found in threadpool_info() if found["internal_ap
         [sys.executable, "-c", code], env=several, capture_output=True, text=True, timeout=60, check=True
     )
     assert ended.stdout.split()[-1] == "1"
+
+
+def test_a_home_that_cannot_be_written_is_no_matter_for_plots(tmp_path: Path) -> None:
+    code = """
+from contextlib import suppress
+from fedemu.ops.cli.__main__ import main
+with suppress(SystemExit):
+    main(["--version"])
+import matplotlib
+print(matplotlib.get_configdir())
+"""
+    (tmp_path / "home").write_text("")  # a file, so that no folder can be made in it, by root neither
+    environment = {name: value for name, value in os.environ.items() if name not in ("MPLCONFIGDIR", "XDG_CONFIG_HOME")}
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert Path(ended.stdout.split()[-1]).is_relative_to(tmp_path)
+    assert ended.stderr == ""
