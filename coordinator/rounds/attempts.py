@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -126,8 +126,10 @@ class Attempts(Generic[S]):
                         basis = await self._numerics.compute(self._basis, state, heard)
                         answer = await self._run_job(request, *place, basis, tally)
                     case _:
+                        inner = isinstance(request, Generator)
                         raise ConfigurationError(
                             f"the algorithm's round yielded {an_object(request)}; it may yield Ask and ServerJob"
+                            + (", and `yield from` plays the round of another method" if inner else "")
                         )
         finally:
             if not ended:

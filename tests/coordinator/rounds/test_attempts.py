@@ -229,20 +229,27 @@ async def test_a_script_without_a_next_state_ends_the_run_with_a_sentence(
         await play(plan)
 
 
+@pytest.mark.parametrize(
+    ("thing", "said"),
+    [
+        (17, "yielded an int; it may yield Ask and ServerJob$"),
+        ((_ for _ in ()), "a generator; it may .* ServerJob, and `yield from` plays the round of another method$"),
+    ],
+)
 async def test_a_script_that_yields_something_else_ends_the_run_with_a_sentence(
-    make_plan: MakePlan, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, play: Play
+    make_plan: MakePlan, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, play: Play, thing: object, said: str
 ) -> None:
     closed: list[str] = []
 
     def script(*_: object) -> Generator[Any, Any, Any]:
         try:
-            yield 17
+            yield thing
         finally:
             closed.append(threading.current_thread().name)
 
     make_fleet()
     plan = make_plan()
     monkeypatch.setattr(type(plan.algorithm), "round", script)
-    with pytest.raises(ConfigurationError, match="yielded an int; it may yield Ask and ServerJob"):
+    with pytest.raises(ConfigurationError, match=said):
         await play(plan)
     assert closed == ["numerics_0"], "it ends where it began, before the coordinator does"
