@@ -79,7 +79,7 @@ def record(directory: Path, found: Mapping[str, str], say: Callable[[str], None]
     for place in known:
         if place in found and found[place] != known[place]:
             say(
-                f"{place} was changed since this run began (digest {known[place][:SHOWN]}... then, "
+                f"{place} was changed since this run was last started (digest {known[place][:SHOWN]}... then, "
                 f"{found[place][:SHOWN]}... now); the run goes on with what it is now"
             )
     if dict(known) != dict(found):

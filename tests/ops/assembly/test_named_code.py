@@ -82,9 +82,11 @@ def test_a_run_directory_keeps_the_digests_and_a_change_is_told(tmp_path: Path) 
     Path("net.py").write_text(f"{NET}\n")
     record(tmp_path, with_digests(of()).code, said.append)
     old, new = sha256(NET.encode()).hexdigest()[:12], sha256(f"{NET}\n".encode()).hexdigest()[:12]
-    [line] = said
-    assert line.startswith(f"net.py was changed since this run began (digest {old}... then, {new}... now)")
     assert json.loads((tmp_path / CODE_FILE).read_text())["net.py"].startswith(new)
+    Path("net.py").write_text(NET)  # as it was when the run began
+    record(tmp_path, with_digests(of()).code, said.append)
+    told = "net.py was changed since this run was last started (digest {}... then, {}... now)"
+    assert [line.partition(";")[0] for line in said] == [told.format(old, new), told.format(new, old)]
 
 
 @pytest.mark.parametrize("kept", ["{", "[1]", '{"other.py": "00"}'])
