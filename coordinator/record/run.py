@@ -50,6 +50,10 @@ def read_run(path: Path) -> Run:
     """Read a run, finished or not. Raises ConfigurationError if ``path`` holds none, or a file of it is damaged."""
     config = path / "config.toml"
     if not config.is_file() and not (path / "metrics.jsonl").is_file():
+        if inner := sorted(path.glob("*/config.toml")):
+            raise ConfigurationError(
+                f"{path} is a folder of runs and no run itself; name one of them, such as {inner[0].parent}."
+            )
         raise ConfigurationError(f"{path} holds no run: it has neither config.toml nor metrics.jsonl.")
     try:
         return Run(

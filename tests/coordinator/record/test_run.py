@@ -62,6 +62,13 @@ def test_a_last_line_that_is_being_written_does_not_count(run: Path) -> None:
 def test_a_folder_without_a_run_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds no run"):
         read_run(tmp_path)
+    for seed in ("seed-10", "seed-2"):
+        (tmp_path / seed).mkdir()
+        (tmp_path / seed / "config.toml").touch()
+    with pytest.raises(
+        ConfigurationError, match=r"folder of runs and no run itself; name one .*, such as .*seed-10\.$"
+    ):
+        read_run(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "diagnosis.jsonl"])
