@@ -175,6 +175,9 @@ def unknown_key(path: str, holder: type[BaseModel], root: type[BaseModel], prefi
         others = [name for name in known if name != "kind"]
         has = f"has {', '.join(others)}" if others else "has no settings"
         return f'{path} is no setting of every kind; {".".join(parents)}.kind = "{_kind(holder)}" {has}'
+    if found := [name for name in everywhere if "." in name and name.replace(".", "_") == path]:
+        keyword = found[0].replace(".", "__")
+        return f"{path} is no setting; did you mean {found[0]}, which is {keyword} as a keyword of Python?"
     if beside := near(key, known):
         return f"{path} is no setting; did you mean {'.'.join([*parents, beside[0]])}?"
     same = [name for name in everywhere if name.rsplit(".", 1)[-1].lower() == key.lower()]

@@ -126,6 +126,7 @@ REFUSED = {
     "[local]\nlrr = 1": "local.lrr is no setting; did you mean local.lr?",
     "[local]\nlearning_rate = 1": "local.learning_rate is no setting; did you mean local.lr?",
     "lr = 0.1": "lr is no setting; did you mean local.lr?",
+    "local_lr = 1": "local_lr is no setting; did you mean local.lr, which is local__lr as a keyword of Python?",
     "learning_rate = 0.1": "learning_rate is no setting; did you mean local.lr?",
     "num_rounds = 3": "num_rounds is no setting; did you mean rounds?",
     "[fleet]\nclients_per_round = 3": "fleet.clients_per_round is no setting; did you mean fleet.per_round?",
