@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NoReturn, cast
@@ -54,9 +54,10 @@ _NOT_OF_ALL = ("processed", "kind", "notes", "local_model", "measured")
 def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
     """Put an experiment together as a coordinator needs it, and try it out.
 
-    ``say`` gets a line for people while data are decoded, which happens in a process of its own, one if the first tasks
-    find no public data of their classes, one if there are no validation samples on which to evaluate, and one if
-    devices are computed in another way than the experiment says. Its ``local.executor`` is then the one that is taken.
+    ``say`` gets a line for people while data are decoded, which happens in a process of its own, one if the data look
+    like images whose channels come last, one if the first tasks find no public data of their classes, one if there are
+    no validation samples on which to evaluate, and one if devices are computed in another way than the experiment says.
+    Its ``local.executor`` is then the one that is taken.
     Raises ConfigurationError or DataError if a part cannot be made, or if the parts do not fit together.
     """
     decode_apart(experiment, say)
@@ -64,8 +65,9 @@ def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
     # These are made first, because a wrong name and an impossible partition are found quickly.
     _ = parts.algorithm, parts.stream
     computing = try_out(parts)
-    if warning := untrained(parts.public, parts.model):
-        say(warning)
+    for warning in (_channels_last(parts.corpus.input_shape), untrained(parts.public, parts.model)):
+        if warning:
+            say(warning)
     if experiment.evaluate.validation and not len(parts.partition.validation_indices):
         say("warning: evaluate.validation has no effect, because no device holds samples back; raise data.validation")
     if computing.why:
@@ -73,6 +75,17 @@ def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
         local = experiment.local.model_copy(update={"executor": computing.executor})
         parts.experiment = experiment.model_copy(update={"local": local})
     return parts
+
+
+def _channels_last(shape: Sequence[int]) -> str:
+    """A line for people about samples that look like images whose channels come last. Empty if they do not."""
+    if len(shape) != 3 or shape[2] not in (1, 3, 4) or min(shape[:2]) <= 4:
+        return ""
+    channels, height, width = shape
+    return (
+        f"warning: samples of shape {list(shape)} are images with {channels} channels of {height} × {width} pixels; if "
+        "their channels come last, move them to the front, as by x.transpose(0, 3, 1, 2)"
+    )
 
 
 def try_out(parts: Parts) -> Computing:

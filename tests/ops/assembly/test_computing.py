@@ -162,6 +162,26 @@ def test_an_evaluation_on_validation_samples_that_nobody_has_is_told(share: floa
     assert (told in said) == warned
 
 
+@pytest.mark.parametrize(("shape", "warned"), [((28, 20, 3), True), ((3, 28, 20), False), ((1, 8, 1), False)])
+def test_images_whose_channels_come_last_are_told(
+    shape: tuple[int, ...], warned: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    x, y = np.random.default_rng(0).integers(0, 255, (200, *shape), np.uint8), np.arange(200) % 10
+    np.savez(tmp_path / "images.npz", x=x, y=y)
+    (tmp_path / "images.py").write_text(
+        "import numpy as np\n\ndef load():\n    return dict(np.load(__file__.replace('.py', '.npz')))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    tried_parts(experiment("data.dataset=images.py:load", "data.partition={kind='iid'}"), said.append)
+    channels, height, width = shape
+    told = (
+        f"warning: samples of shape {list(shape)} are images with {channels} channels of {height} × {width} pixels; if "
+        "their channels come last, move them to the front, as by x.transpose(0, 3, 1, 2)"
+    )
+    assert (told in said) == warned
+
+
 @pytest.mark.parametrize(
     ("name", "executor", "reason"),
     [
