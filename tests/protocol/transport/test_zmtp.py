@@ -127,6 +127,17 @@ def test_a_violation_is_named_and_takes_no_memory(data: bytes, reason: str) -> N
     assert incoming.large is None
 
 
+def test_the_size_of_a_frame_is_read_when_all_of_it_has_come() -> None:
+    size = 256 * SMALL
+    incoming = connected(most_bytes=size)
+    header = b"\x02" + size.to_bytes(8, "big")
+    assert list(incoming.feed(header[:-1])) == []
+    assert incoming.large is None
+    assert list(incoming.feed(header[-1:])) == []
+    assert incoming.large is not None
+    assert len(incoming.large) == size, "a frame may be as large as is allowed"
+
+
 def test_a_frame_for_which_no_machine_has_memory_is_a_violation_whatever_is_allowed() -> None:
     incoming = connected(most_bytes=2**60)
     with pytest.raises(ZmtpViolation, match="there is no memory"):
