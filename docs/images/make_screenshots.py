@@ -85,8 +85,8 @@ def opened(browser: Any, address: str) -> Any:
 def stand_still(page: Any) -> None:
     """Wait for the moment at which the page stands still, until all of it is drawn."""
     until(page, MOMENT)
-    page.evaluate("document.querySelectorAll('.sub code').forEach((one) => { one.textContent = 'runs/digits-1' })")
     page.wait_for_timeout(1000)  # the last tick is drawn
+    page.evaluate("document.querySelectorAll('.sub code').forEach((one) => { one.textContent = 'runs/digits-1' })")
 
 
 def until(page: Any, script: str) -> None:
