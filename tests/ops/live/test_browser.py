@@ -75,6 +75,13 @@ def until(page: Any, script: str, argument: Any = None) -> None:
     wait_until(is_true, script)
 
 
+def free_port() -> str:
+    """A port that is free, and none of the first ones, which other pages take when they are free for a moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
 class Shown:
     """A process that serves a page: its command line, the address, the token."""
 
@@ -87,7 +94,12 @@ class Shown:
                 stderr=output,
                 cwd=log.parent,
             )
-        found = wait_until(lambda: re.search(r"(http://\S+)#token=(\w+)", log.read_text()), f"the page of {words}")
+
+        def address() -> re.Match[str] | None:
+            assert self.process.poll() is None, log.read_text()
+            return re.search(r"(http://\S+)#token=(\w+)", log.read_text())
+
+        found = wait_until(address, f"the page of {words}")
         self.address, self.token = found[1], found[2]
 
     def end(self) -> None:
@@ -350,9 +362,7 @@ def test_a_page_whose_server_shows_other_runs_now_is_loaded_again(
     make: Callable[[str], Any], visit: Callable[..., Any], tmp_path: Path
 ) -> None:
     first, second, third = (str(make(f"run-{place}").directory) for place in (1, 2, 3))
-    with socket.socket() as probe:  # not one of the first ports, which other pages take when it is free for a moment
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = free_port()
     loaded = (
         "count => !window.kept && window.fedemu?.runs.length === count && window.fedemu.runs.every((run) => run.ready)"
     )
@@ -523,8 +533,8 @@ def test_the_log_is_filtered_whether_it_follows_or_not(made: Any, watched: Calla
 
 
 def test_a_page_whose_server_is_gone_for_a_while_goes_on(live: Live, visit: Callable[..., Any], tmp_path: Path) -> None:
-    first = Shown("watch", str(live.directory), log=tmp_path / "first")
-    port = first.address.rstrip("/").rpartition(":")[2]
+    port = free_port()
+    first = Shown("watch", str(live.directory), "--port", port, log=tmp_path / "first")
     page = visit(first.address)
     before = grown(page)
     page.evaluate("window.kept = true")
