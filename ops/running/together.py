@@ -62,7 +62,7 @@ def run_together(
     except KeyboardInterrupt:
         code = INTERRUPTED
     code = conclude(directory, code, at_address("run", runtime), new=new, print_summary=print_summary)
-    if timed and (found := read_timing(directory)):
+    if timed and code != USAGE and (found := read_timing(directory)):
         say(table(found))
     return code
 

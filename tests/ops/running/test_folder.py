@@ -27,6 +27,7 @@ from fedemu.ops.running.folder import (
     require_own_states,
     take_back_growth,
 )
+from fedemu.ops.running.timing import timing
 from fedemu.ops.running.together import run_together
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
@@ -146,7 +147,8 @@ def test_a_second_command_changes_nothing_in_a_run_that_goes_on(
     alone: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = claim(EXPERIMENT, None)
-    (directory / "timing.jsonl").write_text("the times of the command that plays this run\n")
+    with timing(directory, wanted=True):
+        pass
     before = {file: file.read_bytes() for file in directory.iterdir()}
     runtime = Runtime.model_validate({"track": {"to": "tensorboard"}})
     with at_work_in(directory):
@@ -154,7 +156,11 @@ def test_a_second_command_changes_nothing_in_a_run_that_goes_on(
             code = coordinate_alone(directory, EXPERIMENT, runtime, new=False, print_summary=False)
         else:
             code = run_together(directory, EXPERIMENT, runtime, new=False, print_summary=False, timed=True)
-    assert (code, "Another coordinator is at work" in capsys.readouterr().err) == (USAGE, True)
+    said = capsys.readouterr().err
+    assert (code, said) == (
+        USAGE,
+        f"fedemu: Another coordinator is at work in {directory}; stop it, or wait until it ends\n",
+    )
     assert {file: file.read_bytes() for file in directory.iterdir()} == before | {directory / ".lock": b""}
 
 
