@@ -65,7 +65,10 @@ def descendants(pid: int, name: str) -> list[int]:
 
 
 def end(process: subprocess.Popen[Any], seconds: float = 30.0) -> None:
-    """End a process and its descendants, if it has not ended by itself. Who lives ``seconds`` later is killed."""
+    """End a process and its descendants, if it has not ended by itself. Who lives ``seconds`` later is killed.
+
+    A killed process goes on until the kernel comes to it, so this waits for the end of each: 10 s at most.
+    """
     if process.poll() is None:
         family = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
@@ -73,4 +76,5 @@ def end(process: subprocess.Popen[Any], seconds: float = 30.0) -> None:
         for each in alive:
             with suppress(psutil.NoSuchProcess):
                 each.kill()
+        psutil.wait_procs(alive, 10.0)
         process.wait(10.0)

@@ -67,13 +67,28 @@ def test_the_cpu_time_of_a_process_that_is_gone_cannot_be_asked() -> None:
             processes.cpu_seconds(gone)
 
 
-def test_a_process_that_does_not_end_is_killed_with_its_children() -> None:
-    stubborn = "import signal, subprocess, sys\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)"
-    with running(f"{stubborn}\nchild = subprocess.Popen([sys.executable, '-c', 'input()'])") as process:
+# It takes a while to die, as the kernel has to take back its memory.
+SLOW_TO_DIE = "kept = bytearray(200_000_000); print(flush=True); input()"
+STUBBORN = f"""\
+import signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", {SLOW_TO_DIE!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child.stdout.readline()"""
+
+
+def test_a_process_that_does_not_end_is_killed_with_its_children_and_they_are_gone_then() -> None:
+    with running(STUBBORN) as process:
         family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
         assert len(family) == 2
         processes.end(process, seconds=0.0)
-        assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family)
+        assert not any(lives(each) for each in family)
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # It may be gone between the two looks.
+        return False
 
 
 def test_descendants_are_found_by_name() -> None:
