@@ -157,7 +157,8 @@ def test_a_class_that_neither_the_example_nor_a_hint_shows_is_found_in_its_modul
 
 
 def test_two_classes_of_one_name_are_told_apart_by_their_modules():
-    inner = dataclasses.make_dataclass("State", ["age"], namespace={"__module__": "another_method"}, frozen=True)
+    inner = dataclasses.make_dataclass("State", ["age"], frozen=True)
+    inner.__module__ = "another_method"
     state = State({}, scalars=(inner(3),))
     back = there_and_back(state, state)
     assert type(back) is State
