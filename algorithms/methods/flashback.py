@@ -212,7 +212,7 @@ def flashback(
     Raises ConfigurationError if options contradict each other, or if public data or classes are needed and missing.
     """
     ingredients.require_classes("flashback")
-    ingredients.require_unheated("flashback", temperature=temperature, tau=tau)
+    ingredients.require_unheated("flashback", temperature=temperature)
     ingredients.require_cross_entropy("flashback")
     _require_sense(distil, local)
     model, guided = ingredients.model, distil != "server" and local == "dynamic"

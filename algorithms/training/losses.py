@@ -55,17 +55,27 @@ def distillation(logits: Tensor, teacher_logits: Tensor, temperature: float, wei
 
 
 def not_true_distillation(
-    logits: Tensor, teacher_logits: Tensor, targets: Tensor, temperature: float, weight: Tensor | None = None
+    logits: Tensor,
+    teacher_logits: Tensor,
+    targets: Tensor,
+    temperature: float,
+    weight: Tensor | None = None,
+    classes: Tensor | None = None,
 ) -> Tensor:
     """The mean of ``T² · KL(teacher ‖ student)``, with softmax at temperature T over all classes except the true one.
 
     ``logits`` and ``teacher_logits [B, C]``, ``targets [B]``. The true class's logits have no influence and so no
-    gradient. Lee et al. (2022), equation 11, times the T² of its equation 3.
+    gradient. With ``classes [C]`` (bool) only these take part; a row of which no class is left has the loss 0. Lee et
+    al. (2022), equation 11, times the T² of its equation 3.
     """
-    true = _true_class(logits, targets)
-    student = torch.where(true, -torch.inf, logits / temperature).log_softmax(-1)
-    teacher = torch.where(true, -torch.inf, teacher_logits / temperature).log_softmax(-1)
-    divergence = (teacher.exp() * torch.where(true, 0, teacher - student)).sum(-1)
+    absent = hidden = _true_class(logits, targets)
+    if classes is not None:
+        absent = absent | ~classes
+        # Where no class is left, softmax is over all of them and counts for nothing, so that its gradient is finite.
+        hidden = absent & ~absent.all(-1, keepdim=True)
+    student = torch.where(hidden, -torch.inf, logits / temperature).log_softmax(-1)
+    teacher = torch.where(hidden, -torch.inf, teacher_logits / temperature).log_softmax(-1)
+    divergence = (teacher.exp() * torch.where(absent, 0, teacher - student)).sum(-1)
     return temperature**2 * _mean(divergence, weight)
 
 

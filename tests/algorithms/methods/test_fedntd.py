@@ -14,6 +14,8 @@ from fedemu.algorithms.interface import Batch, Model, Outputs, Tree
 from fedemu.algorithms.methods.fedavg import FedAvg, fedavg
 from fedemu.algorithms.methods.fedntd import fedntd, preservation
 from fedemu.algorithms.models.feed_forward import cnn, mlp
+from fedemu.algorithms.models.growing import growing
+from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.losses import not_true_distillation
 from fedemu.algorithms.training.objective import Pass, cross_entropy
@@ -56,6 +58,27 @@ def test_the_teacher_is_the_sent_model_in_evaluation_mode_on_the_same_batch() ->
     at = Pass(trained, model.apply(trained, batch.x, True)[0], batch, {"model": sent}, {}, facts)
     expected = not_true_distillation(2 * batch.x * trained["w"], batch.x * sent["w"], batch.y, 3.0, batch.weight)
     torch.testing.assert_close(preservation(0.7, 3.0)(model, at), 0.7 * expected)
+
+
+def test_classes_that_have_not_come_take_no_part_however_sure_a_model_is_of_the_true_class() -> None:
+    """Their logits lie 50 below the highest one. Here that is 10 above the other class that has come."""
+    model = growing(mlp((2,), 4, ()), ClassTasks.of(4, 2, [0, 1, 2, 3]), (2,))
+    weight = torch.zeros(4, 2)
+    weight[0, 0] = 60.0
+    sent = {**model.init(0), "fc1.weight": weight, "fc1.bias": torch.zeros(4)}
+    batch = Batch(torch.tensor([[1.0, 0.5]]), torch.tensor([0]), torch.ones(1))
+
+    def value(trained: Tensor) -> Tensor:
+        variables = {**sent, "fc1.weight": trained}
+        facts: Any = None
+        at = Pass(variables, model.apply(variables, batch.x, True)[0], batch, {"model": sent}, {}, facts)
+        return preservation(1.0, 3.0)(model, at)
+
+    # There are two classes, so without the true one nothing is left to compare.
+    student = (weight + torch.tensor([[0.0, 0.0], [3.0, 1.0], [0.0, 0.0], [0.0, 0.0]])).requires_grad_()
+    assert value(student).item() == 0
+    (gradient,) = torch.autograd.grad(value(student), student)
+    assert torch.equal(gradient, torch.zeros(4, 2))
 
 
 def test_without_distillation_fedntd_is_fedavg_to_the_bit(little_fleet: Callable[..., Any]) -> None:

@@ -84,7 +84,7 @@ def test_the_classifier_of_a_model_of_tokens_grows() -> None:
 
 @pytest.mark.parametrize(
     ("name", "option"),
-    [("fedkd", "tau"), ("fedntd", "tau"), ("feddf", "temperature"), ("flashback", "temperature"), ("flashback", "tau")],
+    [("fedkd", "tau"), ("feddf", "temperature"), ("flashback", "temperature")],
 )
 def test_temperatures_at_which_classes_of_later_tasks_would_be_noticed_are_refused(name: str, option: str) -> None:
     plain = mlp((1, 4, 4), 4, (6,))

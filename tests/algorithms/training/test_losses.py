@@ -111,6 +111,21 @@ def test_not_true_distillation_has_neither_value_nor_gradient_from_the_true_clas
     assert gradient.abs().sum() > 0
 
 
+def test_not_true_distillation_may_be_among_some_of_the_classes() -> None:
+    # Classes 0 to 2 are as above. Class 3 would have nearly all of both softmax. Of the second row no class is left.
+    student, teacher = doubles([[0.0, 5.0, 2 * LOG2, 90.0]] * 2), doubles([[0.0, -7.0, 2 * LOG3, 80.0]])
+    among = torch.tensor([[True, True, True, False], [False, True, False, False]])
+
+    def loss(logits: Tensor, classes: Tensor) -> Tensor:
+        return not_true_distillation(logits[None], teacher, torch.tensor([1]), 2.0, None, classes)
+
+    close(vmap(loss)(student, among), [7 * LOG3 - 11 * LOG2, 0.0])
+    gradients = vmap(grad(loss))(student, among)
+    assert gradients.isfinite().all()
+    assert gradients[0, 3] == 0
+    assert torch.equal(gradients[1], torch.zeros(4, dtype=torch.float64))
+
+
 def test_not_true_distillation_from_oneself_is_0() -> None:
     logits, targets = random(5, 4), torch.tensor([0, 3, 1, 2, 2])
     close(not_true_distillation(logits, logits, targets, 1.0), 0.0)
