@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from fedemu.algorithms.interface import Ask, Context, Handle, Labelled, Reply, Script, Tree, collect, weighted_mean
 from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState
+from fedemu.algorithms.models.growing import SEEN, among_seen
 from fedemu.algorithms.training.adam import Adam
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD
@@ -58,6 +59,9 @@ class FedDF(FedAvg):
         ensemble = torch.zeros(())
         for local in locals:
             ensemble = ensemble + predict(self._model, add(variables, local.load()), public.x) / len(locals)
+        if SEEN in variables:
+            # The mean of highest logits can lie far above the highest mean, if each model is sure of another class.
+            ensemble = among_seen(variables, ensemble)
         return {"probabilities": (ensemble / self._temperature).softmax(-1)}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,13 @@ from fedemu.algorithms.interface import Context, DeviceReply, Labelled, PublicDa
 from fedemu.algorithms.methods.fedavg import fedavg
 from fedemu.algorithms.methods.feddf import FedDF, agreement, cosine
 from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.models.growing import SEEN, growing
 from fedemu.algorithms.registry import build_algorithm
+from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.algorithms.training.server_training import predict
-from fedemu.algorithms.trees import add, model_digest, unflatten
+from fedemu.algorithms.trees import add, model_digest, unflatten, zeros_like
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import DeviceId
 
@@ -66,6 +69,26 @@ def test_the_target_is_the_softmax_of_the_mean_of_the_local_logits(
     logits = [predict(MODEL, add(start, fleet.payloads[i]["delta"]), public.train.x) for i in (0, 1)]
     torch.testing.assert_close(
         fleet.carries[0]["lessons/probabilities"], (torch.stack(logits).mean(0) / 2.0).softmax(-1)
+    )
+
+
+def test_models_that_are_sure_of_different_classes_teach_no_class_that_has_not_come(public: PublicData) -> None:
+    """Each gives those classes a logit of 100 - 50. The mean of both gives the two classes that have come 50, too."""
+    model = growing(MODEL, ClassTasks.of(4, 2, [0, 1, 2, 3]), (1, 12, 12))
+    context = Context(round=1, task=0, seed=1, classes=4, public=public)
+    ingredients = Ingredients(model, cross_entropy, 4, epochs=1, batch_size=5, lr=0.05, devices=2, public=True)
+    method = build_algorithm("feddf", SHORT, ingredients)
+    variables = zeros_like(model.init(0)) | {SEEN: torch.tensor([1.0, 1.0, 0.0, 0.0])}
+    script = method.round(method.init(variables, context), context)
+    next(script)
+    sure = [{**zeros_like(variables), "fc2.bias": 100 * torch.eye(4)[label]} for label in (0, 1)]
+    told = [DeviceReply(DeviceId(i), examples=20, steps=4, metrics={}, label_counts=None) for i in (0, 1)]
+    locals = [SimpleNamespace(device=DeviceId(i), load=lambda tree=tree: tree) for i, tree in enumerate(sure)]
+    job = script.send(Reply({"delta": zeros_like(variables), "locals": locals}, tuple(told)))
+    assert isinstance(job, ServerJob)
+    seen = (public.train.y < 2).sum()
+    torch.testing.assert_close(
+        job.init()["lessons/probabilities"], torch.tensor([[0.5, 0.5, 0.0, 0.0]]).expand(seen, 4)
     )
 
 
