@@ -85,7 +85,9 @@ class ICaRL(SurveyingFedAvg):
         variables = super().variables(state)
         if MEANS not in state.kept:
             return variables
-        return with_head(variables, self.classifier.head, nearest_means(state.kept[MEANS], normalised=True))
+        head = self.classifier.head
+        means = nearest_means(state.kept[MEANS], normalised=True, biased=head.bias is not None)
+        return with_head(variables, head, means)
 
 
 def icarl(ingredients: Ingredients) -> ICaRL:

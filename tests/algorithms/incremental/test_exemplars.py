@@ -20,7 +20,7 @@ from fedemu.algorithms.incremental.task_by_task import TaskByTask
 from fedemu.algorithms.interface import Batch, Facts
 from fedemu.algorithms.methods.fedavg import fedavg
 from fedemu.algorithms.models.feed_forward import mlp
-from fedemu.algorithms.models.growing import SEEN, growing
+from fedemu.algorithms.models.growing import SEEN, Head, growing
 from fedemu.algorithms.replay.replay import COMPUTES_GRADIENTS, ReplaySettings, with_replay
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
@@ -215,6 +215,15 @@ def test_a_class_that_nobody_online_holds_keeps_its_last_mean_also_in_the_next_t
     with pytest.raises(StopIteration) as end:
         next(algorithm.remember(state, None))  # type: ignore[arg-type]
     assert end.value.value["means"] is state.kept["means"]
+
+
+def test_without_a_bias_a_class_of_which_nobody_held_a_sample_is_not_the_answer() -> None:
+    algorithm = icarl(replace(INGREDIENTS, model=replace(MODEL, head=Head("fc2.weight", None))))
+    state = algorithm.init(MODEL.init(0), None)  # type: ignore[arg-type]
+    sums = {"features": torch.eye(4, 6).double(), "counts": torch.tensor([2.0, 0, 1, 0]).double()}
+    model = algorithm.variables(replace(state, kept=algorithm.surveyed(state, sums)))
+    cosines = model["fc2.weight"] @ torch.tensor([-1.0, 0, -3, 0, 0, 0])
+    assert cosines.argmax() == 0, "all cosines with means are negative"
 
 
 def test_glfc_teaches_with_the_best_model_of_the_last_task(played: Callable[..., Any]) -> None:
