@@ -207,6 +207,19 @@ def test_a_gradient_of_norm_zero_has_no_direction() -> None:
     assert directions.products(total) == pytest.approx([1.0, 0.0, directions.gram[0, 2]])
 
 
+@pytest.mark.parametrize("surety", [86.0, 95.0, 103.0, 120.0])
+def test_a_model_that_is_sure_of_a_sample_gives_finite_directions(surety: float) -> None:
+    """With 86 nats the gradient's norm is a normal float32, with 95 and 103 a smaller number, and with 120 it is 0."""
+    model = mlp((2,), 3, ())
+    variables = {"fc1.weight": torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]]), "fc1.bias": torch.zeros(3)}
+    x, y = torch.tensor([[surety, 0.0], [1.0, 2.0]]), torch.tensor([0, 1])
+    directions = Directions.of(SampleGradients(model, cross_entropy, variables, Batch(x, y, torch.ones(2)), FACTS))
+    assert directions.gram.diagonal().round(6).tolist() == [float(surety < 87), 1.0]
+    total = directions.weighted_sum(np.ones(2))
+    assert float(flat(total).square().sum()) == pytest.approx(directions.gram.sum(), rel=1e-4)
+    assert np.isfinite(directions.products(total)).all()
+
+
 def test_duplicate_samples_have_one_direction() -> None:
     batch = batch_of(2)
     twice = Batch(batch.x[[0, 1, 0]], batch.y[[0, 1, 0]], torch.ones(3))
