@@ -98,7 +98,9 @@ class NormalisedSGD(LocalSGD):
         divisor = steps.clamp(min=1)
         delta = widened(subtract(carry.variables, shared["model"]))
         direction = {name: leaf if name in self.model.buffers else leaf / divisor for name, leaf in delta.items()}
-        gradient = {name: torch.where(steps > 0, -direction[name] / facts.lr, leaf) for name, leaf in own.items()}
+        # A learning rate that has decayed to 0 tells no gradient.
+        moved = steps * facts.lr > 0
+        gradient = {name: torch.where(moved, -direction[name] / facts.lr, leaf) for name, leaf in own.items()}
         return Outcome({"direction": direction, "steps": {"effective": steps}}, gradient)
 
     def local_model(self, shared: Forest, payload: Forest) -> Tree:

@@ -17,7 +17,8 @@ they are the same:
 
 Local moves are averaged by examples, as in FedNTD and NIID-Bench; the paper and WSM's code take the plain mean
 (``weights = "even"``). Control variates belong to trained variables only; running statistics of batch normalisation
-are averaged like weights. A device without samples takes no step and keeps its ``c_i``.
+are averaged like weights. A device without samples takes no step and keeps its ``c_i``. So does one whose learning rate
+has decayed so far that it is 0 as a float32.
 """
 
 from __future__ import annotations
@@ -85,9 +86,11 @@ class ControlledSGD(LocalSGD):
         delta = subtract(carry.variables, shared["model"])
         steps = effective_steps(facts.steps, self.momentum if self.rule == "gradient" else 0.0)
         distance = steps.clamp(min=1) * facts.lr
+        # A learning rate that has decayed to 0 tells no gradient.
+        moved = steps * facts.lr > 0
 
         def change(control: Tensor, move: Tensor) -> Tensor:
-            return torch.where(steps > 0, -move / distance - control, torch.zeros_like(control))
+            return torch.where(moved, -move / distance - control, torch.zeros_like(control))
 
         changes = map_leaves(change, shared["control"], widened(delta))
         return Outcome({"delta": delta, "control": changes}, add(own, changes))

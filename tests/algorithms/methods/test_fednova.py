@@ -74,14 +74,14 @@ def slope(momentum: float = 0.0, **settings: Any) -> NormalisedSGD:
     return NormalisedSGD(model, slope_loss, epochs=1, batch_size=1, lr=0.5, momentum=momentum, **settings)
 
 
-def trained(program: NormalisedSGD, steps: int, own: Tree) -> Any:
+def trained(program: NormalisedSGD, steps: int, own: Tree, lr: float = 0.5) -> Any:
     """The outcome of ``steps`` steps from the initial model."""
     batch = Batch(torch.zeros(1), torch.zeros(1, dtype=torch.int64), torch.ones(1))
     shared = {"model": program.model.init(0)}
-    carry: Training = program.begin(shared, own, facts(steps))
+    carry: Training = program.begin(shared, own, facts(steps, lr))
     for _ in range(steps):
-        carry, _ = program.step(carry, batch, shared, own, facts(steps), {})
-    return program.finish(carry, shared, own, facts(steps))
+        carry, _ = program.step(carry, batch, shared, own, facts(steps, lr), {})
+    return program.finish(carry, shared, own, facts(steps, lr))
 
 
 def test_without_momentum_every_step_counts_as_one() -> None:
@@ -220,6 +220,7 @@ def test_the_previous_direction_is_subtracted_from_the_second_visit_on() -> None
         followed.append(float(own["w"]))
     assert followed == [GRADIENT, 0.0, GRADIENT]
     assert trained(program, 0, own).own == own
+    assert trained(program, 2, own, lr=0.0).own == own, "a learning rate that has decayed to 0 tells no gradient"
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -124,6 +124,21 @@ def test_a_device_without_steps_keeps_its_control_variate(rule: Rule) -> None:
     assert numbers({"own": outcome.own}) == {"own": {"w": 1.0}}
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_learning_rate_that_has_decayed_to_nothing_changes_nothing(
+    rule: Rule, little_fleet: Callable[..., Any]
+) -> None:
+    """The second round's is 1e-50, which is 0 as a float32."""
+    fleet = little_fleet(scaffold(ingredients(lr_decay=5e-49), rule), MLP.init(1), SHARES)
+    fleet.play([0, 1])
+    model, own = fleet.model, dict(fleet.own)
+    fleet.play([0, 1])
+    for name, leaf in model.items():
+        assert torch.equal(fleet.model[name], leaf)
+    for i in (0, 1):
+        assert all(torch.equal(leaf, own[i][name]) for name, leaf in fleet.own[i].items())
+
+
 def test_payload_and_own_state_have_the_form_that_was_announced() -> None:
     program = slope("gradient")
     shared, outcome = trained(program, 1)
