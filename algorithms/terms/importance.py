@@ -27,13 +27,16 @@ class AskImportance:
     The payload holds a tree of the trained variables for each term, in ``SUM_UNIT``, and the numbers of samples under
     ``COUNTS``. A device with more samples than a term takes draws some of them, and multiplies their mean by the number
     of all of them. The samples of its replay buffer are of earlier tasks and are left out. The model is in evaluation
-    mode.
+    mode. ``passes`` counts one pass for each term.
     """
 
     model: Model
     measures: Mapping[str, Importance]
-    passes: float = 1.0
     declares_label_counts: bool = False
+
+    @property
+    def passes(self) -> float:
+        return float(len(self.measures))
 
     def payload(self, shared: Forest) -> Forest:
         trained = widened(without(shared["model"], self.model.buffers))

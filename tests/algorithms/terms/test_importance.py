@@ -143,6 +143,12 @@ def test_a_device_with_many_samples_takes_some_of_them_and_counts_for_all(
     assert sum(torch.allclose(bias.double(), one, rtol=1e-4, atol=0) for one in others) == 1
 
 
+def test_the_question_takes_a_pass_for_each_term() -> None:
+    measures = {term.name: importance_of(term) for term in (ewc(ingredients()), mas(ingredients()))}
+    assert AskImportance(LINEAR, {"mas": measures["mas"]}).passes == 1
+    assert AskImportance(LINEAR, measures).passes == 2
+
+
 def test_importances_are_those_of_trained_variables_in_evaluation_mode(corpus: Any) -> None:
     layers = nn.Flatten(), nn.BatchNorm1d(144, affine=False), nn.Dropout(0.5), nn.Linear(144, CLASSES)
     model = from_module(lambda: nn.Sequential(*layers))
