@@ -16,6 +16,8 @@ from fedemu.protocol.errors import ConfigurationError
 
 UNKNOWN: Final = -1e4
 """The bias of a class of which no sample has been counted. It is finite, so that losses stay numbers."""
+FAR: Final = 1e3
+"""The squared length of a mean above which UNKNOWN alone may be above what a sample gets from all known classes."""
 
 
 def class_sums(classes: int, normalised: bool) -> Summed:
@@ -67,7 +69,8 @@ def nearest_means(sums: Tree, normalised: bool, biased: bool = True) -> tuple[Te
     norm 1, so that the bias is the same for all classes and is left out: the answer is the same for features of any
     norm, so features need not be normalised. The class of no counted sample has the weight 0 and the bias ``UNKNOWN``.
     In a classifier that is not ``biased`` it has the mean of the other weights: 0 would be the answer where all cosines
-    are negative, and the mean of some numbers is never above the largest.
+    are negative, and the mean of some numbers is never above the largest. If a mean has a squared length above ``FAR``,
+    such a class has the mean of the other weights and of their biases, lowered by ``UNKNOWN``.
     """
     means = sums["features"] / sums["counts"].clamp(min=1)[:, None]
     if normalised:
@@ -76,9 +79,11 @@ def nearest_means(sums: Tree, normalised: bool, biased: bool = True) -> tuple[Te
     else:
         bias = -means.square().sum(1) / 2
     known = sums["counts"] > 0
-    if not biased:
-        means = torch.where(known[:, None], means, means.sum(0) / known.sum().clamp(min=1))
-    return means, torch.where(known, bias, UNKNOWN)
+    lowest = torch.full_like(bias, UNKNOWN)
+    if not biased or means.square().sum(1).max() > FAR:
+        classes = known.sum().clamp(min=1)
+        means, lowest = torch.where(known[:, None], means, means.sum(0) / classes), lowest + bias.sum() / classes
+    return means, torch.where(known, bias, lowest)
 
 
 def ridge_regression(sums: Tree, ridge: float, constant: bool) -> tuple[Tensor, Tensor]:

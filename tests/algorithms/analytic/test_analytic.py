@@ -249,6 +249,13 @@ def test_formulas_on_numbers_worked_out_by_hand() -> None:
     cosines, _ = nearest_means(scaled, True, biased=False)
     torch.testing.assert_close(cosines[:2], expected[:2])
     assert int((cosines @ torch.tensor([-1.0, -3.0], dtype=torch.float64)).argmax()) == 1, "no unknown class"
+    # Of far means 0 and -10,000 would be the answer to what lies between them.
+    means, bias = nearest_means({**plain, "features": 100 * plain["features"]}, False)
+    assert means.tolist() == [[150, 300], [100, 0], [125, 150]]
+    assert bias.tolist() == [-56250, -5000, UNKNOWN - 61250 / 2]
+    for point in ([0.0, 0.0], [-900.0, 0.0], [0.0, -900.0], [400.0, 900.0]):
+        found = means @ torch.tensor(point, dtype=torch.float64) + bias
+        assert int(found.argmax()) == int(torch.cdist(torch.tensor([point]).double(), means[:2]).argmin())
     sums = products(2, False)(outputs, labels, weight)
     assert sums["gram"].tolist() == [[10, 12], [12, 20]]
     assert sums["targets"].tolist() == [[3, 1], [6, 0]]
