@@ -33,8 +33,8 @@ APART = 50.0
 
 It is so large that a float32 does not notice these classes. It is finite, so that the loss of a sample whose class has
 not come yet stays a number that can be shown. A loss that divides logits by a temperature divides this distance too:
-up to temperature 3 a float32 still does not notice the classes, at 10 each has 1/150 of the highest one's share. Such a
-loss has to leave them out if its temperature may be higher. So has a loss that looks at classes without the highest.
+up to temperature 3 a float32 hardly notices the classes (6e-8 each), at 10 each has 1/150 of the highest one's share.
+Such a loss has to leave them out if its temperature may be higher. So has a loss that leaves out the highest class.
 """
 MOST_HEAT: Final = 3.0
 """The highest temperature of a loss that does not leave unseen classes out."""
