@@ -44,8 +44,10 @@ class LowPrecision:
         # The cache of casts is off: it would keep tensors of one trace alive for the next.
         with torch.autocast(x.device.type, self.dtype, cache_enabled=False):
             outputs, buffers = self.inner.apply(variables, x, train)
-        statistics = map_leaves(Tensor.float, outputs.statistics)
-        return Outputs(outputs.logits.float(), outputs.features.float(), statistics), buffers
+        statistics, logits = map_leaves(Tensor.float, outputs.statistics), outputs.logits.float()
+        # A model without features has its logits in their place, which is seen by their identity.
+        features = logits if outputs.features is outputs.logits else outputs.features.float()
+        return Outputs(logits, features, statistics), buffers
 
     @property
     def pure(self) -> bool:

@@ -15,6 +15,7 @@ from fedemu.algorithms.interface import Batch, Facts, Model, Outputs, Tree
 from fedemu.algorithms.methods.fedavg import fedavg
 from fedemu.algorithms.methods.moon import contrast, moon
 from fedemu.algorithms.models.feed_forward import cnn, mlp
+from fedemu.algorithms.models.low_precision import Precision, with_precision
 from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.losses import model_contrastive
@@ -145,10 +146,11 @@ def test_running_statistics_belong_to_the_kept_model(little_fleet: Callable[...,
     assert fleet.own[0]["body.2.running_mean"].abs().sum() > 0
 
 
-def test_a_model_without_features_is_refused() -> None:
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_model_without_features_is_refused(precision: Precision) -> None:
     model = from_module(lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 4), nn.Tanh()))
     with pytest.raises(ConfigurationError, match="the method 'moon' needs a model with features"):
-        moon(ingredients(model))
+        moon(ingredients(with_precision(model, precision)))
 
 
 @pytest.mark.parametrize("model", [MLP, mlp(SHAPE, 4, (8,), 5), cnn(SHAPE, 4)], ids=["mlp", "projection", "cnn"])
