@@ -17,6 +17,7 @@ from torch import Tensor
 from fedemu.algorithms.analytic.sums import SUMS, LedgerSGD, Summed, Sums
 from fedemu.algorithms.interface import Ask, Context, LocalProgram, Query, Reply, Script, Tree, total, weighted_mean
 from fedemu.algorithms.models.growing import Growing, Head, head_of
+from fedemu.algorithms.models.low_precision import LowPrecision
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.trees import SUM_UNIT, add, scale, zeros_like
 from fedemu.protocol.errors import ConfigurationError
@@ -110,8 +111,10 @@ def classifier_head(ingredients: Ingredients, method: str) -> tuple[Head, int]:
     if isinstance(model, Growing):
         head = model.head
     else:
+        # A classifier is recognised by its logits, and rounded products have others.
+        exact = model.inner if isinstance(model, LowPrecision) else model
         try:
-            head = head_of(model, ingredients.classes, ingredients.input_shape, ingredients.tokens)
+            head = head_of(exact, ingredients.classes, ingredients.input_shape, ingredients.tokens)
         except ConfigurationError as error:
             raise ConfigurationError(f"the method {method!r} replaces the model's classifier: {error}") from error
     return head, model.init(0)[head.weight].shape[1]

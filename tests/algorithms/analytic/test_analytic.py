@@ -20,6 +20,7 @@ from fedemu.algorithms.incremental.task_by_task import with_tasks
 from fedemu.algorithms.interface import Model, Outputs, Tree
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import SEEN, growing
+from fedemu.algorithms.models.low_precision import Precision, with_precision
 from fedemu.algorithms.models.random_features import random_features
 from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.streams.tasks import ClassTasks
@@ -40,6 +41,7 @@ EVERYTHING = np.arange(300)
 PARTS = np.array_split(EVERYTHING, [20, 90, 100, 100, 240])
 STREAM = [[part[part % 2 == task] for part in PARTS] for task in (0, 1)]
 DEVICES = range(len(PARTS))
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 
 
 def made(model: Model = MODEL, **over: Any) -> Ingredients:
@@ -228,6 +230,15 @@ def test_a_static_stream_and_a_module_do_as_well(fleet: Callable[..., Any], corp
     assert known.tolist() == [True, False, True, False]
     weight = played.model["top.weight"]
     torch.testing.assert_close(weight[~known], weight[known].mean(0).expand(2, -1))
+
+
+def test_rounded_products_do_not_hide_the_classifier_of_a_model(fleet: Callable[..., Any]) -> None:
+    exact, rounded = (
+        fleet(ncm(made(with_precision(PLAIN, precision))), [DEVICES], PLAIN, stream=()).model
+        for precision in PRECISIONS
+    )
+    assert exact["fc2.weight"].abs().max() > 0.1
+    torch.testing.assert_close(rounded["fc2.weight"], exact["fc2.weight"], rtol=0.01, atol=0.01)
 
 
 def test_formulas_on_numbers_worked_out_by_hand() -> None:
