@@ -195,6 +195,7 @@ def fedcurv(
 ) -> FedCurv:
     """FedCurv. ``penalty`` is λ, and at most ``samples`` samples of a device make its Fisher diagonal.
 
+    With ``fisher = "batches"`` this number is rounded up to whole batches.
     Raises ConfigurationError if the model has batch normalisation but gradients of single samples are needed.
     """
     if fisher == "samples":
