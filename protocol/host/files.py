@@ -40,7 +40,7 @@ def write_whole(path: Path, content: bytes | str, *, durable: bool = False) -> N
             os.replace(partial, path)
         except OSError:
             with contextlib.suppress(OSError):  # on a full disk others need the room that it takes
-                partial.unlink(missing_ok=True)
+                partial.unlink()
             raise
         if durable:
             wait_for_disk(path.parent)
@@ -123,7 +123,7 @@ def remove_abandoned(folder: Path) -> None:
     for path in folder.glob(f"*{PARTIAL}"):
         with contextlib.suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
+            path.unlink()
 
 
 @contextlib.contextmanager

@@ -2,6 +2,9 @@
 
 import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -104,7 +107,56 @@ def test_a_mark_that_cannot_be_kept_harms_nothing(monkeypatch: pytest.MonkeyPatc
     mark("fedemu", "imports")
 
 
-def test_the_cpu_of_other_processes_is_read_from_the_kernel() -> None:
-    assert used([os.getpid()]) > 0
+def test_a_part_tells_its_wall_time_and_its_cpu_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / FILE
+    monkeypatch.setenv(phases.VARIABLE, str(file))
+    wall, cpu = time.monotonic(), time.thread_time()
+    for _ in range(2):
+        with part("work"):
+            compute(0.05)
+    wall, cpu = time.monotonic() - wall, time.thread_time() - cpu
+    mark("fedemu", "with work")
+    mark("fedemu", "without")
+    first, second = (json.loads(line)["parts"] for line in file.read_text().splitlines())
+    assert 0.099 <= first["work"][1] <= cpu
+    assert 0.099 <= first["work"][0] <= wall
+    assert second == {}
+
+
+def test_the_cpu_of_other_processes_is_read_from_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import time\nwhile time.process_time() < 0.2: pass\nprint(time.process_time(), flush=True)\ninput()"
+    command = [sys.executable, "-S", "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        told = float(other.stdout.readline())
+        assert used([other.pid]) == pytest.approx(told, abs=0.05)
+        monkeypatch.setattr(Path, "read_bytes", no_such_file)  # a kernel that counts no single threads
+        assert used([other.pid, 2**22 + 1]) == pytest.approx(told, abs=0.05)
+        other.communicate("\n")
     assert used([2**22 + 1]) == 0.0
     assert used_by_ended(2**22 + 1) == 0.0
+
+
+def test_a_process_marks_when_it_began_and_the_cpu_of_its_children_that_ended(tmp_path: Path) -> None:
+    file = tmp_path / FILE
+    compute_long = "import time\nwhile time.process_time() < 0.2: pass"
+    code = f"""import os, subprocess, sys
+from fedemu.protocol.host.phases import mark, used_by_ended
+subprocess.run([sys.executable, "-S", "-c", {compute_long!r}], check=True)
+mark("fedemu", "imports", lambda: {{"ended": used_by_ended(os.getpid())}})"""
+    before = time.monotonic()
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, phases.VARIABLE: str(file)}, check=True)
+    line = json.loads(file.read_text())
+    assert before - 0.02 <= line["began"] < line["at"] <= time.monotonic()  # the kernel counts in steps of 10 ms
+    assert 0.19 <= line["ended"] < line["at"] - line["began"]
+    assert line["others"]["ended"] == pytest.approx(line["ended"], abs=0.03)
+
+
+def compute(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def no_such_file(_: Path) -> bytes:
+    raise FileNotFoundError

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import stat
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,13 +20,15 @@ from fedemu.protocol.host.files import (
 )
 
 
-@pytest.mark.parametrize("write", [write_whole, write_among_others])
+@pytest.mark.parametrize("write", [write_whole, partial(write_whole, durable=True), write_among_others])
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path, write):
     path = tmp_path / "a.json"
+    opened = len(os.listdir("/proc/self/fd"))
     for content in (b"first, longer", "zwölf".encode()):
         write(path, content)
     assert path.read_bytes() == "zwölf".encode()
     assert os.listdir(tmp_path) == ["a.json"]
+    assert len(os.listdir("/proc/self/fd")) <= opened
 
 
 @pytest.mark.parametrize("write", [write_whole, write_among_others])
@@ -78,10 +81,19 @@ def test_a_name_that_cannot_be_written_is_the_users_mistake_and_a_disk_that_fail
         assert (told.value.exit_code, isinstance(told.value, ConfigurationError)) == (code, code == 2)
 
 
-@pytest.mark.parametrize("error", [FedemuError("a sentence"), ConfigurationError("a sentence")])
-def test_what_is_no_refusal_of_the_system_is_told_as_it_is(tmp_path: Path, error: FedemuError) -> None:
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (FedemuError("a sentence"), None),
+        (ConfigurationError("a sentence"), None),
+        (ConfigurationError("a sentence with a remedy"), OSError(errno.EACCES, "Permission denied")),
+    ],
+)
+def test_what_is_no_refusal_of_the_system_or_has_its_remedy_is_told_as_it_is(
+    tmp_path: Path, error: FedemuError, cause: OSError | None
+) -> None:
     with pytest.raises(FedemuError) as told, usable(tmp_path, "name another"):
-        raise error
+        raise error from cause
     assert told.value is error
 
 
@@ -119,9 +131,12 @@ def test_a_partial_file_that_is_not_put_in_place_is_removed(tmp_path: Path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_only_partial_files_that_nobody_has_open_are_abandoned(tmp_path: Path):
-    (tmp_path / f"left{PARTIAL}").write_bytes(b"by a killed process")
     (tmp_path / "whole").write_bytes(b"kept")
+    PartialFile(tmp_path / "lost").write(b"half", 0)  # nobody has it open any more, as after a kill
+    (tmp_path / f"lost{PARTIAL}").write_bytes(b"of another writer that was killed")
+    assert len(os.listdir(tmp_path)) == 3
     with PartialFile(tmp_path / "blob") as file:
         remove_abandoned(tmp_path)
         file.put_in_place()
