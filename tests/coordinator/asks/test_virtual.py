@@ -74,6 +74,7 @@ def told(actions: list[Action]) -> dict[int, str]:
     [
         ([finish(30), finish(10), finish(20)], 2, "caa", 20.0),
         ([finish(10), finish(10), finish(10)], 2, "aac", 10.0),
+        ([finish(0), finish(1)], 1, "ac", 0.0),
         ([finish(10), finish(101), finish(99.5)], 2, "aca", 99.5),
         ([finish(10), finish(101), finish(102)], 2, "all", 100.0),
         ([finish(100), finish(100.001)], 2, "al", 100.0),
@@ -134,6 +135,17 @@ def test_the_wait_for_a_candidate_without_a_connection_begins_when_it_went_away(
     machine.tick(66.25)
     machine.tick(66.5)
     assert table(machine) == "fff"
+
+
+def test_the_wait_for_a_candidate_that_has_come_back_begins_with_its_turn() -> None:
+    machine = opened([finish(10), finish(20)], 1, give_up=60.0, answer_timeout=100.0)
+    machine.left(DeviceId(1), 5.0)
+    machine.joined(DeviceId(1), 10.0)
+    machine.failed(DeviceId(0), 50.0)
+    machine.tick(150.0)
+    assert not machine.given_up
+    machine.tick(150.5)
+    assert machine.given_up == {1: ("sent no result", 100.5, "fleet.answer_timeout")}
 
 
 def test_outcomes_are_told_as_soon_as_they_are_certain() -> None:
@@ -198,6 +210,13 @@ def test_a_planned_drop_is_not_asked_again_when_the_device_is_reborn() -> None:
     assert machine.verdicts == {1: "dropped"}
 
 
+def test_a_drop_is_told_with_its_time_and_its_cause_and_one_without_a_cause_is_off_line() -> None:
+    crash = Scheduled(ask=str(ASK), event="drop", at=1005.0, cause="crash")
+    machine = opened([crash, Scheduled(ask=str(ASK), event="drop", at=1006.0), finish(10)], 1)
+    assert machine.causes == {0: "crash", 1: "offline"}
+    assert machine.times() == {0: 1005.0, 1: 1006.0, 2: 1010.0}
+
+
 def test_a_device_that_stays_away_beyond_give_up_fails_and_perturbs_the_run() -> None:
     machine = opened([finish(10), finish(20)], 1, give_up=60.0)
     machine.left(DeviceId(0), 5.0)
@@ -228,6 +247,11 @@ def test_the_time_for_which_the_coordinator_stood_still_does_not_count() -> None
     assert not machine.given_up
     machine.tick(192.0)
     assert machine.given_up == {1: ("sent no result", 61.0, "fleet.give_up")}
+    machine = opened([finish(10), finish(20)], 1, give_up=60.0)
+    machine.left(DeviceId(1), 5.0)
+    machine.stalled(130.0)
+    machine.failed(DeviceId(0), 140.0)
+    assert machine.awaited(140.0) == (1, 5.0, 55.0)
 
 
 def test_a_large_cohort_that_is_given_up_at_once_costs_a_few_steps_for_each_device(calls_in: Any) -> None:
@@ -244,8 +268,8 @@ def test_a_large_cohort_that_is_given_up_at_once_costs_a_few_steps_for_each_devi
 
 def test_a_device_that_does_not_answer_its_work_within_give_up_fails() -> None:
     machine = VirtualAsk(terms(2, 1, give_up=60.0), [DeviceId(0)])
-    machine.open(0.0)
-    machine.tick(61.0)
+    machine.open(5.0)
+    machine.tick(66.0)
     assert table(machine) == "ff"
     assert machine.perturbed
     assert machine.given_up == {
@@ -294,6 +318,41 @@ def test_a_result_that_stopped_on_its_way_has_give_up_left() -> None:
     assert machine.given_up[DeviceId(1)] == ("sent no result", 159.0, "fleet.give_up")
 
 
+def test_a_result_that_is_on_its_way_has_no_less_time_than_another() -> None:
+    machine = opened([finish(10), finish(20)], 2, give_up=60.0, answer_timeout=100.0)
+    machine.result(DeviceId(0), 50.0)
+    machine.underway(DeviceId(1), 240.0)
+    machine.tick(250.0)
+    assert not machine.given_up
+    machine.tick(250.5)
+    assert machine.given_up == {1: ("sent no result", 200.5, "four times the longest wait before")}
+
+
+def test_a_device_whose_result_an_edge_has_lost_is_asked_again_and_its_wait_begins_anew() -> None:
+    machine = opened([finish(10), finish(20)], 2, give_up=60.0)
+    for device in machine.terms.cohort:
+        machine.kept(device, 5.0)
+    machine.left(DeviceId(1), 30.0)
+    assert machine.lost(DeviceId(0), 50.0) == [Give(DeviceId(0)), Tell(DeviceId(0), Proceed(ask=str(ASK)))]
+    assert machine.lost(DeviceId(1), 50.0) == []
+    assert machine.awaited(50.0) == (1, 20.0, 40.0)
+    machine.tick(90.5)
+    machine.tick(110.5)
+    assert machine.given_up == {
+        0: ("sent no result", 60.5, "fleet.give_up"),
+        1: ("had no connection", 60.5, "fleet.give_up"),
+    }
+
+
+def test_a_result_that_an_edge_has_lost_is_not_asked_for_if_it_came_past_the_edge() -> None:
+    machine = opened([finish(10), finish(20)], 2)
+    machine.kept(DeviceId(0), 1.0)
+    machine.result(DeviceId(0), 2.0)
+    assert machine.lost(DeviceId(0), 3.0) == []
+    assert list(machine.running) == [1]
+    assert play(machine).end == 1020.0
+
+
 def test_the_first_result_may_take_the_answer_timeout() -> None:
     machine = opened([finish(10), finish(20)], 2, give_up=60.0, answer_timeout=600.0)
     machine.tick(600.0)
@@ -303,12 +362,14 @@ def test_the_first_result_may_take_the_answer_timeout() -> None:
 
 
 def test_a_device_that_keeps_coming_back_is_given_up() -> None:
-    machine = opened([finish(10)], 1)
+    machine = opened([finish(10)], 1, now=5.0)
     for life in range(LIVES + 1):
-        machine.left(DeviceId(0), float(life))
-        machine.joined(DeviceId(0), float(life))
-    machine.tick(float(LIVES))
-    assert table(machine) == "f"
+        machine.tick(5.0 + life)
+        assert not machine.verdicts
+        machine.left(DeviceId(0), 5.0 + life)
+        machine.joined(DeviceId(0), 5.0 + life)
+    machine.tick(5.0 + LIVES)
+    assert machine.given_up == {0: ("came back again and again without a result", LIVES, f"{LIVES} lives")}
 
 
 @pytest.mark.parametrize(("scheduled", "end"), [(False, 120.0), (True, 660.0)])
