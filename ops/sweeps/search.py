@@ -57,8 +57,8 @@ def parse_space(options: Sequence[str]) -> list[Space]:
     """
     spaces: list[Space] = []
     for option in options:
-        key, equals, text = (part.strip() for part in option.partition("="))
-        if not equals or not KEY.fullmatch(key) or not text:
+        key, _, text = (part.strip() for part in option.partition("="))
+        if not KEY.fullmatch(key) or not text:
             raise ConfigurationError(
                 f'--search "{option}" is no space; write KEY=LOW..HIGH, as in local.lr=0.001..1:log'
             )

@@ -27,6 +27,7 @@ def play(folder: Path, trials: int, stops: int | None = None) -> Study:
     """Run trials; with ``stops`` only so many results are told, as if the search was killed then."""
     study = Study(folder, parse_space(SPACES), "final_accuracy", seed=3)
     while batch := study.batch(trials):
+        assert len(batch) <= BATCH
         for number, choices in batch:
             if stops is not None and stops == number:
                 return study
@@ -38,14 +39,16 @@ def test_ranges_of_numbers_and_lists_of_values_are_spaces() -> None:
     rate, epochs, hidden = parse_space(SPACES)
     assert (rate.low, rate.high, rate.log, rate.whole) == (0.001, 1.0, True, False)
     assert (epochs.low, epochs.high, epochs.log, epochs.whole) == (1, 5, False, True)
-    assert (hidden.choices, hidden.least, epochs.least) == (([64], [64, 64]), [64], 1)
+    assert hidden.choices == ([64], [64, 64])
+    assert repr([space.least for space in (rate, epochs, hidden)]) == "[0.001, 1, [64]]"
 
 
 @pytest.mark.parametrize("name", ["a?b", "a%20b", "a{b}", "a#b c"])
 def test_a_study_lies_in_its_folder_whatever_this_is_called(tmp_path: Path, name: str) -> None:
-    study = play(tmp_path / name, 2)
-    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()] == [Path(name, STUDY)]
-    assert play(tmp_path / name, 2).over() == study.over()
+    folder = tmp_path / "of today" / name
+    study = play(folder, 2)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [folder / STUDY]
+    assert play(folder, 2).over() == study.over()
 
 
 def test_proposals_lie_in_their_spaces_and_the_best_comes_first(tmp_path: Path) -> None:
@@ -120,7 +123,8 @@ def test_the_search_of_a_folder_stays_the_same(tmp_path: Path) -> None:
         Study(tmp_path, parse_space(SPACES[:1]), "final_accuracy", seed=3)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "study.sqlite3").write_text("no data base, but a text that is longer than its head" * 40)
-    with pytest.raises(ConfigurationError, match="can't be used"):
+    told = r"study\.sqlite3 can't be used: .*file is not a database; remove it, or choose another --out$"
+    with pytest.raises(ConfigurationError, match=told):
         Study(tmp_path / "other", parse_space(SPACES), "final_accuracy", seed=3)
 
 
@@ -147,6 +151,9 @@ def test_a_mistake_is_one_sentence(option: str, sentence: str) -> None:
 
 
 def test_a_metric_is_a_figure_of_a_run() -> None:
-    assert figure_of("accuracy", ["final_accuracy"]) == "final_accuracy"
+    known = ["final_accuracy", "forgetting"]
+    assert [figure_of(metric, known) for metric in ("accuracy", *known)] == ["final_accuracy", *known]
     with pytest.raises(ConfigurationError, match="--metric forgeting is no figure of a run; did you mean forgetting"):
-        figure_of("forgeting", ["final_accuracy", "forgetting"])
+        figure_of("forgeting", known)
+    with pytest.raises(ConfigurationError, match=r"; write one of accuracy, final_accuracy, forgetting$"):
+        figure_of("speed", known)
