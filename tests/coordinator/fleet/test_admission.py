@@ -118,14 +118,17 @@ def test_a_key_gets_as_many_devices_as_its_quota_and_then_a_sentence() -> None:
 
 
 def test_devices_whose_machine_is_away_for_long_or_was_revoked_do_not_count_in_the_quota_of_its_key() -> None:
-    roster = a_roster(Quotas(devices=4))
+    roster = a_roster(Quotas(devices=4), devices=10)
     roster.enroll(b"a", 4, None, "", 0.0, KEY)
+    other = roster.enroll(b"o", 2, None, "", 0.0, OTHER)
     roster.leave_all(b"a", 1.0)
+    roster.leave_all(b"o", 1.0)
     with refused("quota", "holds 4 devices"):
         roster.enroll(b"b", 4, None, "", 2.0, KEY)
     assert len(roster.enroll(b"c", 4, None, "", 2.0 + roster.leases.hold, KEY)) == 4
     roster.leave_all(b"c", -math.inf)
     assert len(roster.enroll(b"d", 4, None, "", 3.0 + roster.leases.hold, KEY)) == 4
+    assert roster.enroll(b"o", 2, other.token, "", 200.0, OTHER) is other, "nobody has needed its places"
     roster = a_roster(Quotas(devices=4))
     away = roster.enroll(b"a", 2, None, "", 0.0, KEY)
     roster.leave_all(b"a", 1.0)

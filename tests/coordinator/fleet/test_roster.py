@@ -143,11 +143,31 @@ def test_asking_twice_on_one_connection_gives_one_lease() -> None:
 
 def test_a_live_lease_is_not_given_to_another() -> None:
     grants = leases()
-    lease = grants.enroll(A, 3, None, "", 0.0)
+    lease = grants.enroll(A, 3, None, "a-host", 0.0)
     assert lease is not None
-    with refused("lease_taken"):
+    with pytest.raises(RefusedError, match=r"held by a live supervisor on a-host\.") as told:
         grants.enroll(B, 3, lease.token, "", 1.0)
+    assert told.value.reason == "lease_taken"
     assert grants.enroll(A, 3, lease.token, "", 1.0) is lease
+
+
+def test_a_supervisor_that_comes_back_for_another_lease_leaves_its_own() -> None:
+    grants = leases()
+    first, second = (grants.enroll(peer, 3, None, "", 0.0) for peer in (A, B))
+    grants.leave(B, 1.0)
+    assert grants.enroll(A, 3, second.token, "", 2.0) is second
+    assert (grants.holder(DeviceId(0)), grants.holder(DeviceId(3)), grants.peers) == (None, A, [A])
+    assert grants.enroll(C, 3, first.token, "", 3.0) is first
+
+
+def test_machines_that_are_away_or_hold_devices_are_named_in_order() -> None:
+    grants = leases()
+    for peer, host in ((A, "beta"), (B, "alpha"), (C, ""), (D, "gamma")):
+        grants.enroll(peer, 2, None, host, 0.0)
+    for peer in (A, B, C):
+        grants.leave(peer, 1.0)
+    assert grants.away == ("alpha", "beta")
+    assert grants.hosts_of(map(DeviceId, (0, 1, 2, 5, 9))) == ("alpha", "beta")
 
 
 def test_a_supervisor_whose_connection_is_gone_comes_back_for_its_lease_at_once() -> None:
@@ -166,11 +186,13 @@ def test_a_supervisor_whose_connection_is_gone_comes_back_for_its_lease_at_once(
 
 
 def test_a_supervisor_that_returns_with_its_lease_gets_it_back() -> None:
-    grants = leases()
+    journal: list[Any] = []
+    grants = leases(journal=journal.append)
     lease = grants.enroll(A, 3, None, "", 0.0)
     assert lease is not None
     grants.leave(A, 1.0)
     assert grants.enroll(B, 3, lease.token, "", 100.0) is lease
+    assert len(journal) == 1, "nothing of the lease has changed"
     assert grants.peers_of([DeviceId(0), DeviceId(2), DeviceId(9)]) == {B: None}
 
 
@@ -195,6 +217,9 @@ def test_an_abandoned_lease_is_given_away_only_when_indices_run_out_and_its_hold
     assert second is not None
     assert second.ranges == ((0, 2),)
     assert not grants.holds(first.token, 0)
+    grants.leave(B, 80.0)
+    third = grants.enroll(C, 2, None, "", 200.0)
+    assert (third.ranges, grants.enroll(B, 2, second.token, "", 201.0)) == (((2, 4),), second)
 
 
 def test_a_machine_that_fits_into_abandoned_places_does_not_wait_for_those_of_others_who_are_away() -> None:
@@ -256,18 +281,22 @@ def test_a_journal_brings_the_leases_back() -> None:
         grants.enroll(peer, count, None, "host", 0.0, "key")
     grants.leave(B, 0.0)
     grants.enroll(D, 2, None, "host", 61.0)
-    again = leases(6)
+    again = Leases(6, hold=60.0)
     again.replay(journal, left=0.0)
     assert again.holds("lease-0", 1)
-    assert [again.holds("lease-1", 2), again.holds("lease-3", 2), again.holds("lease-3", 3)] == [False, True, True]
+    holds = [again.holds(*held) for held in (("lease-1", 2), ("lease-3", 2), ("lease-3", 3), ("lease-2", 5, "key"))]
+    assert holds == [False, True, True, True]
     with refused("lease_unknown"):
         again.enroll(C, 1, "lease-2", "", 0.0, "another")
     back = again.enroll(C, 1, "lease-2", "", 0.0, "key")
     assert back is not None
     assert back.ranges == ((5, 6),)
+    assert chosen(again.held()) == [5]
     fresh = again.enroll(A, 1, None, "", 0.0)
     assert fresh is not None
     assert fresh.ranges == ((4, 5),)
+    assert again.enroll(D, 4, None, "", 61.0).ranges == ((0, 4),), "those that were away were so since the replay"
+    assert chosen(again.held()) == list(range(6))
 
 
 def test_indices_are_compressed_to_ranges() -> None:
@@ -279,7 +308,7 @@ def test_a_device_needs_the_lease_that_holds_its_index() -> None:
     with refused("lease_unknown"):
         fleet.hello(B, hello(0, "another"), 0.0)
     with refused("lease_unknown"):
-        fleet.hello(B, hello(7, "another"), 0.0)
+        fleet.hello(B, hello(4, "another"), 0.0)
 
 
 def test_a_newer_incarnation_replaces_an_older_one_and_not_the_other_way_round() -> None:
