@@ -119,8 +119,13 @@ def test_of_what_is_better_if_it_is_lower_the_least_is_best(tmp_path: Path, figu
 
 def test_the_search_of_a_folder_stays_the_same(tmp_path: Path) -> None:
     Study(tmp_path, parse_space(SPACES), "final_accuracy", seed=3)
-    with pytest.raises(ConfigurationError, match="begun with other spaces"):
-        Study(tmp_path, parse_space(SPACES[:1]), "final_accuracy", seed=3)
+    for key, spaces, figure, seed in (
+        ("spaces", SPACES[:1], "final_accuracy", 3),
+        ("figure", SPACES, "best_accuracy", 3),
+        ("seed", SPACES, "final_accuracy", 4),
+    ):
+        with pytest.raises(ConfigurationError, match=f"begun with other {key}; choose another --out"):
+            Study(tmp_path, parse_space(spaces), figure, seed)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "study.sqlite3").write_text("no data base, but a text that is longer than its head" * 40)
     told = r"study\.sqlite3 can't be used: .*file is not a database; remove it, or choose another --out$"
