@@ -61,7 +61,7 @@ def values_of(text: str, name: str) -> list[Any]:
     if "" in parts:
         raise ConfigurationError(f"{name}={text} lacks a value; write values with commas between them, as in 0.01,0.1")
     values = [plain_table({name: toml_of(part, name)})[name] for part in parts]
-    told = [json.dumps(value, sort_keys=True, default=str) for value in values]
+    told = [json.dumps(value, sort_keys=True) for value in values]
     if twice := next((part for part, said in zip(parts, told, strict=True) if told.count(said) > 1), None):
         raise ConfigurationError(f"{name}={text} names {twice} twice; name every value once")
     return values
@@ -94,7 +94,7 @@ def _slug(value: Any) -> str:
     kept = re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-")
     if kept == text and 0 < len(text) <= _LONGEST:
         return text
-    mark = hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:6]
+    mark = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:6]
     return f"{kept[:_LONGEST]}-{mark}".strip("-")
 
 

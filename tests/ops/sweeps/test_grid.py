@@ -13,14 +13,14 @@ def test_commas_in_brackets_braces_and_quotes_part_nothing() -> None:
         [
             "model.hidden=[64],[64, 64]",
             'data.partition={ kind = "iid" },{ kind = "dirichlet", alpha = 0.1 }',
-            r'name="a,b",c,"d\",e"',
+            r"""name="a,b",c,"d\",e","[",'f\','g',h""",
             "local.lr=0.01, 1e-3",
         ]
     )
     assert grid == {
         "model.hidden": [[64], [64, 64]],
         "data.partition": [{"kind": "iid"}, {"kind": "dirichlet", "alpha": 0.1}],
-        "name": ["a,b", "c", 'd",e'],
+        "name": ["a,b", "c", 'd",e', "[", "f\\", "g", "h"],
         "local.lr": [0.01, 0.001],
     }
 
@@ -46,6 +46,8 @@ def test_values_that_no_folder_can_be_called_by_get_a_mark_that_stays_the_same()
     one, other = ({"kind": "dirichlet", "alpha": alpha} for alpha in (0.1, 0.5))
     named = name_of((("data.partition", one),))
     assert named == name_of((("data.partition", dict(one)),)) != name_of((("data.partition", other),))
+    assert named == "data.partition=kind-dirichlet-alpha-0.1-2729bb"
+    assert name_of((("model.hidden", [[64], [64]]),)) == "model.hidden=64-64-a1a74a"
     assert "/" not in name_of((("algorithm.name", "a/b"),))
     long, longer = (name_of((("name", "a" * length),)) for length in (300, 301))
     assert len(long) < 60

@@ -102,11 +102,17 @@ def test_a_trial_without_a_result_has_failed_and_comes_last(tmp_path: Path) -> N
 def test_optuna_looks_for_what_is_best(tmp_path: Path, figure: str) -> None:
     import optuna
 
-    study = Study(tmp_path, parse_space(SPACES), figure, seed=3)
+    study = Study(tmp_path, parse_space([*SPACES, "fleet.per_round=1..64:log"]), figure, seed=3)
     for (number, _), value in zip(study.batch(2), (0.5, 0.2), strict=True):
         study.tell(number, [value])
     kept = optuna.load_study(study_name="fedemu", storage=f"sqlite:///{tmp_path / STUDY}")
     assert kept.best_value == (0.2 if figure == "forgetting" else 0.5)
+    assert kept.trials[0].distributions == {
+        "local.lr": optuna.distributions.FloatDistribution(0.001, 1.0, log=True),
+        "local.epochs": optuna.distributions.IntDistribution(1, 5),
+        "model.hidden": optuna.distributions.CategoricalDistribution([0, 1]),
+        "fleet.per_round": optuna.distributions.IntDistribution(1, 64, log=True),
+    }
 
 
 @pytest.mark.parametrize("figure", ["kept_objective", *(key for key, better in BETTER.items() if better == "lower")])
