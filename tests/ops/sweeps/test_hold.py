@@ -60,10 +60,20 @@ def test_a_folder_in_which_another_sweep_is_at_work_is_refused_until_that_ends(t
         ):
             raise AssertionError("the folder is not free")
         end()
-    taken = [sys.executable, "-S", "-c", TAKER, str(tmp_path / LOCK)]
-    with held(tmp_path):
+    folder = tmp_path / "of today" / "sweep"
+    taken = [sys.executable, "-S", "-c", TAKER, str(folder / LOCK)]
+    with held(folder):
         assert subprocess.run(taken, stderr=subprocess.DEVNULL, timeout=60, check=False).returncode == 1
     assert subprocess.run(taken, timeout=60, check=False).returncode == 0
+
+
+def test_a_folder_that_cannot_be_made_is_the_mistake_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ConfigurationError, match=r"Not a directory; choose another folder with --out$"),
+        held(tmp_path / "file" / "sweep"),
+    ):
+        raise AssertionError("there is no folder")
 
 
 def test_a_run_that_is_still_at_work_is_waited_for(

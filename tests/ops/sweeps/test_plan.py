@@ -53,6 +53,9 @@ def test_settings_for_a_single_method_are_those_of_its_runs_alone(tmp_path: Path
         ("a/digits+wsm/seed-1", ()),
         ("a/digits+ewc/seed-1", ("local.lr=0.5",)),
     ]
+    text = 'parts = [{ name = "a", experiments = ["digits", "churn"], tuned = { churn = ["local.lr=0.5"] } }]'
+    runs = planned(load_sweep(written(tmp_path, text)))
+    assert [run.overrides for run in runs] == [(), ("local.lr=0.5",)]
 
 
 def test_a_pattern_chooses_among_the_folders(tmp_path: Path) -> None:
@@ -88,6 +91,7 @@ def test_a_pattern_chooses_among_the_folders(tmp_path: Path) -> None:
         ('[[parts]]\nname = "a/b"\nexperiments = ["digits"]', r'parts\[0\].name = "a/b" must be made of letters'),
         ('[[parts]]\nname = "a"\nexperiments = ["digits"]\nepochs = 1', r"parts\[0\].epochs is no setting"),
         (TWO.replace("other", "one"), "two parts are named one"),
+        (TWO.replace("[3, 4]", '"4-3"'), r"sweep\.toml: 4-3 is no list of seeds"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
@@ -120,6 +124,8 @@ def test_no_run_has_the_place_of_what_a_sweep_writes(tmp_path: Path) -> None:
 def test_an_unknown_name_is_met_with_the_nearest_one() -> None:
     with pytest.raises(ConfigurationError, match='no sweep "evidenze"; did you mean evidence'):
         load_sweep("evidenze")
+    with pytest.raises(ConfigurationError, match=r'no sweep "all"; the shipped sweeps are .*evidence'):
+        load_sweep("all")
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED.glob("*.toml")))
@@ -148,7 +154,7 @@ def test_the_seed_of_a_sweep_is_that_of_its_experiment(
 
 
 def test_presets_are_run_with_every_method_and_every_point_of_the_grid(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text('name = "x"\n[algorithm]\nname = "fedprox"\noptions = { mu = 2.0 }\n')
+    (tmp_path / "mine.toml").write_text('name = "x"\n[algorithm]\noptions = { mu = 2.0 }\nname = "fedprox"\n')
     text = f"""
         [[parts]]
         name = "product"
