@@ -68,6 +68,12 @@ def test_a_size_says_which_parts_methods_seeds_and_settings_are_run(mine: str) -
 def test_a_method_of_ones_own_is_run_on_every_stream_or_alone(mine: str) -> None:
     added = planned_suite(open_suite(mine, "small", ["own:Mine"]), "Mine/seed-0")
     assert [str(run.folder) for run in added] == ["one/digits-small+Mine/seed-0", "two/digits-drift+Mine/seed-0"]
+    assert [str(run.group) for run in planned_suite(open_suite(mine, "small", ["wsm"]), "seed-0")] == [
+        "one/digits-small+fedavg",
+        "one/digits-small+wsm",
+        "two/digits-drift+fedavg",
+        "two/digits-drift+wsm",
+    ]
     alone = planned_suite(open_suite(mine, "tiny", ["own:Mine"], own_only=True), None)
     assert [run.overrides for run in alone] == [('algorithm.name="own:Mine"', "rounds=2")]
 
