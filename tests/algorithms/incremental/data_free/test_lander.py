@@ -17,6 +17,7 @@ from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.incremental.data_free.anchors import Mapped, anchors_of
 from fedemu.algorithms.incremental.data_free.lander import NoisyAnchorMaker, lander
 from fedemu.algorithms.incremental.data_free.lander_local import AnchoredDistillingLoss, AnchoredLoss, balance
+from fedemu.algorithms.incremental.data_free.maker import SynthesisSettings
 from fedemu.algorithms.interface import Batch, Facts, Outputs, Revealing
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import SEEN, growing
@@ -83,6 +84,47 @@ def test_devices_learn_later_tasks_by_the_weights_that_were_set(
 
     models = learned(), learned(current=0.0), learned(previous=0.0), learned(temperature=20.0)
     assert all(not torch.allclose(one, other) for one, other in combinations(models, 2))
+
+
+def test_every_option_arrives_where_it_counts() -> None:
+    alike: dict[str, Any] = {
+        "cross_entropy": 0.6,
+        "batch_statistics": 7.0,
+        "divergence": 0.8,
+        "statistics_momentum": 0.4,
+        "student_steps": 3,
+        "student_batch": 5,
+        "student_lr": 0.2,
+        "student_decay": 0.01,
+        "device": "cpu",
+    }
+    method = lander(
+        INGREDIENTS,
+        anchor_width=5,
+        anchor_scale=0.3,
+        anchoring=1.5,
+        radius=0.25,
+        current=0.1,
+        previous=0.7,
+        temperature=4.0,
+        synthetic_batch=6,
+        synthesis_rounds=9,
+        warm_up=2,
+        synthesis_steps=8,
+        generator_batch=10,
+        noise=11,
+        generator_lr=0.1,
+        student_temperature=12.0,
+        **alike,
+    )
+    synthesis, maker = method._synthesis, method._synthesis.maker
+    settings = SynthesisSettings(rounds=9, warm_up=2, steps=8, batch_size=10, temperature=12.0, keep_all=False, **alike)
+    assert synthesis.settings == settings
+    first, later = (method.programs[name].loss for name in ("train", "rehearse"))
+    assert {(each.anchoring, each.radius) for each in (maker, first, later)} == {(1.5, 0.25)}
+    assert all(torch.equal(each.anchors, anchors_of("orthonormal", 4, 5, 0.3)) for each in (maker, first, later))
+    assert (maker.generator.noise, maker.lr) == (11, 0.1)
+    assert (later.synthetic_batch, later.current, later.previous, later.temperature) == (6, 0.1, 0.7, 4.0)
 
 
 def test_later_tasks_balance_new_classes_with_answers_and_features_of_earlier_ones(

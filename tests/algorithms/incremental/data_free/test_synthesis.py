@@ -208,8 +208,9 @@ def test_a_round_keeps_its_best_batch(teacher: Tree) -> None:
 
 def test_every_task_has_draws_of_its_own(teacher: Tree) -> None:
     synthesis = Synthesis(Pixels(), MODEL.observed(), replace(SETTINGS, warm_up=0, rounds=1))
-    one, other = (run(synthesis.job(teacher, SHAPE, replace(CONTEXT, round=number))) for number in (3, 4))
-    assert not torch.equal(one["pool/x"], other["pool/x"])
+    jobs = [synthesis.job(teacher, SHAPE, replace(CONTEXT, round=number)) for number in (3, 4)]
+    for carries, name in (([job.init() for job in jobs], "student/fc1.weight"), (list(map(run, jobs)), "pool/x")):
+        assert not torch.equal(*(carry[name] for carry in carries))
 
 
 def test_a_maker_gets_the_sum_of_the_gradients_of_a_round(teacher: Tree) -> None:
