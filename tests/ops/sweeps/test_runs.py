@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -106,19 +107,26 @@ def test_seeds_of_an_earlier_sweep_are_left_out_of_the_comparison(
 
 
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [Planned("part", name, 1, ()) for name in ("bad", "good")]
+    runs = [Planned("part", name, 1, ()) for name in ("bad", "silent", "good")]
 
     def command(directory: Path, planned: Planned) -> list[str]:
         directory.mkdir(parents=True)
         (directory / "metrics.jsonl").touch()
-        code = 3 if planned.experiment == "bad" else 0
-        return [sys.executable, "-c", f"print('fedemu: no quorum'); raise SystemExit({code})"]
+        if planned.experiment == "silent":
+            return [sys.executable, "-c", "raise SystemExit(5)"]
+        if planned.experiment == "bad":
+            return [sys.executable, "-c", "print('fedemu: no quorum\\nfedemu: warning: slow'); raise SystemExit(3)"]
+        (directory / "summary.json").write_text('{"outcome": "completed", "final_accuracy": 0.75}')
+        return [sys.executable, "-c", ""]
 
     assert run_sweep(tmp_path, runs, {}, 1, "again", command=command) == 3
     said = capsys.readouterr().err
-    assert "1 of 2: part/bad/seed-1" in said
-    assert "failed: no quorum" in said
-    assert "2 of 2: part/good/seed-1" in said
+    for line in (
+        r"1 of 3: part/bad/seed-1 in .*: failed: no quorum \(all its lines are in .*seed-1\.log\)",
+        r"2 of 3: part/silent/seed-1 in .*: failed: exit code 5 \(",
+        r"3 of 3: part/good/seed-1 in .*: completed, accuracy 75\.0 %$",
+    ):
+        assert re.search(line, said, re.MULTILINE)
 
 
 def test_a_folder_in_which_no_run_has_begun_is_removed_when_its_run_starts_and_not_before(tmp_path: Path) -> None:
@@ -136,8 +144,11 @@ def test_a_folder_in_which_no_run_has_begun_is_removed_when_its_run_starts_and_n
         there.append(directory.exists())
         return [sys.executable, "-c", ""]
 
-    assert play(tmp_path, [run], Progress([run], 1), command) == []
+    progress, began = Progress([run], 1), time.monotonic()
+    assert play(tmp_path, [run], progress, command) == []
     assert there == [False]
+    [(_, seconds)] = progress.took
+    assert 0 < seconds < time.monotonic() - began
 
 
 def test_a_folder_with_the_run_of_another_experiment_is_refused_unless_only_rounds_are_added(tmp_path: Path) -> None:
@@ -200,12 +211,12 @@ def test_runs_at_the_same_time_cannot_serve_their_metrics_on_one_port(tmp_path: 
 
 
 def test_the_time_left_is_that_of_runs_of_the_same_part_or_of_all() -> None:
-    runs = [Planned(part, "digits", seed, ()) for part, seed in [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("c", 1)]]
+    runs = [Planned(part, "digits", seed, ()) for seed, part in enumerate("aaabbc")]
     progress = Progress(runs, at_once=2)
-    progress.took = [(runs[0], 10.0), (runs[2], 40.0)]
-    assert progress.seconds_left() == (10.0 + 40.0 + 25.0) / 2
+    progress.took = [(runs[0], 10.0), (runs[3], 40.0)]
+    assert progress.seconds_left() == (2 * 10.0 + 40.0 + 25.0) / 2
     progress.later = 4
-    assert progress.seconds_left() == (10.0 + 40.0 + 25.0 + 4 * 25.0) / 2
+    assert progress.seconds_left() == (2 * 10.0 + 40.0 + 25.0 + 4 * 25.0) / 2
 
 
 def test_the_time_left_is_as_the_plan_says_in_the_measure_of_this_machine() -> None:
@@ -217,6 +228,8 @@ def test_the_time_left_is_as_the_plan_says_in_the_measure_of_this_machine() -> N
     assert progress.seconds_left() == 0.5 * 60, "the last one has this machine for itself"
     progress.took.append((runs[3], 30.0))
     assert progress.seconds_left() == 0
+    unknown = Planned("a", "digits", 9, ())
+    assert Progress([*runs, unknown], 1, took=progress.took[:3]).seconds_left() == 2 * 10.0, "if it says it of all"
 
 
 def test_an_interrupt_stops_the_runs_and_says_how_to_go_on(tmp_path: Path) -> None:

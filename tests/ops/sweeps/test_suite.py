@@ -42,7 +42,8 @@ def mine(tmp_path: Path) -> str:
 
 def written(directory: Path, accuracy: float, forgetting: float, outcome: str = "completed") -> None:
     directory.mkdir(parents=True)
-    row = {"round": 1, "accuracy": accuracy, "round_forgetting": forgetting, "accepted": 4, "bytes_down": 10}
+    row = {"round": 1, "accuracy": accuracy, "round_forgetting": forgetting, "accepted": 4}
+    row |= {"bytes_down": 10, "bytes_up": 5}
     (directory / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     (directory / "summary.json").write_text(json.dumps({"outcome": outcome}))
 
@@ -112,7 +113,7 @@ def test_the_table_ranks_the_methods_of_each_stream_with_their_spread(tmp_path: 
     shown = text(standing)
     assert shown.startswith("| method | one: accuracy | one: forgetting | two: accuracy | two: forgetting |")
     assert "60.0 ± 14.1 %" in shown
-    assert "| fedavg | 60.0 ± 14.1 % | 20.0 %     | 10.0 B | 4       | 2 of 2 |" in shown
+    assert "| fedavg | 60.0 ± 14.1 % | 20.0 %     | 15.0 B | 4       | 2 of 2 |" in shown
     assert "| a\\|b   | 80.0 %" in text({"one": [replace(standing["one"][0], method="a|b")]})
     numbers = write_standing(tmp_path, standing).with_suffix(".csv").read_text().splitlines()
     assert numbers[0].startswith("stream,method,runs,accuracy_mean,accuracy_sd,forgetting_mean")
@@ -136,10 +137,11 @@ def test_points_of_a_grid_and_presets_with_the_same_method_have_lines_of_their_o
     parts = [
         Part(name="rates", presets=["digits"], methods=["wsm"], grid={"local.lr": [0.1, 1.0]}),
         Part(name="streams", presets=["digits", "churn"], methods=["wsm"]),
+        Part(name="fixed", experiments=["churn"]),
     ]
     together = overview(lines(tmp_path, [run for part in parts for run in runs_of(part)]))
-    assert together["method"] == ["wsm, local.lr=0.1", "wsm, local.lr=1.0", "digits+wsm", "churn+wsm"]
-    assert together["rates: accuracy"] == ["–", "–", "", ""]
+    assert together["method"] == ["wsm, local.lr=0.1", "wsm, local.lr=1.0", "digits+wsm", "churn+wsm", "churn"]
+    assert together["rates: accuracy"] == ["–", "–", "", "", ""]
 
 
 def test_an_unknown_suite_or_size_is_met_with_those_that_there_are(mine: str) -> None:
