@@ -147,8 +147,8 @@ def enough_sockets() -> Iterator[None]:
 
 def check_address(address: str, listening: bool) -> None:
     """Raise ConfigurationError for an address of the wrong form. ZeroMQ itself would read port 99999 as 34463."""
-    scheme, separator, rest = address.partition("://")
-    if not separator or not rest or not address.isprintable():
+    scheme, _, rest = address.partition("://")
+    if not rest or not address.isprintable():
         raise ConfigurationError(f"the address {address!r} is not of the form tcp://HOST:PORT or ipc://PATH")
     if scheme not in ("tcp", "ipc"):
         raise ConfigurationError(
@@ -158,7 +158,7 @@ def check_address(address: str, listening: bool) -> None:
         if len(os.fsencode(rest)) > _LONGEST_IPC_PATH:
             raise ConfigurationError(f"the address {address!r} is unusable: {_REASONS[errno.ENAMETOOLONG]}")
         return
-    host, separator, port = rest.rpartition(":")
+    host, _, port = rest.rpartition(":")
     if listening and host and port == "*":
         return
     if not host or not (port.isascii() and port.isdigit() and (0 if listening else 1) <= int(port[:6]) <= 65535):

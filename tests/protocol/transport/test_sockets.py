@@ -7,13 +7,14 @@ import gc
 import itertools
 import logging
 import os
+import re
 import resource
 import select
 import socket
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.messages import Beat, Blob, Heartbeat, Hello, Up
 from fedemu.protocol.transport import direct_router
 from fedemu.protocol.transport.direct import DirectNetwork
+from fedemu.protocol.transport.sockets import check_address
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 from fedemu.protocol.transport.zmtp import GREETING, framed, ready
 
@@ -307,12 +309,38 @@ async def test_nobody_connects_to_what_cannot_be_an_address(tcp: Any, address: s
     network.close()  # a socket that was left would stop it
 
 
+@pytest.mark.parametrize(
+    ("address", "listens", "connects"),
+    [
+        ("tcp://127.0.0.1:0", True, False),
+        ("tcp://127.0.0.1:*", True, False),
+        ("tcp://127.0.0.1:1", True, True),
+        ("tcp://[::1]:65535", True, True),
+        ("tcp://*:65536", False, False),
+        ("tcp://127.0.0.1:" + 5000 * "1", False, False),
+        ("tcp://127.0.0.1:²", False, False),
+        ("tcp://127.0.0.1:٣", False, False),
+        ("tcp://:*", False, False),
+        ("ipc:///" + 106 * "x", True, True),
+        ("ipc:///" + 107 * "x", False, False),
+        ("ipc:///" + 54 * "é", False, False),
+        ("ipc://", False, False),
+        ("ipc", False, False),
+    ],
+)
+def test_an_address_is_held_against_what_it_is_for(address: str, listens: bool, connects: bool) -> None:
+    for listening, fits in ((True, listens), (False, connects)):
+        with nullcontext() if fits else pytest.raises(ConfigurationError, match=re.escape(repr(address))):
+            check_address(address, listening)
+
+
 async def test_the_path_of_another_process_is_not_taken_away(sockets: Any, socket_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(socket_path))
-        other.listen()
-        with pytest.raises(ConfigurationError, match="in use by another process"):
-            sockets.listen(f"ipc://{socket_path}")
+        other.listen(0)
+        for _ in range(2):  # the first look leaves no room for another connection
+            with pytest.raises(ConfigurationError, match="in use by another process"):
+                sockets.listen(f"ipc://{socket_path}")
     assert sockets.listen(f"ipc://{socket_path}").router.address == f"ipc://{socket_path}"
 
 
@@ -440,9 +468,11 @@ async def test_more_sockets_than_agreed_are_refused_in_one_sentence() -> None:
     network.close()
 
 
-def test_more_sockets_than_a_process_can_hold_are_refused_in_one_sentence() -> None:
-    with pytest.raises(ConfigurationError, match=r"one process holds 1 to \d+ sockets, not 1000000"):
-        ZmqNetwork(max_sockets=10**6)
+@pytest.mark.parametrize("sockets", [0, 10**6])
+def test_no_sockets_and_more_than_a_process_can_hold_are_refused_in_one_sentence(sockets: int) -> None:
+    with pytest.raises(ConfigurationError, match=rf"one process holds 1 to \d+ sockets, not {sockets}; use more"):
+        ZmqNetwork(max_sockets=sockets)
+    ZmqNetwork(max_sockets=1).close()
 
 
 async def test_connections_that_are_gone_leave_no_garbage_to_be_found(eventually: Any, socket_path: Path) -> None:
