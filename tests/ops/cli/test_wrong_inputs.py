@@ -178,6 +178,9 @@ WRONG: list[tuple[Sequence[str], str]] = [
         ["sweep", "digits-small", "--out", "new", "--grid", "rounds=1,2", "--rounds", "3"],
         "--grid varies rounds, and another option sets it to one value; leave one of them out",
     ),
+    (["sweep", "digits-small", "--out", "json.toml"], "json.toml is a file; name a folder with --out"),
+    (["sweep", "digits-small", "--out", "new", "--grid", "local.lr=1,0"], "digits-small,local.lr=0: local.lr = 0 must"),
+    (["sweep", "digits-small", "--out", "new", "--set", "track.to=['x']"], 'there is no tracker "x"; choose from'),
     (["sweep", "digits-small", "--out", "x", "--search", "local.lr=0.1..inf"], "needs two finite numbers"),
     (
         ["sweep", "digits-small", "--out", "json.toml", "--search", "local.lr=0.1..1"],
