@@ -11,7 +11,7 @@ import pytest
 
 from fedemu.ops.sweeps import searching
 from fedemu.ops.sweeps.plan import Part, Planned
-from fedemu.ops.sweeps.runs import Failed
+from fedemu.ops.sweeps.runs import Failed, Progress
 from fedemu.ops.sweeps.search import BATCH, Study, parse_space
 from fedemu.ops.sweeps.searching import run_search
 from fedemu.protocol.errors import ConfigurationError
@@ -28,13 +28,15 @@ class Fleet:
         self.fails: set[str] = set()
         self.value: float | None = 0.5
         self.played: list[list[str]] = []
+        self.later: list[int] = []
         self.finished: list[str] = []
         monkeypatch.setattr(searching, "play", self._play)
         monkeypatch.setattr(searching, "finish", self._finish)
         monkeypatch.setattr(searching, "_value", lambda directory, figure: self.value)
 
-    def _play(self, folder: Path, runs: Sequence[Planned], progress: object) -> list[Failed]:
+    def _play(self, folder: Path, runs: Sequence[Planned], progress: Progress) -> list[Failed]:
         self.played.append([_place(run) for run in runs])
+        self.later.append(progress.later)
         return [Failed(run, 3, "no quorum") for run in runs if _place(run) in self.fails]
 
     def _finish(self, folder: Path, runs: Sequence[Planned], failed: Sequence[Failed]) -> int:
@@ -69,6 +71,7 @@ def test_a_trial_with_a_run_that_failed_is_tried_again_before_others_are_propose
     fleet.played.clear()
     code, study = search(tmp_path, BATCH + 1)
     assert (code, fleet.played) == (0, [both, ["005/seed-1", "005/seed-2"]])
+    assert fleet.later == [2, 2, 0], "the runs of the trials that are not proposed yet"
     assert [value for _, _, value in study.over()] == [0.5] * (BATCH + 1)
     *_, best, _, command = capsys.readouterr().err.splitlines()
     assert best.startswith(f"best of {BATCH + 1} trials: ")
