@@ -122,7 +122,7 @@ def open_tables(source: DataSource, place: Place, scratch: Path) -> datasets.Dat
 def _open_folder(place: Place, scratch: Path) -> datasets.DatasetDict | datasets.Dataset:
     folder = Path(place.where)
     if place.kind == "file":
-        kind = "parquet" if folder.suffix == ".parquet" else "json"
+        kind = "parquet" if folder.suffix.lower() == ".parquet" else "json"
         return datasets.load_dataset(kind, data_files=str(folder), cache_dir=str(scratch))
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         return datasets.load_from_disk(str(folder))

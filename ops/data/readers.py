@@ -14,7 +14,7 @@ from pathlib import Path
 from fedemu.ops.data.cache import Decoded
 from fedemu.ops.data.leaf import decode_leaf, leaf_files
 from fedemu.ops.data.made import built_in, own
-from fedemu.ops.data.source import CSV_FILES, TABLE_FILES, DataSource, Place
+from fedemu.ops.data.source import CSV_FILES, TABLE_FILES, DataSource, Place, ends_in
 from fedemu.ops.data.tables import decode_numbers
 from fedemu.ops.data.texts import decode_texts
 from fedemu.protocol.errors import DataError
@@ -53,7 +53,7 @@ def reader_of(source: DataSource, place: Place) -> Reader:
 
 
 def _texts(source: DataSource, place: Place, scratch: Path, grey: bool) -> Decoded:
-    if source.text is None and place.where.endswith(CSV_FILES):
+    if source.text is None and ends_in(place.where, CSV_FILES):
         return decode_numbers(source, place)
     if source.text is None:
         raise DataError(f"{source.dataset!r} is a file of texts; set data.text.kind to what is to be predicted of them")
@@ -85,7 +85,7 @@ READERS = (
     ),
     Reader(
         lambda source, place: (
-            source.text is not None or (place.kind == "file" and not place.where.endswith(TABLE_FILES))
+            source.text is not None or (place.kind == "file" and not ends_in(place.where, TABLE_FILES))
         ),
         _texts,
         frozenset({"text", "train_split"}),

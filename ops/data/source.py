@@ -113,7 +113,7 @@ def locate(dataset: str, data: Path | None) -> Place:
             return Place("folder", str(folder.resolve()), subset or None)
         if folder.is_file():
             return Place("file", _checked_ending(folder))
-    if name.endswith(FILES):
+    if ends_in(name, FILES):
         raise DataError(
             f"there is no file {' or '.join(map(str, folders))}; "
             "check data.dataset, or set FEDEMU_DATA to the folder that holds it"
@@ -124,6 +124,11 @@ def locate(dataset: str, data: Path | None) -> Place:
         f"there is no data set {dataset!r}: no folder {' or '.join(map(str, folders))}, "
         "and it is no Hugging Face id; check data.dataset"
     )
+
+
+def ends_in(name: str, endings: tuple[str, ...]) -> bool:
+    """Whether the name of a file has one of these endings, in small or capital letters."""
+    return name.lower().endswith(endings)
 
 
 def _places(name: str, data: Path | None) -> list[Path]:
@@ -197,7 +202,7 @@ def _status(file: str | Path) -> tuple[int, int]:
 
 
 def _checked_ending(file: Path) -> str:
-    if not file.name.endswith(FILES):
+    if not ends_in(file.name, FILES):
         raise DataError(
             f"the file {file} is none of {', '.join(FILES)}; set data.dataset to one of these, to a folder, or to code "
             "of your own that reads the file, as in my_data.py:load"

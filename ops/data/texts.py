@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedemu.algorithms.data.language import PAD, TextKind, masked, windows
 from fedemu.ops.data.cache import Decoded, Samples
 from fedemu.ops.data.own.text_files import read_file, values
-from fedemu.ops.data.source import SPLIT, TABLE_FILES, DataSource, Place, TextSource
+from fedemu.ops.data.source import SPLIT, TABLE_FILES, DataSource, Place, TextSource, ends_in
 from fedemu.ops.data.split import Part, chosen_splits, divided
 from fedemu.ops.data.tokens import Tokenizer, require_tokenizer, train_tokenizer
 from fedemu.protocol.errors import DataError
@@ -73,7 +73,7 @@ def decode_columns(source: DataSource, wanted: TextSource, columns: Columns, spl
 
 
 def _read(source: DataSource, place: Place, scratch: Path) -> tuple[Columns, list[str]]:
-    if place.kind == "file" and not place.where.endswith(TABLE_FILES):
+    if place.kind == "file" and not ends_in(place.where, TABLE_FILES):
         columns = read_file(Path(place.where))
         return columns, columns.get(SPLIT) or ["train"] * len(next(iter(columns.values())))
     # Only a process that reads a folder or the hub imports this: it needs datasets and pyarrow.

@@ -33,15 +33,14 @@ def read_file(path: Path) -> dict[str, list[str]]:
     character does.
     """
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+        with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else open(path, "rb") as file:
             content = file.read().decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(f"{path} can't be read as UTF-8 text: {error}") from error
-    columns = _table(path, content) if ".csv" in path.suffixes else _play(content) or {TEXT: _lines(content)}
+    table = ".csv" in map(str.lower, path.suffixes)
+    columns = _table(path, content) if table else _play(content) or {TEXT: _lines(content)}
     if not any(columns.values()):
-        raise DataError(
-            f"{path} holds no row below its heading" if ".csv" in path.suffixes else f"{path} holds no texts"
-        )
+        raise DataError(f"{path} holds no row below its heading" if table else f"{path} holds no texts")
     return columns
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,16 @@ def test_columns_of_numbers_are_the_sample_and_words_the_classes(load: Load) -> 
     assert corpus.train.x.tolist() == [[1, 0.5], [2, 10], [4, 0]]
     assert (corpus.train.x.dtype, corpus.train.y.tolist()) == (np.float32, [1, 2, 0])
     assert (corpus.test.x.tolist(), corpus.test.y.tolist()) == ([[3, -7]], [1])
+
+
+def test_a_file_may_have_its_ending_in_capital_letters(load: Load, tmp_path: Path) -> None:
+    rows = "a,label\n" + "".join(f"{i},{i % 2}\n" for i in range(10))
+    small = load(rows)
+    assert load(rows, "T.CSV").digest == small.digest
+    (tmp_path / "Z.CSV.GZ").write_bytes(gzip.compress(rows.encode()))
+    assert corpora.open_corpus(Experiment.parse({"data": {"dataset": "Z.CSV.GZ"}})).digest == small.digest
+    with pytest.raises(DataError, match=r"there is no file .*/NONE\.CSV or NONE\.CSV"):
+        locate("NONE.CSV", tmp_path)
 
 
 @pytest.mark.parametrize("first", [2**60, 10**30])
@@ -113,8 +124,11 @@ def test_lines_of_json_and_parquet_are_tables(load: Load, tmp_path: Path) -> Non
     import datasets
 
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "t.parquet")
-    stored = corpora.open_corpus(Experiment.parse({"data": {"dataset": "t.parquet", "image_column": "tokens"}}))
-    assert stored.train.x.tolist() == tokens.train.x.tolist()
+    (tmp_path / "T.PARQUET").write_bytes((tmp_path / "t.parquet").read_bytes())
+    for name in ("t.parquet", "T.PARQUET"):
+        stored = corpora.open_corpus(Experiment.parse({"data": {"dataset": name, "image_column": "tokens"}}))
+        assert stored.train.x.tolist() == tokens.train.x.tolist()
+    assert load(lines, "T.JSONL", image_column="a").digest == corpus.digest
 
 
 def test_a_path_may_have_the_sign_that_parts_a_configuration_from_its_data_set(tmp_path: Path) -> None:
