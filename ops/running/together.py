@@ -23,7 +23,7 @@ from fedemu.ops.running.launch_rules import Child
 from fedemu.ops.running.portable import environment_for
 from fedemu.ops.running.timing import read_timing, table, timing
 from fedemu.ops.running.words import at_address, conclude, liveness_line, processes, title
-from fedemu.ops.terminal import say
+from fedemu.ops.terminal import can_redraw, say
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import GO_ON, usable
 from fedemu.protocol.host.private import private_folder
@@ -167,7 +167,7 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
         )
 
     warning = f"  keys         {in_words(runtime, os.environ, keys)}\n" if "bind" in runtime.model_fields_set else ""
-    terminal = sys.stderr.isatty()
+    terminal = can_redraw(sys.stderr)
 
     def interject(text: str) -> None:
         # On a terminal the cursor is at the end of the coordinator's display.

@@ -51,8 +51,9 @@ class Display(RunObserver, Protocol):
 
 
 def open_display(progress: Progress, console: Console) -> Display:
-    """The display that suits the console: live on a terminal, plain elsewhere."""
-    return LiveDisplay(progress, console) if console.is_terminal else PlainDisplay(progress, console)
+    """The display that suits the console: live on a terminal that can redraw it, plain elsewhere."""
+    live = console.is_terminal and not console.is_dumb_terminal
+    return LiveDisplay(progress, console) if live else PlainDisplay(progress, console)
 
 
 class PlainDisplay:

@@ -279,9 +279,15 @@ def test_a_resumed_run_says_so_and_counts_on(progress: Progress, clock: Clock) -
     assert progress.outcomes["accepted"] == 240
 
 
-def test_a_terminal_gets_the_live_display_and_a_pipe_plain_lines(progress: Progress) -> None:
-    assert type(open_display(progress, Console(file=io.StringIO(), force_terminal=True))) is LiveDisplay
-    assert type(open_display(progress, Console(file=io.StringIO(), force_terminal=False))) is PlainDisplay
+@pytest.mark.parametrize(
+    ("terminal", "term", "kind"),
+    [(True, "xterm", LiveDisplay), (False, "xterm", PlainDisplay), (True, "dumb", PlainDisplay)],
+)
+def test_a_terminal_that_can_redraw_gets_the_live_display_and_all_else_plain_lines(
+    progress: Progress, terminal: bool, term: str, kind: type
+) -> None:
+    console = Console(file=io.StringIO(), force_terminal=terminal, _environ={"TERM": term})
+    assert type(open_display(progress, console)) is kind
 
 
 def test_the_live_picture_shows_round_model_fleet_and_pace(progress: Progress, clock: Clock) -> None:
