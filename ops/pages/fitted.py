@@ -33,6 +33,8 @@ _MARKED: Final = 8
 _DPI: Final = 300
 _FOR_THREE: Final = 4.5
 """In a figure of fewer inches there is no room for three panels beside each other."""
+_HIGHEST: Final = 9.0
+"""A figure does not grow beyond this number of inches, the height of the text of a page."""
 _TITLES: Final = ("left", "center", "right")
 
 
@@ -220,7 +222,7 @@ def _squeeze(figure: Figure, panels: list[Any]) -> None:
 
 
 def _part_ticks(figure: Figure) -> None:
-    """Take ticks away, or turn their names, until no two names touch each other."""
+    """Take ticks away, or turn their names, or make the figure higher, until no two names touch each other."""
     for axes in figure.axes:
         if not axes.get_visible():
             continue
@@ -236,7 +238,7 @@ def _part_ticks(figure: Figure) -> None:
                     figure.draw_without_rendering()
                     if _touching(axis, which):
                         _every_second(axis)
-                else:
+                elif not _grow(figure, axes):
                     _every_second(axis)
                 figure.draw_without_rendering()
 
@@ -248,6 +250,26 @@ def _touching(axis: Any, which: int) -> bool:
     )
     gap = 2.0 if which == 0 else 0.0
     return any(left[1] + gap > right[0] for left, right in pairwise(boxes))
+
+
+def _grow(figure: Figure, axes: Any) -> bool:
+    """Make the figure so much higher that the names of the rows of a panel part. False if it may not be.
+
+    Numbers in a row tell what stands between them, so they are not worth the room.
+    """
+    labels = list(_labels(axes.yaxis))
+    if figure.get_layout_engine() is None or all(label.get_text().strip().isdecimal() for label in labels):
+        return False
+    boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.y0 + box.y1)
+    apart = [(high.y0 + high.y1 - low.y0 - low.y1) / 2 for low, high in pairwise(boxes)]
+    needed = [(high.height + low.height) / 2 for low, high in pairwise(boxes)]
+    factor = max(need / max(gap, 1e-3) for need, gap in zip(needed, apart, strict=True))
+    wide, high = figure.get_size_inches()
+    now = high + (1.02 * factor - 1) * axes.get_window_extent().height / figure.dpi
+    if now > max(_HIGHEST, high):
+        return False
+    figure.set_size_inches(wide, now)
+    return True
 
 
 def _labels(axis: Any) -> Iterator[Text]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,38 @@ def test_long_names_that_are_alike_in_the_legend_keep_their_lines() -> None:
     assert legend_below(figure, axes) is figure
     fit(figure, 3.25, 8.0, titles=False)
     assert [handle.get_color() for handle in figure.legends[0].legend_handles] == ["red", "blue"]
+
+
+@pytest.mark.parametrize(("rows", "named"), [(12, 12), (200, 25)])
+def test_a_figure_grows_until_each_row_has_its_name_but_not_beyond_a_page(rows: int, named: int) -> None:
+    def dots() -> Figure:
+        figure = bare_figure(5.6, 2.0)
+        left, right = figure.subplots(1, 2, sharey=True)
+        left.set_title("Final accuracy")
+        right.set_title("Forgetting")
+        for place in range(rows):
+            left.plot([0.5], [place], "o")
+        left.set_yticks(range(rows), [f"my method,\nlr 0.{place}" for place in range(rows)])
+        return figure
+
+    figure = fitted(dots)
+    boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
+    assert len(boxes) == named
+    assert all(low.y1 <= high.y0 for low, high in pairwise(boxes))
+    assert figure.get_size_inches()[1] < 9
+
+
+def test_numbers_of_rows_that_touch_each_other_are_left_out() -> None:
+    def numbered() -> Figure:
+        figure = bare_figure(5.6, 2.0)
+        axes = figure.subplots()
+        axes.imshow(np.eye(40), aspect="auto")
+        axes.set_yticks(range(40), [str(place) for place in range(40)])
+        return figure
+
+    figure = fitted(numbered)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["0", "8", "16", "24", "32"]
+    assert figure.get_size_inches()[1] < 2
 
 
 def test_the_data_behind_a_line_have_the_ends_of_its_band() -> None:
