@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -55,7 +55,8 @@ class CoordinatorPlan:
     loop, with what tells at any time what the devices do. ``planned`` are the on-line times of devices that sleep until
     they are asked, None if devices live at once and announce theirs. ``compute`` is how this process computes, which
     is compared with how the run was computed before; None: nothing is known of it. ``at_rest`` waits until nothing is
-    computed in this process beside the coordinator, such as the training of devices that live in it.
+    computed in this process beside the coordinator, such as the training of devices that live in it. ``about`` is what
+    ``data.json`` tells of the data.
     """
 
     address: str
@@ -71,6 +72,7 @@ class CoordinatorPlan:
     classes: int
     directory: Path
     frozen: Tree = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
     public: PublicData | None = None
     diagnosis: Diagnosis | None = None
     album: Album | None = None

@@ -84,6 +84,7 @@ class Coordinator:
         self._take_up(computed)
         # Whatever refuses a resume comes before this, because the logs are cut here.
         damage = [*(() if loaded is None else loaded.damage), *run.rewind(record.get("cursor", {}))]
+        run.about_data(plan.about)
         self._timeline = Timeline(settings.clock, record.get("time", 0.0), record.get("spent", 0.0))
         self._observers = Observers([EventLog(run.event, self._timeline), *plan.observers])
         admission = Admission(settings.devices, plan.quotas)

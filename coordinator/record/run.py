@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedemu.coordinator.record.data_file import read_class_names
 from fedemu.coordinator.record.json_lines import read_lines, read_object
 from fedemu.coordinator.record.row import Row, read_rows
 from fedemu.protocol.errors import ConfigurationError
@@ -31,7 +32,7 @@ class Run:
     """A run, finished or not. ``summary`` is None while it is unfinished.
 
     ``events`` and ``diagnosis`` are the lines of ``events.jsonl`` and ``diagnosis.jsonl``. ``diagnosis`` is empty
-    if the run was not diagnosed.
+    if the run was not diagnosed. ``class_names`` are those of the data, by number; empty if the run does not have them.
     """
 
     path: Path
@@ -40,6 +41,7 @@ class Run:
     events: Sequence[Line]
     summary: Mapping[str, Any] | None
     diagnosis: Sequence[Line] = ()
+    class_names: tuple[str, ...] = ()
 
     def named(self, event: str) -> list[Line]:
         """The events of one name, such as ``dropout``, in the order in which they happened."""
@@ -63,6 +65,7 @@ def read_run(path: Path) -> Run:
             events=read_lines(path / "events.jsonl"),
             summary=read_summary(path),
             diagnosis=read_lines(path / "diagnosis.jsonl"),
+            class_names=read_class_names(path),
         )
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"The run in {path} cannot be read: {error}") from error

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from fedemu.coordinator.record.data_file import DATA
 from fedemu.coordinator.record.json_lines import is_object, plain, to_line
 from fedemu.coordinator.record.row import Row, read_rows
 from fedemu.coordinator.record.summary import Summary
@@ -145,6 +146,12 @@ class RunDirectory:
     def event(self, name: str, virtual_time: float, wall_time: float, /, **fields: Any) -> None:
         """Append one event. Times are seconds since the run's start."""
         self._append("events", {"event": name, "virtual_time": virtual_time, "wall_time": wall_time, **fields})
+
+    def about_data(self, told: Mapping[str, Any]) -> None:
+        """Write ``data.json``, unless there is nothing to tell, or it tells this already."""
+        path, text = self.path / DATA, json.dumps(plain(told), indent=1, allow_nan=False) + "\n"
+        if told and not (path.is_file() and path.read_bytes() == text.encode()):
+            write_whole(path, text)
 
     def generated(self, task: int, page: Mapping[str, NDArray[Any]]) -> None:
         """Write the pictures of what is generated in a task. A task that begins again writes the same file again."""

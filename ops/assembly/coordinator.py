@@ -19,6 +19,7 @@ from fedemu.coordinator.evaluation.threads import most_threads
 from fedemu.coordinator.fleet.planned_times import PlannedTimes
 from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.record.data_file import about
 from fedemu.coordinator.settings import Settings
 from fedemu.device.compute.environment import hold_to_portable
 from fedemu.ops.assembly.agreement import common
@@ -73,6 +74,7 @@ def assemble(
         classes=corpus.classes,
         directory=directory,
         frozen=frozen,
+        about=about(corpus),
         public=parts.public,
         diagnosis=diagnosis,
         album=open_album(corpus),

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from fedemu.coordinator.record.data_file import DATA, read_class_names
 from fedemu.coordinator.record.run_directory import CONFIG
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import read_frozen
@@ -27,6 +28,8 @@ KEPT_EVENTS: Final = 1000
 KEPT_ASKS: Final = 24
 MOST_ASKED: Final = 400
 """The most devices of one ask that the page gets one by one."""
+MOST_NAMES: Final = 1000
+"""The number of classes whose names the page gets."""
 FRESH_SECONDS: Final = 4.0
 """An account of the coordinator that is older than this is not believed any more."""
 
@@ -42,6 +45,9 @@ class LiveRun:
         self.directory = directory
         self.experiment: Experiment = read_frozen(directory)
         self._frozen_at = self._changed(CONFIG)
+        self._described_at: int | None = None
+        self.class_names: tuple[str, ...] = ()
+        """The names of the classes by number, of the first of them. Empty as long as the run does not tell them."""
         self.stream = stream
         self._messages = 0
         self.machine = Machine(directory)
@@ -80,6 +86,10 @@ class LiveRun:
             self._begin()
             self.devices.frozen = frozen
             metrics, events, asks = self._metrics.look(), self._events.look(), self._asks.look()
+        described_at = self._changed(DATA)
+        if described_at not in (None, self._described_at):
+            self._described_at, self.class_names = described_at, read_class_names(self.directory)[:MOST_NAMES]
+            anew = True
         self._unread.update({"metrics": metrics.unread, "events": events.unread, "asks": asks.unread})
         message: dict[str, Any] = {}
         if rows := [self._rows.add(line) for line in metrics.lines]:
@@ -159,6 +169,7 @@ class LiveRun:
             "seed": experiment.seed,
             "virtual": experiment.clock.kind == "virtual",
             "periods": experiment.stream.period_count,
+            "classes": self.class_names,
         }
 
     def _changed(self, name: str) -> int | None:

@@ -35,6 +35,10 @@ LINE_STYLES = ("-", "--", ":", "-.")
 MARKERS = "osD^vP*X<>"
 _LINES = 3
 """A name beside an axis or above a panel has at most so many lines."""
+_MOST_NAMED = 24
+"""More classes than this have their numbers at an axis, not their names."""
+_LONGEST_CLASS = 16
+"""The name of a class at an axis has at most so many characters."""
 ACCURACY_COLOURS = matplotlib.colormaps["viridis"].with_extremes(bad=(0.55, 0.6, 0.64, 0.35))
 """The colours of accuracies from 0 to 1. A missing accuracy is grey."""
 ORDERED = LinearSegmentedColormap.from_list("ordered", ["#2f6fd6", "#8a5fd0", "#c9559b", "#de6a4a", "#c98a00"])
@@ -143,6 +147,14 @@ def class_map(axes: Any, rounds: Sequence[int], table: Floats) -> Any:
     axes.grid(False)
     axes.yaxis.set_major_locator(round_ticks(12, integer=True))
     return cell_map(axes, shown, cmap=ACCURACY_COLOURS, vmin=0, vmax=1, origin="lower", extent=extent)
+
+
+def name_classes(axis: Any, names: Sequence[str], classes: int) -> bool:
+    """Write the names of classes at an axis. False if there are none, or too many: then their numbers stay."""
+    if len(names) != classes or classes > _MOST_NAMED or [*names] == [*map(str, range(classes))]:
+        return False
+    axis.set_ticks(range(classes), [shortened(name, _LONGEST_CLASS) for name in names], fontsize=8)
+    return True
 
 
 def cell_map(axes: Any, table: Any, **look: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,9 +18,10 @@ from fedemu.ops.pages.style import drawn
 from fedemu.ops.report.generated import generated_plots
 from fedemu.ops.report.plots.diagnosis import DIAGNOSIS_PLOTS, of_rounds
 from fedemu.ops.report.plots.local_curves import LOCAL_PLOTS
+from fedemu.ops.report.plots.one_round import models_of_last_round, models_of_worst_round
 from fedemu.ops.report.plots.periods import PERIOD_PLOTS
 from fedemu.ops.report.plots.replay import REPLAY_PLOTS
-from fedemu.ops.report.plots.rounds import PLOTS
+from fedemu.ops.report.plots.rounds import PLOTS, class_accuracy
 from fedemu.ops.results.periods import period_results
 from fedemu.protocol.errors import ConfigurationError
 
@@ -29,6 +31,13 @@ GENERATED: Final = "Generated samples"
 """The heading of what a method generated."""
 ROUNDS: Final = "Round by round"
 """The heading of the pictures that every run has."""
+Plot = Callable[..., Figure | None]
+_OF_CLASSES: Final[Sequence[Plot]] = (
+    class_accuracy,
+    models_of_worst_round,
+    models_of_last_round,
+)
+"""The plots that take the names of classes."""
 
 
 def figure(directory: Path, name: str) -> Figure:
@@ -70,11 +79,16 @@ def figures(
     return {
         "Periods": bound(PERIOD_PLOTS, results) if results else {},
         "Replay": bound(REPLAY_PLOTS, run.rows),
-        ROUNDS: bound(PLOTS, run.rows),
+        ROUNDS: bound(_with_names(PLOTS, run), run.rows),
         "Local training": bound(LOCAL_PLOTS, _local_curves(directory)),
-        "Diagnosed rounds": bound(DIAGNOSIS_PLOTS, of_rounds(run.diagnosis)),
+        "Diagnosed rounds": bound(_with_names(DIAGNOSIS_PLOTS, run), of_rounds(run.diagnosis)),
         GENERATED: bound(generated_plots(generated), generated),
     }
+
+
+def _with_names(plots: Mapping[str, Plot], run: Run) -> dict[str, Plot]:
+    """The plots, of which those that show classes name them as the run's data do."""
+    return {name: partial(plot, names=run.class_names) if plot in _OF_CLASSES else plot for name, plot in plots.items()}
 
 
 def _local_curves(directory: Path) -> Mapping[str, object]:

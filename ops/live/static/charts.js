@@ -111,9 +111,13 @@ export function viridis(value) {
   return `rgb(${VIRIDIS[low].map((tone, channel) => Math.round(tone + (place - low) * (VIRIDIS[low + 1][channel] - tone))).join()})`;
 }
 
+// A name that fits beside a chart.
+const short = (name) => (String(name).length > 16 ? `${String(name).slice(0, 15)}…` : String(name));
+
 export class Heat {
-  constructor(parent, title, column, what) {
-    Object.assign(this, { title, column, what });
+  // ``named`` gives the name of a row by its number, which counts from 0.
+  constructor(parent, title, column, what, named) {
+    Object.assign(this, { title, column, what, named });
     this.canvas = make("canvas", { role: "img", "aria-label": title });
     this.plot = make("div", { class: "plot" }, this.canvas);
     this.caption = make("figcaption");
@@ -136,14 +140,17 @@ export class Heat {
   draw(rows) {
     this.rows = rows;
     this.kept = rows.filter((row) => row[this.column]);
-    const width = this.plot.clientWidth, left = 40, foot = 18;
+    const width = this.plot.clientWidth, foot = 18;
     this.figure.hidden = !this.kept.length;
     if (!this.seen.now) return this.say();
     if (!width || !this.kept.length) return;
     const values = this.kept, classes = values[values.length - 1][this.column].length;
     const context = prepare(this.canvas, width, HEIGHT);
     context.clearRect(0, 0, width, HEIGHT);
-    const wide = (width - left - 4) / values.length, high = (HEIGHT - foot - 4) / classes;
+    context.font = "11px system-ui, sans-serif";
+    const high = (HEIGHT - foot - 4) / classes, every = Math.max(1, Math.ceil(14 / high));
+    const names = values[values.length - 1][this.column].map((_, label) => (label % every ? "" : short(this.named(label))));
+    const left = Math.max(40, ...names.map((name) => Math.ceil(context.measureText(name).width) + 9)), wide = (width - left - 4) / values.length;
     this.at = { left, wide, high, classes };
     const step = Math.max(1, Math.floor(values.length / (width - left)));
     for (let place = 0; place < values.length; place += step) {
@@ -153,11 +160,9 @@ export class Heat {
       });
     }
     context.fillStyle = colour("soft");
-    context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
     context.textAlign = "right";
-    const every = Math.max(1, Math.ceil(14 / high));
-    for (let label = 0; label < classes; label += every) context.fillText(String(this.what === "period" ? label + 1 : label), left - 5, (label + 0.5) * high);
+    names.forEach((name, label) => context.fillText(name, left - 5, (label + 0.5) * high));
     context.textBaseline = "alphabetic";
     context.textAlign = "left";
     context.fillText(`round ${values[0].round}`, left, HEIGHT - 4);
@@ -170,7 +175,7 @@ export class Heat {
   say() {
     const last = this.kept?.[this.kept.length - 1];
     if (!last) return;
-    const known_ = last[this.column].map((value, label) => [value, this.what === "period" ? label + 1 : label]).filter(([value]) => known(value));
+    const known_ = last[this.column].map((value, label) => [value, this.named(label)]).filter(([value]) => known(value));
     if (!known_.length) return;
     const [worst, best] = [known_.reduce((a, b) => (b[0] < a[0] ? b : a)), known_.reduce((a, b) => (b[0] > a[0] ? b : a))];
     const text = `round ${last.round}: ${this.what} ${best[1]} is best with ${percent(best[0])}, ${this.what} ${worst[1]} is worst with ${percent(worst[0])}`;
@@ -183,7 +188,7 @@ export class Heat {
     const place = Math.floor((event.clientX - box.left - this.at.left) / this.at.wide), label = Math.floor((event.clientY - box.top) / this.at.high);
     const row = this.kept[place];
     if (row && label >= 0 && label < this.at.classes) {
-      this.caption.textContent = `round ${row.round}, ${this.what} ${this.what === "period" ? label + 1 : label}: ${percent(row[this.column][label])}`;
+      this.caption.textContent = `round ${row.round}, ${this.what} ${this.named(label)}: ${percent(row[this.column][label])}`;
     }
   }
 
@@ -191,6 +196,6 @@ export class Heat {
     const last = this.kept?.[this.kept.length - 1];
     if (!this.details.open || !last) return;
     this.body.replaceChildren(table([this.what, `accuracy after round ${last.round}`],
-      last[this.column].map((value, label) => [this.what === "period" ? label + 1 : label, percent(value)])));
+      last[this.column].map((value, label) => [this.named(label), percent(value)])));
   }
 }

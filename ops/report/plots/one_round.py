@@ -25,6 +25,7 @@ from fedemu.ops.pages.style import (
     Floats,
     accuracy_bar,
     cell_map,
+    name_classes,
     new_figure,
     numbers,
     round_ticks,
@@ -35,23 +36,25 @@ Lines = Sequence[Line]
 
 _READABLE_CLASSES, _READABLE_MODELS = 12, 20
 """With more classes or models than this, the cells of a heat map have no room for numbers."""
+_LETTERS_ACROSS = 50
+"""Names of classes with more letters than this, each as long as the longest, are turned."""
 _MODELS = ("before", "locals", "after")
 """The keys of a line that hold the old global model, the local models and the new global model."""
 _DOT: Mapping[str, Any] = {"markersize": 3.4, "markeredgecolor": ON_BRIGHT, "markeredgewidth": 0.6}
 
 
-def models_of_worst_round(lines: Lines) -> Figure | None:
+def models_of_worst_round(lines: Lines, names: Sequence[str] = ()) -> Figure | None:
     """The accuracy by class of every model of the round that forgot most."""
     known = [line for line in _with_classes(lines) if line.get("round_forgetting") is not None]
     if not known:
         return None
-    return _models_of(max(known, key=lambda line: float(line["round_forgetting"])), "most forgotten")
+    return _models_of(max(known, key=lambda line: float(line["round_forgetting"])), "most forgotten", names)
 
 
-def models_of_last_round(lines: Lines) -> Figure | None:
+def models_of_last_round(lines: Lines, names: Sequence[str] = ()) -> Figure | None:
     """The accuracy by class of every model of the last diagnosed round."""
     known = _with_classes(lines)
-    return _models_of(known[-1], "last diagnosed") if known else None
+    return _models_of(known[-1], "last diagnosed", names) if known else None
 
 
 def local_forgetting_of_worst_round(lines: Lines) -> Figure | None:
@@ -69,7 +72,7 @@ def local_forgetting_of_last_round(lines: Lines) -> Figure | None:
     return _local_forgetting(known[-1], "last diagnosed") if known else None
 
 
-def _models_of(line: Line, why: str) -> Figure:
+def _models_of(line: Line, why: str, names: Sequence[str]) -> Figure:
     """Accuracies by class of the old global model, the local ones, the new one (Aljahdali et al., figure 2)."""
     old, local, new = (line[which]["class_accuracy"] for which in _MODELS)
     table = numbers([old, *local, new])
@@ -82,6 +85,8 @@ def _models_of(line: Line, why: str) -> Figure:
     axes.hlines([0.5, models - 1.5], -0.5, classes - 0.5, color="white", linewidth=4)
     axes.set_xlim(-0.5, classes - 0.5)
     axes.xaxis.set_major_locator(round_ticks(20, integer=True))
+    if name_classes(axes.xaxis, names, classes) and max(map(len, names)) * classes > _LETTERS_ACROSS:
+        axes.tick_params(axis="x", rotation=90)
     axes.set_xlabel("class")
     _name_ticks(axes.yaxis, ["old global", *(f"device {device}" for device in line["devices"]), "new global"])
     counts = line.get("label_counts")

@@ -23,6 +23,7 @@ from fedemu.ops.pages.style import (
     class_map,
     legend_below,
     marker,
+    name_classes,
     new_figure,
     numbers,
     round_ticks,
@@ -73,7 +74,7 @@ def accuracy_and_loss(rows: Rows) -> Figure | None:
     return figure
 
 
-def class_accuracy(rows: Rows) -> Figure | None:
+def class_accuracy(rows: Rows, names: Sequence[str] = ()) -> Figure | None:
     """A heat map of the accuracy by class: classes upwards, rounds to the right (Aljahdali et al., figure 1b)."""
     rows = [row for row in rows if row.class_accuracy]
     if not rows:
@@ -81,6 +82,7 @@ def class_accuracy(rows: Rows) -> Figure | None:
     table = numbers([row.class_accuracy for row in rows]).T
     figure, axes = new_figure("Accuracy by class", height=min(6.0, 2.2 + 0.13 * max(len(table), 9)))
     image = class_map(axes, [row.round for row in rows], table)
+    name_classes(axes.yaxis, names, len(table))
     axes.set_ylabel("class")
     accuracy_bar(figure, image, axes)
     return figure

@@ -11,6 +11,7 @@ import resource
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -54,6 +55,21 @@ def test_rows_and_events_are_json_lines_at_once(run: RunDirectory):
         {"event": "join", "virtual_time": 0.0, "wall_time": 0.25, "device": 7, "host": "räksmörgås"}
     ]
     assert run.rows() == (row,)
+
+
+def test_what_the_data_say_of_the_model_is_kept_and_written_anew_only_if_it_differs(run: RunDirectory):
+    path = run.path / "data.json"
+    run.about_data({})
+    assert not path.exists()
+    about = {"input_shape": (1, 8, 8), "mean": np.array([4.5]), "class_names": ("rose", "tulip")}
+    run.about_data(about)
+    assert json.loads(path.read_bytes()) == {"input_shape": [1, 8, 8], "mean": [4.5], "class_names": ["rose", "tulip"]}
+    assert read_run(run.path).class_names == ("rose", "tulip")
+    before = path.stat().st_ino
+    run.about_data(about)
+    assert path.stat().st_ino == before
+    run.about_data({"class_names": ["daisy"]})
+    assert read_run(run.path).class_names == ("daisy",)
 
 
 def test_an_event_may_have_a_field_called_name(run: RunDirectory):

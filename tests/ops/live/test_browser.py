@@ -240,6 +240,10 @@ def test_what_is_drawn_is_also_said(live: Live, visit: Callable[..., Any]) -> No
     for title in ("Accuracy", "Loss", "Accuracy by class"):
         label = page.get_attribute(f'[role=img][aria-label^="{title}. "]', "aria-label")
         assert re.search(r"\d", label), label
+    heat = "new Heat(document.body, 'T', 'a', 'class', (row) => ['rose', 'tulip'][row])"
+    draw = "heat.draw([{ round: 3, a: [0.5, 1] }]); heat.say(); return heat.caption.textContent;"
+    told = page.evaluate(f"import('/static/charts.js').then(({{ Heat }}) => {{ const heat = {heat}; {draw} }})")
+    assert told == "round 3: class tulip is best with 100.0 %, class rose is worst with 50.0 %"
     page.wait_for_selector(f'canvas[aria-label^="Field of {DEVICES} devices: "]')
     page.wait_for_selector('canvas[aria-label^="Timeline of round "]')
     assert page.get_attribute("[role=progressbar]", "aria-valuemax") == "100000"

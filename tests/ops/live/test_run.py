@@ -74,6 +74,16 @@ def test_rows_events_and_asks_come_as_they_are_written(made: Any) -> None:
     assert states(whole["fleet"]["states"])[3] == States.ONLINE
 
 
+def test_names_of_classes_come_once_the_run_tells_them(made: Any) -> None:
+    run = LiveRun(0, made.directory, Told())
+    made.row(1)
+    assert "run" not in news(run)
+    assert run.about()["classes"] == ()
+    (made.directory / "data.json").write_text('{"class_names": ["rose", "tulip"]}')
+    assert news(run)["run"]["classes"] == ("rose", "tulip")
+    assert news(run) == {}
+
+
 def test_many_rows_that_come_at_once_as_in_a_folder_that_is_copied_are_all_told(made: Any) -> None:
     run = LiveRun(0, made.directory, Told())
     made.append("metrics", *({"round": round} for round in range(1, 1501)))

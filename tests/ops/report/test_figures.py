@@ -47,6 +47,31 @@ def test_a_name_that_the_run_lacks_is_an_error_with_those_that_it_has(run: Path)
         figure(run / "nowhere", "accuracy")
 
 
+@pytest.mark.parametrize(
+    ("told", "names"),
+    [
+        ('{"class_names": ["rose", "a tulip that is rather long"]}', ["rose", "a tulip …er long"]),
+        ('{"class_names": ["0", "1"]}', []),
+        ('{"class_names": ["rose", "tulip", "daisy"]}', []),
+        ('{"class_names": 3}', []),
+        ("[", []),
+    ],
+)
+def test_classes_have_their_names_if_the_run_tells_them(run: Path, told: str, names: list[str]) -> None:
+    model = {"class_accuracy": [0.5, 1.0]}
+    local = {"class_accuracy": [[0.5, 0.5]]}
+    line = {"round": 1, "devices": [3], "before": model, "after": model, "locals": local, "round_forgetting": 0.0}
+    (run / "diagnosis.jsonl").write_text(json.dumps(line) + "\n")
+    (run / "metrics.jsonl").write_text("".join(json.dumps({"round": n, **model}) + "\n" for n in (1, 2)))
+    (run / "data.json").write_text(told)
+    upwards = figure(run, "class_accuracy")
+    numbers = ["class 0", "class 1"]
+    assert [*dict.fromkeys(datum.series for datum in data_behind(upwards))] == (names or numbers)
+    for name in ("rows_worst_round", "rows_last_round"):
+        across = figure(run, name).axes[0].xaxis
+        assert [label.get_text() for label in across.get_ticklabels() if names] == names
+
+
 def test_the_fleet_is_shown_at_the_start_of_its_round_and_crashes_at_its_end(run: Path) -> None:
     rows = [{"round": n, "virtual_time": 10.0 * n, "online": 4 - n, "joined": 4, "crashed": 1} for n in (1, 2, 3)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
