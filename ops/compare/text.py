@@ -103,6 +103,12 @@ def width_of(stream_is_terminal: bool) -> int:
     return shutil.get_terminal_size().columns if stream_is_terminal else _PIPE_WIDTH
 
 
+def for_people(figure: str, value: float | None) -> str:
+    """A figure of a comparison in the unit in which people read it, such as percent."""
+    cell = dict([*_OF_TASKS.values(), *_columns(None, 0).values()]).get(figure, cells.number)
+    return cell(Statistic((value,)))
+
+
 def explanation(comparison: Comparison) -> list[str]:
     """Sentences that explain the numbers of the tables."""
     lines = []

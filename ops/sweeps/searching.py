@@ -146,6 +146,9 @@ def _tell_best(part: Part, study: Study, directories: Sequence[Path]) -> None:
         words += ["--seeds", ",".join(map(str, part.seeds))]
     elif part.seeds[0] != seed_of(part.experiments[0], part.set, os.environ):
         words += ["--seed", str(part.seeds[0])]
+    from fedemu.ops.compare.text import for_people
+
     values = ", ".join(f"{key} = {toml_value(chosen)}" for key, chosen in choices)
-    say(f"\nbest of {counted(len(over), 'trial')}: trial {number + 1} with {values}: {study.figure} {value:.4g}")
+    found = f"{study.figure} {for_people(study.figure, value)}"
+    say(f"\nbest of {counted(len(over), 'trial')}: trial {number + 1} with {values}: {found}")
     say(f"run it alone by\n{shlex.join(words)}")
