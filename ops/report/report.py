@@ -28,9 +28,9 @@ def write_report(directory: Path) -> Path:
     """
     run, made = read_run(directory), read_generated(directory)
     folder = directory / "plots"
+    _require_writable(directory)
     folder.mkdir(exist_ok=True)
-    if not os.access(folder, os.W_OK):
-        raise ConfigurationError(f"{folder} is read-only; make it writable, or write the report of a copy of the run")
+    _require_writable(folder)
     sections = figures(directory, run, made)
     plots = {heading: draw_all(draws, folder) for heading, draws in sections.items()}
     above = list(plots)[: list(plots).index(ROUNDS)]
@@ -46,6 +46,11 @@ def write_report(directory: Path) -> Path:
     page = directory / "report.html"
     write_whole(page, render("report.html", _context(run, period_results(run)) | pictures))
     return page
+
+
+def _require_writable(folder: Path) -> None:
+    if not os.access(folder, os.W_OK):
+        raise ConfigurationError(f"{folder} is read-only; make it writable, or write the report of a copy of the run")
 
 
 def _context(run: Run, results: PeriodResults | None) -> dict[str, object]:

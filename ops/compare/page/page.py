@@ -40,8 +40,9 @@ def claim_folder(out: Path) -> None:
         if out.exists() and not (out.is_dir() and ((out / NUMBERS).is_file() or _is_begun(out))):
             raise ConfigurationError(f"{out} exists and holds no comparison; choose another folder with --out")
         (out / "plots").mkdir(parents=True, exist_ok=True)
-        if not os.access(out / "plots", os.W_OK):
-            raise ConfigurationError(f"{out / 'plots'} is read-only; choose another folder with --out")
+        for place in (out, out / "plots"):
+            if not os.access(place, os.W_OK):
+                raise ConfigurationError(f"{place} is read-only; choose another folder with --out")
 
 
 def all_figures(comparison: Comparison) -> dict[str, Draw]:
