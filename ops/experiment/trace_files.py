@@ -79,7 +79,9 @@ def read_availability(
         spell.append((begin, finish))
     devices = tuple(_flat(spell) for spell in spells.values())
     if not any(devices):
-        raise ConfigurationError(f"{path} has no interval of policy {policy!r} and state {state!r}")
+        asked = {"policy": policy, "state": state, "bootstrap": "" if bootstrap else "0"}
+        kept = " and ".join(f"{column} {wanted!r}" for column, wanted in asked.items() if wanted and column in header)
+        raise ConfigurationError(f"{path} has no interval{kept and f' of {kept}'} in which a device is on-line")
     return RecordedAvailability(devices, last_event)
 
 

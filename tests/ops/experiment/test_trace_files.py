@@ -70,7 +70,9 @@ def test_a_byte_order_mark_is_no_part_of_a_name(folder: Path, name: str) -> None
         ("device,start,end\na,0,1e300\nb,1,2\n", "line 2: 1e300 must be 0 or from 1e-50 to 1e+50"),
         ("device,start,end\na,0,1e18\nb,1,2\n", "line 2: 1e18 is no time, which is in seconds and at most 1e+13"),
         ("device,start,end\na,5,3\n", "line 2: the interval ends at 3, before its start 5"),
-        ("device,start,end,state\na,1,3,eval\n", "has no interval of policy '' and state 'train'"),
+        ("device,start,end,state\na,1,3,eval\n", "has no interval of state 'train' in which a device is on-line"),
+        ("device,start,end\na,1,1\n", "trace.csv has no interval in which a device is on-line"),
+        ("device,start,end,bootstrap\na,1,2,1\n", "has no interval of bootstrap '0' in which a device is on-line"),
         (PHONES, "has several policies; set policy to one of wifi, battery"),
     ],
 )
