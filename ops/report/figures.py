@@ -18,6 +18,7 @@ from fedemu.ops.pages.style import drawn
 from fedemu.ops.report.generated import generated_plots
 from fedemu.ops.report.plots.diagnosis import DIAGNOSIS_PLOTS, of_rounds
 from fedemu.ops.report.plots.local_curves import LOCAL_PLOTS
+from fedemu.ops.report.plots.measures import MEASURES
 from fedemu.ops.report.plots.one_round import models_of_last_round, models_of_worst_round
 from fedemu.ops.report.plots.periods import PERIOD_PLOTS
 from fedemu.ops.report.plots.replay import REPLAY_PLOTS
@@ -80,6 +81,7 @@ def figures(
         "Periods": bound(PERIOD_PLOTS, results) if results else {},
         "Replay": bound(REPLAY_PLOTS, run.rows),
         ROUNDS: bound(_with_names(PLOTS, run), run.rows),
+        "Measures of the method": bound(MEASURES, run.rows),
         "Local training": bound(LOCAL_PLOTS, _local_curves(directory)),
         "Diagnosed rounds": bound(_with_names(DIAGNOSIS_PLOTS, run), of_rounds(run.diagnosis)),
         GENERATED: bound(generated_plots(generated), generated),
