@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -12,6 +13,11 @@ from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.ops.assembly.trial import tried_parts
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.tables.stream import in_words
+from fedemu.protocol.wording import readable
+
+MOST_NAMES: Final = 10
+"""The number of classes whose names are told."""
+LONGEST_NAME: Final = 40
 
 
 def rehearse(experiment: Experiment, say: Callable[[str], None]) -> dict[str, str]:
@@ -26,6 +32,7 @@ def rehearse(experiment: Experiment, say: Callable[[str], None]) -> dict[str, st
     facts = {
         "samples": f"{sizes.sum()} to train on ({sizes.min()} to {sizes.max()} a device), {len(tests.indices)} to "
         f"test on, {parts.corpus.classes} classes",
+        **_classes(parts.corpus.class_names),
         "variables": _variables(parts.variables, frozen_of(parts.model)),
     }
     if len(tests) > 1:
@@ -37,6 +44,15 @@ def rehearse(experiment: Experiment, say: Callable[[str], None]) -> dict[str, st
     if public is not None:
         facts["public"] = f"{len(public.train)} samples to train on, {len(public.validation)} for validation"
     return facts
+
+
+def _classes(names: Sequence[str]) -> dict[str, str]:
+    """The first names of classes in words. Nothing if they are but numbers, or if there is one class only."""
+    if len(names) == 1 or all(name.isdecimal() for name in names):
+        return {}
+    rest = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    shown = (" ".join(readable(name[:LONGEST_NAME]).split()) for name in names[:MOST_NAMES])
+    return {"classes": ", ".join(shown) + rest}
 
 
 def _variables(variables: Tree, frozen: Tree) -> str:

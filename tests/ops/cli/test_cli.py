@@ -224,6 +224,20 @@ def test_validate_tells_how_much_is_public(capsys: pytest.CaptureFixture[str]) -
     assert "  public       108 samples to train on, 36 for validation" in shown
 
 
+@pytest.mark.parametrize(("count", "said"), [(3, "rose 0, rose 1, rose 2"), (12, "rose 6, rose 7 and 2 more")])
+def test_validate_tells_the_first_classes_by_their_names(
+    count: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDEMU_CACHE", str(tmp_path / "cache"))
+    rows = (f'{place},"rose\n{place % count}"\n' for place in range(60))
+    Path("flowers.csv").write_text("width,label\n" + "".join(rows))
+    smaller = ("--set", "fleet.devices=2", "--set", "fleet.per_round=1", "--set", "data.partition.kind=iid")
+    assert call("validate", "digits-small", "--set", "data.dataset=flowers.csv", *smaller) == 0
+    classes = re.search(r"\n  classes      (rose 0, .*)\n", capsys.readouterr().out)
+    assert classes is not None
+    assert classes[1].endswith(said)
+
+
 def test_validate_warns_of_tasks_that_find_no_public_data_of_their_classes(capsys: pytest.CaptureFixture[str]) -> None:
     few = ("seed=2", "data.public.fraction=0.025", "stream.tasks=10", "stream.rounds_per_task=3")
     assert call("validate", "digits-tasks", *(part for setting in few for part in ("--set", setting))) == 0
