@@ -13,6 +13,7 @@ from fedemu.ops.data.own.text_files import read_file, values
 from fedemu.ops.data.source import SPLIT, DataSource, Place
 from fedemu.ops.data.split import Part, chosen_splits, divided
 from fedemu.ops.data.texts import classes_of_cells
+from fedemu.ops.figures import counted
 from fedemu.protocol.errors import DataError
 
 _LABELS = ("label", "labels", "target", "class", "y")
@@ -78,10 +79,11 @@ def _numbers(source: DataSource, name: str, cells: Sequence[str]) -> NDArray[np.
     if len(wrong):
         cell = cells[wrong[0]]
         what = "an empty cell" if not cell.strip() else f"{cell[:40]!r}"
+        others = f" (and so in {counted(len(wrong) - 1, 'more row')})" if len(wrong) > 1 else ""
         raise DataError(
             f"row {wrong[0] + 1} of {source.dataset!r} has {what} in the column {name!r}, where a finite number "
-            "(float32) should be; mend it, keep the column out by data.id_column, or set data.text.kind = 'labels' to "
-            "learn from texts"
+            f"(float32) should be{others}; mend it, keep the column out by data.id_column, or set data.text.kind = "
+            "'labels' to learn from texts"
         )
     return column
 

@@ -71,6 +71,7 @@ def test_without_a_column_of_splits_a_part_of_each_class_is_set_apart(load: Load
     ("content", "data", "said"),
     [
         ("a,y\n1,0\nx,1\n", {}, "row 2 of 't.csv' has 'x' in the column 'a', where a finite number (float32) should"),
+        ("a,y\n1,0\n,1\n\nx,1\n3,2\n", {}, "(float32) should be (and so in 1 more row); mend it"),
         ("a,y\n1,0\n1e39,1\n", {}, "row 2 of 't.csv' has '1e39' in the column 'a', where a finite number"),
         ("a,y\n1,0\n2, \n", {}, "the column 'y' of 't.csv' is empty in row 2"),
         ("a,y\n1,0\n,1\n", {}, "row 2 of 't.csv' has an empty cell in the column 'a'"),
