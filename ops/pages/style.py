@@ -151,10 +151,15 @@ def class_map(axes: Any, rounds: Sequence[int], table: Floats) -> Any:
 
 def name_classes(axis: Any, names: Sequence[str], classes: int) -> bool:
     """Write the names of classes at an axis. False if there are none, or too many: then their numbers stay."""
-    if len(names) != classes or classes > _MOST_NAMED or [*names] == [*map(str, range(classes))]:
+    if not (are_words(names) and len(names) == classes <= _MOST_NAMED):
         return False
     axis.set_ticks(range(classes), [shortened(name, _LONGEST_CLASS) for name in names], fontsize=8)
     return True
+
+
+def are_words(names: Sequence[str]) -> bool:
+    """Whether there are names of classes which are not just their numbers."""
+    return [*names] != [*map(str, range(len(names)))]
 
 
 def cell_map(axes: Any, table: Any, **look: Any) -> Any:

@@ -23,12 +23,14 @@ from fedemu.ops.pages.colours import GREY, INK, PAPER
 from fedemu.ops.pages.style import (
     WIDTH,
     accuracy_bar,
+    are_words,
     bare_figure,
     class_map,
     legend_below,
     legend_columns,
     line_look,
     markers,
+    name_classes,
     new_figure,
     round_ticks,
     wrapped,
@@ -36,6 +38,8 @@ from fedemu.ops.pages.style import (
 
 _FEW_ROUNDS = 4
 """A curve of fewer evaluated rounds is shown once, and not its second half again."""
+_MOST_NAMED = 14
+"""Maps of more classes than this number them: a small map has no room for more names."""
 _SMOOTH_FROM = 20
 """A jagged curve of this number of rounds or more is drawn as a running mean."""
 
@@ -187,11 +191,16 @@ def class_accuracy(comparison: Comparison) -> Figure | None:
     across = min(3, len(maps))
     down = -(-len(maps) // across)
     figure = bare_figure(max(WIDTH, 3.9 * across), 0.6 + 2.5 * down)
-    cells = figure.subplots(down, across, sharex=True, squeeze=False)
+    classes = [len(table) for _, _, table in maps]
+    names = _names_of_classes(comparison) if max(classes) <= _MOST_NAMED else ()
+    named = are_words(names) and {*classes} == {len(names)}
+    cells = figure.subplots(down, across, sharex=True, sharey=named, squeeze=False)
     for axes in cells.flat[len(maps) :]:
         axes.set_visible(False)
     for axes, (label, rounds, table) in zip(cells.flat, maps, strict=False):
         image = class_map(axes, rounds, table)
+        if named:
+            name_classes(axes.yaxis, names, len(table))
         axes.set_title(wrapped(label, 30), fontsize=9)
         axes.xaxis.set_major_locator(round_ticks(6, integer=True))
         axes.tick_params(labelbottom=True)
@@ -201,6 +210,12 @@ def class_accuracy(comparison: Comparison) -> Figure | None:
     figure.supylabel("class", fontsize=9.5)
     accuracy_bar(figure, image, cells.flat[: len(maps)], aspect=20 * down)
     return figure
+
+
+def _names_of_classes(comparison: Comparison) -> tuple[str, ...]:
+    """The names of the classes of all runs. Empty if they differ, or if some runs don't tell them."""
+    told = {run.class_names for entry in comparison.entries for run in entry.runs}
+    return next(iter(told)) if len(told) == 1 else ()
 
 
 COMPARISON_PLOTS: Mapping[str, Callable[[Comparison], Figure | None]] = {

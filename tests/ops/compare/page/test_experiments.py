@@ -195,6 +195,23 @@ def test_maps_of_any_number_of_experiments_stand_in_two_columns_of_a_paper(exper
     assert len({round(panel.x0, 3) for panel in panels}) == 2
 
 
+@pytest.mark.parametrize("other", [["rose", "tulip"], ["tulip", "rose"]])
+def test_maps_name_their_classes_if_all_runs_call_them_alike(other: list[str], tmp_path: Path) -> None:
+    for number, names in enumerate([["rose", "tulip"]] * 3 + [other]):
+        run = write_run(tmp_path / f"{number}", [0.1, 0.4], local={"lr": 0.1 + number})
+        (run / "data.json").write_text(json.dumps({"class_names": names}))
+    figure = drawn(class_accuracy, compare([tmp_path]))
+    assert figure is not None
+    alike = other == ["rose", "tulip"]
+    shown = {"rose", "tulip"} if alike else {"class 0", "class 1"}
+    assert {datum.series for datum in data_behind(figure)} == shown
+    fit(figure, 3.25, 8.0, titles=False)
+    figure.draw_without_rendering()
+    maps = [axes for axes in figure.axes if axes.images]
+    at_left = [any(label.get_visible() for label in axes.get_yticklabels()) for axes in maps]
+    assert at_left == ([True, False, True, False] if alike else [True] * 4)
+
+
 def test_a_name_with_dollar_signs_is_no_formula(tmp_path: Path) -> None:
     for name in (r"$\bad$", "a$x$b"):
         (write_run(tmp_path / name, [0.1, 0.4, 0.7]) / "config.toml").unlink()  # so that the folder is the name
