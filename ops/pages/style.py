@@ -14,6 +14,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, Colormap, LinearSegmentedColormap, ListedColormap, to_hex
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
@@ -43,9 +44,10 @@ ACCURACY_COLOURS = matplotlib.colormaps["viridis"].with_extremes(bad=(0.55, 0.6,
 """The colours of accuracies from 0 to 1. A missing accuracy is grey."""
 ORDERED = LinearSegmentedColormap.from_list("ordered", ["#2f6fd6", "#8a5fd0", "#c9559b", "#de6a4a", "#c98a00"])
 """The colours of things in an order, such as periods. Each can be seen on white and on black."""
+_FONT = "DejaVu Sans"
 STYLE: Any = {
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
+    "font.sans-serif": [_FONT],
     "font.size": 9.5,
     "figure.facecolor": "white",
     "axes.facecolor": "none",
@@ -151,15 +153,16 @@ def class_map(axes: Any, rounds: Sequence[int], table: Floats) -> Any:
 
 def name_classes(axis: Any, names: Sequence[str], classes: int) -> bool:
     """Write the names of classes at an axis. False if there are none, or too many: then their numbers stay."""
-    if not (are_words(names) and len(names) == classes <= _MOST_NAMED):
+    if not (can_name(names) and len(names) == classes <= _MOST_NAMED):
         return False
     axis.set_ticks(range(classes), [shortened(name, _LONGEST_CLASS) for name in names], fontsize=8)
     return True
 
 
-def are_words(names: Sequence[str]) -> bool:
-    """Whether there are names of classes which are not just their numbers."""
-    return [*names] != [*map(str, range(len(names)))]
+def can_name(names: Sequence[str]) -> bool:
+    """Whether names of classes can stand at an axis: they are not just numbers, and the font has all their letters."""
+    font = get_font(findfont(_FONT))
+    return [*names] != [*map(str, range(len(names)))] and all(map(font.get_char_index, map(ord, "".join(names))))
 
 
 def cell_map(axes: Any, table: Any, **look: Any) -> Any:

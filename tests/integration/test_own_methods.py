@@ -18,7 +18,7 @@ def test_the_pages_own_method_model_and_data_set_train_a_fleet(
     tmp_path: Path, warm: WarmStart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = PAGE.read_text()
-    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     [experiment] = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "mine.py").write_text(code)
     (tmp_path / "mine.toml").write_text(experiment)

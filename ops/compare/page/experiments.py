@@ -23,8 +23,8 @@ from fedemu.ops.pages.colours import GREY, INK, PAPER
 from fedemu.ops.pages.style import (
     WIDTH,
     accuracy_bar,
-    are_words,
     bare_figure,
+    can_name,
     class_map,
     legend_below,
     legend_columns,
@@ -193,7 +193,7 @@ def class_accuracy(comparison: Comparison) -> Figure | None:
     figure = bare_figure(max(WIDTH, 3.9 * across), 0.6 + 2.5 * down)
     classes = [len(table) for _, _, table in maps]
     names = _names_of_classes(comparison) if max(classes) <= _MOST_NAMED else ()
-    named = are_words(names) and {*classes} == {len(names)}
+    named = can_name(names) and {*classes} == {len(names)}
     cells = figure.subplots(down, across, sharex=True, sharey=named, squeeze=False)
     for axes in cells.flat[len(maps) :]:
         axes.set_visible(False)

@@ -52,6 +52,7 @@ def test_a_name_that_the_run_lacks_is_an_error_with_those_that_it_has(run: Path)
     [
         ('{"class_names": ["rose", "a tulip that is rather long"]}', ["rose", "a tulip …er long"]),
         ('{"class_names": ["0", "1"]}', []),
+        ('{"class_names": ["rose", "\\u82b1"]}', []),  # the font lacks this letter
         ('{"class_names": ["rose", "tulip", "daisy"]}', []),
         ('{"class_names": 3}', []),
         ("[", []),
