@@ -87,8 +87,8 @@ def test_the_page_for_authors_lists_every_name() -> None:
 
 
 def test_the_page_for_authors_imports_from_no_other_place() -> None:
-    [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    modules = {node.module for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)}
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    modules = {node.module for code in blocks for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)}
     assert {module for module in modules if module and module.startswith("fedemu")} == {"fedemu.algorithms"}
     assert re.findall(r"fedemu\.algorithms\.\w+", PAGE.read_text()) == []
 
