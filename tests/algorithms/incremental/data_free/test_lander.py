@@ -86,18 +86,8 @@ def test_devices_learn_later_tasks_by_the_weights_that_were_set(
     assert all(not torch.allclose(one, other) for one, other in combinations(models, 2))
 
 
-def test_every_option_arrives_where_it_counts() -> None:
-    alike: dict[str, Any] = {
-        "cross_entropy": 0.6,
-        "batch_statistics": 7.0,
-        "divergence": 0.8,
-        "statistics_momentum": 0.4,
-        "student_steps": 3,
-        "student_batch": 5,
-        "student_lr": 0.2,
-        "student_decay": 0.01,
-        "device": "cpu",
-    }
+def test_every_option_arrives_where_it_counts(making: tuple[dict[str, Any], SynthesisSettings]) -> None:
+    options, settings = making
     method = lander(
         INGREDIENTS,
         anchor_width=5,
@@ -108,17 +98,11 @@ def test_every_option_arrives_where_it_counts() -> None:
         previous=0.7,
         temperature=4.0,
         synthetic_batch=6,
-        synthesis_rounds=9,
-        warm_up=2,
-        synthesis_steps=8,
-        generator_batch=10,
         noise=11,
         generator_lr=0.1,
-        student_temperature=12.0,
-        **alike,
+        **options,
     )
     synthesis, maker = method._synthesis, method._synthesis.maker
-    settings = SynthesisSettings(rounds=9, warm_up=2, steps=8, batch_size=10, temperature=12.0, keep_all=False, **alike)
     assert synthesis.settings == settings
     first, later = (method.programs[name].loss for name in ("train", "rehearse"))
     assert {(each.anchoring, each.radius) for each in (maker, first, later)} == {(1.5, 0.25)}

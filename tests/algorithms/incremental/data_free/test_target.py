@@ -45,18 +45,6 @@ SHORT: dict[str, Any] = {
     "student_steps": 2,
     "student_batch": 4,
 }
-MAKING: dict[str, Any] = {
-    "cross_entropy": 0.6,
-    "batch_statistics": 7.0,
-    "divergence": 0.8,
-    "statistics_momentum": 0.4,
-    "student_steps": 3,
-    "student_batch": 5,
-    "student_lr": 0.2,
-    "student_decay": 0.01,
-    "device": "cpu",
-}
-"""Options that are called alike where samples are made."""
 
 
 @pytest.fixture
@@ -113,25 +101,20 @@ def test_devices_distil_by_the_weight_and_the_temperature_that_were_set(fleet: C
     assert all(not torch.allclose(one, other) for one, other in combinations(models, 2))
 
 
-def test_every_option_arrives_where_it_counts() -> None:
+def test_every_option_arrives_where_it_counts(making: tuple[dict[str, Any], SynthesisSettings]) -> None:
+    options, settings = making
     method = target(
         INGREDIENTS,
         distillation=3.0,
         temperature=4.0,
         synthetic_batch=6,
-        synthesis_rounds=9,
-        warm_up=2,
-        synthesis_steps=8,
-        generator_batch=10,
         noise=11,
         generator_lr=0.1,
         latent_lr=0.3,
-        student_temperature=12.0,
-        **MAKING,
+        **options,
     )
     synthesis, loss = method._synthesis, method.programs["rehearse"].loss
-    settings = SynthesisSettings(rounds=9, warm_up=2, steps=8, batch_size=10, temperature=12.0, keep_all=True, **MAKING)
-    assert synthesis.settings == settings
+    assert synthesis.settings == replace(settings, keep_all=True)
     assert synthesis.maker.generator.noise == 11
     assert (synthesis.maker.rates, synthesis.maker.steps) == ({"generator": 0.1, "latents": 0.3}, 8)
     assert (loss.synthetic_batch, loss.distillation, loss.temperature) == (6, 3.0, 4.0)
