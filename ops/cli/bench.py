@@ -100,7 +100,6 @@ def bench(
     if "gpu" in (subjects or ()):
         _compute_as_trainers_do()
     console = Console(stderr=True, highlight=False)
-    live = console.is_terminal and not console.is_dumb_terminal
     if not console.is_terminal:
         console.width = WIDTH
     effort = replace(QUICK if quick else Effort(), large=large)
@@ -114,7 +113,7 @@ def bench(
         with console.status("") as status:
 
             def tell(line: str) -> None:
-                status.update(line) if live else console.print(f"{line} ...", markup=False)
+                status.update(line) if console.is_interactive else console.print(f"{line} ...", markup=False)
 
             for name in dict.fromkeys(subjects or SUBJECTS):
                 if name in STUDIES:

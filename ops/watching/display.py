@@ -52,8 +52,7 @@ class Display(RunObserver, Protocol):
 
 def open_display(progress: Progress, console: Console) -> Display:
     """The display that suits the console: live on a terminal that can redraw it, plain elsewhere."""
-    live = console.is_terminal and not console.is_dumb_terminal
-    return LiveDisplay(progress, console) if live else PlainDisplay(progress, console)
+    return LiveDisplay(progress, console) if console.is_interactive else PlainDisplay(progress, console)
 
 
 class PlainDisplay:
