@@ -1,0 +1,36 @@
+"""On-line times: when a device is on-line, and how far ahead it announces that."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fedemu.coordinator.fleet.online_times import DAY, OnlineTimes, horizon
+from fedemu.protocol.errors import MalformedMessage
+
+
+def test_an_on_line_interval_is_half_open() -> None:
+    times = OnlineTimes(100.0, [(10.0, 20.0), (20.0, 30.0), (50.0, math.inf)])
+    assert [times.online(time) for time in (9.9, 10.0, 20.0, 29.9, 30.0, 50.0, 1e9)] == [
+        False, True, True, True, False, True, True,
+    ]  # fmt: skip
+    assert [times.arrival(time) for time in (0.0, 15.0, 30.0, 60.0)] == [10.0, 15.0, 50.0, 60.0]
+    assert OnlineTimes(100.0, [(10.0, 20.0)]).arrival(20.0) is None
+
+
+def test_intervals_that_are_over_are_not_kept() -> None:
+    times = OnlineTimes(100.0, [(10.0, 20.0), (30.0, 40.0), (50.0, 60.0)], since=30.0)
+    assert [times.online(time) for time in (15.0, 30.0, 45.0, 50.0)] == [False, True, False, True]
+    assert OnlineTimes(100.0, [(10.0, 20.0)], since=20.0).arrival(0.0) is None
+
+
+@pytest.mark.parametrize("intervals", [[(5.0, 5.0)], [(5.0, 4.0)], [(5.0, 9.0), (8.0, 10.0)]])
+def test_on_line_times_out_of_order_are_malformed(intervals: list[tuple[float, float]]) -> None:
+    with pytest.raises(MalformedMessage):
+        OnlineTimes(10.0, intervals)
+
+
+def test_the_horizon_is_one_day_and_doubles_until_it_grows_by_eight_days() -> None:
+    days = [0, 1, 1.1, 5, 9, 17, 24.1, 3650, 1e6]
+    assert [horizon(day * DAY) / DAY for day in days] == [1, 1, 2, 8, 16, 24, 32, 3656, 3656]
