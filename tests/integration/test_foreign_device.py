@@ -120,9 +120,9 @@ def test_a_run_of_foreign_devices_learns_what_a_run_of_own_devices_learns(
             for _ in range(2):
                 devices.append(await asyncio.create_subprocess_exec(*command))
             ending = [asyncio.create_task(device.wait()) for device in devices]
-            # A device that ends before the run has failed.
+            # A device that is told to stop ends with 0, a little before the run is over. Another end is a failure.
             await asyncio.wait([playing, *ending], return_when=asyncio.FIRST_COMPLETED)
-            assert playing.done() or [device.returncode for device in devices] == [None, None]
+            assert playing.done() or not any(device.returncode for device in devices)
             summary = await playing
             return summary, [await device.wait() for device in devices]
         finally:
