@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.algorithms.measures.forgetting import mean_known
-from fedemu.coordinator.record.row import Values
+from fedemu.coordinator.record.row import Row, Values
 from fedemu.coordinator.record.run import Run
 from fedemu.ops.compare.entry import Entry
 
@@ -31,10 +31,15 @@ class Curve(NamedTuple):
 
 def curve(entry: Entry, key: str) -> Curve:
     """A column of the rows, over the rounds in which at least one run has it."""
+    return curve_of(entry, lambda row: row.number(key))
+
+
+def curve_of(entry: Entry, read: Callable[[Row], float | None]) -> Curve:
+    """What ``read`` finds in the rows, over the rounds in which at least one run has it."""
     by_round: dict[int, list[float]] = defaultdict(list)
     for run in entry.runs:
         for row in run.rows:
-            if (value := row.number(key)) is not None:
+            if (value := read(row)) is not None:
                 by_round[row.round].append(value)
     rounds = sorted(by_round)
     values = [np.array(by_round[round]) for round in rounds]

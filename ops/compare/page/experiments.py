@@ -6,7 +6,7 @@ Each takes the comparison, and is None if that lacks its data. The figures that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from matplotlib.ticker import FuncFormatter
 from fedemu.ops.compare.compare import Comparison
 from fedemu.ops.compare.curves import MOVED, Curve, class_table, curve, spent
 from fedemu.ops.compare.entry import Entry
+from fedemu.ops.compare.page.lines import draw_curve, looks
 from fedemu.ops.figures import percent, readable_bytes, time_unit
 from fedemu.ops.pages.axes import SHARES, fit_shares
-from fedemu.ops.pages.behind import label_of
 from fedemu.ops.pages.colours import GREY, INK, PAPER
 from fedemu.ops.pages.style import (
     WIDTH,
@@ -28,7 +28,6 @@ from fedemu.ops.pages.style import (
     class_map,
     legend_below,
     legend_columns,
-    line_look,
     markers,
     name_classes,
     new_figure,
@@ -117,7 +116,7 @@ def forgetting_and_accuracy(comparison: Comparison) -> Figure | None:
         strict=True,
     ):
         shown: list[float] = []
-        for place, (entry, look) in enumerate(_looks(comparison)):
+        for place, (entry, look) in enumerate(looks(comparison)):
             known, mean, spread = _of(entry, key)
             if mean is None:
                 continue
@@ -148,7 +147,7 @@ def round_forgetting_ecdf(comparison: Comparison) -> Figure | None:
     Aljahdali et al., figure 4.
     """
     figure, axes = new_figure("Distribution of round forgetting (ECDF)", height=_height(comparison))
-    for entry, look in _looks(comparison):
+    for entry, look in looks(comparison):
         values = [row.round_forgetting for run in entry.runs for row in run.rows if row.round_forgetting is not None]
         if values:
             axes.ecdf(values, linewidth=1.8, **markers(entry.place, len(values)), **look)
@@ -166,7 +165,7 @@ def round_forgetting(comparison: Comparison) -> Figure | None:
 
     A curve of fewer rounds than such a mean takes is one point, the mean over all of them.
     """
-    curves = [(curve(entry, "round_forgetting"), entry.place, look) for entry, look in _looks(comparison)]
+    curves = [(curve(entry, "round_forgetting"), entry.place, look) for entry, look in looks(comparison)]
     longest = max(len(drawn.rounds) for drawn, _, _ in curves)
     window = 1 if longest < _SMOOTH_FROM else max(3, longest // 20)
     title = "Round forgetting" if window == 1 else f"Round forgetting, running mean of {window}"
@@ -230,18 +229,11 @@ COMPARISON_PLOTS: Mapping[str, Callable[[Comparison], Figure | None]] = {
 WIDE_COMPARISON_PLOTS: Mapping[str, Callable[[Comparison], Figure | None]] = {"class_accuracy": class_accuracy}
 
 
-def _looks(comparison: Comparison) -> Iterator[tuple[Entry, dict[str, Any]]]:
-    """Every entry with the colour, line style and name of its line, the same in all pictures."""
-    for entry in comparison.entries:
-        yield entry, {**line_look(entry.place), "label": label_of(entry.label)}
-
-
 def _with_legend(figure: Figure, axes: Any, comparison: Comparison) -> Figure | None:
     """The figure with its legend, which also names experiments that have no values here. None if none has any."""
     drawn = {line.get_label() for line in axes.lines}
-    looks = [look for _, look in _looks(comparison)]
-    lacking = [look for look in looks if look["label"] not in drawn]
-    if len(lacking) == len(looks):
+    lacking = [look for _, look in looks(comparison) if look["label"] not in drawn]
+    if len(lacking) == len(comparison.entries):
         return None
     for look in lacking:
         axes.plot([], [], **{**look, "label": f"{look['label']} (no values)"})
@@ -251,24 +243,17 @@ def _with_legend(figure: Figure, axes: Any, comparison: Comparison) -> Figure | 
 def _draw_accuracy(axes: Any, comparison: Comparison, since: float) -> list[float]:
     """Draw the accuracies from round ``since`` on, as mean and band. Returns what the axis has to show."""
     shown: list[float] = []
-    for entry, look in _looks(comparison):
+    for entry, look in looks(comparison):
         whole = curve(entry, "accuracy")
         late = whole.rounds >= since
-        drawn = Curve(*(values[late] for values in whole))
-        if len(drawn.rounds):
-            low, high = drawn.mean - drawn.deviation, drawn.mean + drawn.deviation
-            axes.plot(drawn.rounds, drawn.mean, linewidth=1.8, **markers(entry.place, len(drawn.rounds)), **look)
-            if drawn.deviation.any():
-                band = {"color": look["color"], "alpha": 0.16, "linewidth": 0, "label": f"_{entry.label}"}
-                axes.fill_between(drawn.rounds, low, high, **band)
-            shown += [*low, *high]
+        shown += draw_curve(axes, entry, look, Curve(*(values[late] for values in whole)))
     return shown
 
 
 def _draw_accuracy_against(axes: Any, comparison: Comparison, key: str, divisor: float) -> None:
     """Draw accuracy by what ``spent`` gives for ``key``, divided by ``divisor``, in the rounds that have both."""
     shown: list[float] = []
-    for entry, look in _looks(comparison):
+    for entry, look in looks(comparison):
         (rounds, so_far), reached = spent(entry, key), curve(entry, "accuracy")
         both, of_spent, of_reached = np.intersect1d(rounds, reached.rounds, return_indices=True)
         if len(both):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from matplotlib.figure import Figure
 
 from fedemu.ops.compare.beside import beside_best
 from fedemu.ops.compare.compare import Comparison
 from fedemu.ops.compare.entry import outcome_of
 from fedemu.ops.compare.page.experiments import COMPARISON_PLOTS, WIDE_COMPARISON_PLOTS
 from fedemu.ops.compare.page.head import head, swatches
+from fedemu.ops.compare.page.measures import MEASURE_PLOTS
 from fedemu.ops.compare.page.replay import REPLAY_PLOTS, WIDE_REPLAY_PLOTS
 from fedemu.ops.compare.page.tasks import WIDE_TASK_PLOTS
 from fedemu.ops.compare.text import TO_THE_LEFT, columns, explanation, replay_tables, task_table
@@ -24,7 +27,8 @@ from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import PARTIAL, usable, write_whole
 
 NUMBERS, PAGE = "compare.json", "compare.html"
-_PLOTS = (*COMPARISON_PLOTS, *WIDE_COMPARISON_PLOTS, *REPLAY_PLOTS, *WIDE_REPLAY_PLOTS, *WIDE_TASK_PLOTS)
+_WIDE_PLOTS: Mapping[str, Callable[[Comparison], Figure | None]] = {**WIDE_COMPARISON_PLOTS, **MEASURE_PLOTS}
+_PLOTS = (*COMPARISON_PLOTS, *_WIDE_PLOTS, *REPLAY_PLOTS, *WIDE_REPLAY_PLOTS, *WIDE_TASK_PLOTS)
 """The names of all plots of a comparison. Those of one of several have its name before them."""
 
 Columns = Mapping[str, list[str]]
@@ -48,7 +52,7 @@ def claim_folder(out: Path) -> None:
 def all_figures(comparison: Comparison) -> dict[str, Draw]:
     """All figures of a comparison by name. It need not have data for all of them."""
     return {
-        **bound({**COMPARISON_PLOTS, **WIDE_COMPARISON_PLOTS}, comparison),
+        **bound({**COMPARISON_PLOTS, **_WIDE_PLOTS}, comparison),
         **bound(WIDE_TASK_PLOTS, comparison.tasks),
         **bound({**REPLAY_PLOTS, **WIDE_REPLAY_PLOTS}, comparison.replay),
     }
@@ -131,7 +135,7 @@ def _shown(comparison: Comparison, plots: Path, facts: Sequence[Fact], prefix: s
         "notes": "; ".join(explanation(comparison)),
         "sections": [tests, tasks, replay],
         "pictures": draw_all(bound(COMPARISON_PLOTS, comparison), plots, prefix),
-        "large_pictures": draw_all(bound(WIDE_COMPARISON_PLOTS, comparison), plots, prefix),
+        "large_pictures": draw_all(bound(_WIDE_PLOTS, comparison), plots, prefix),
         "every_run": _runs(comparison),
     }
 

@@ -9,7 +9,8 @@ from fedemu.coordinator.record.row import Row
 from fedemu.ops.pages.behind import data_behind
 from fedemu.ops.pages.colours import ORANGE, PURPLE
 from fedemu.ops.pages.style import drawn
-from fedemu.ops.report.plots.measures import MOST, measures
+from fedemu.ops.report.plots.measures import measures
+from fedemu.ops.results.own_measures import MOST
 
 
 def row(round: int, devices: dict[str, Any], method: dict[str, Any]) -> Row:

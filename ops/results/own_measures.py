@@ -1,0 +1,44 @@
+"""The numbers that a method's own programs and remarks tell of a round, beside what fedemu itself measures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+from fedemu.coordinator.record.row import Row
+
+Teller = Literal["devices", "method"]
+
+MOST: Final = 8
+"""The number of own measures that pictures show, in the order of their names."""
+_ELSEWHERE: Final = frozenset({"loss", "replay_samples", "replay", "coordination", "generator"})
+"""What fedemu itself adds to the metrics of devices, and the topics of its remarks."""
+
+
+class OwnMeasure(NamedTuple):
+    """A measure by its name. ``teller``: devices in training (the mean over accepted ones), or the method's remarks."""
+
+    name: str
+    teller: Teller
+
+
+def own_measures(row: Row) -> dict[OwnMeasure, float]:
+    """The own measures of a round that are finite numbers: from its ``device_metrics`` and its ``remarks``."""
+    return {**_numbers("devices", row.device_metrics), **_numbers("method", row.remarks)}
+
+
+def first_measures(rows: Iterable[Row]) -> list[OwnMeasure]:
+    """The first ``MOST`` own measures of some rounds, in the order of their names."""
+    return sorted({measure for row in rows for measure in own_measures(row)})[:MOST]
+
+
+def _numbers(teller: Teller, told: Mapping[str, Any]) -> dict[OwnMeasure, float]:
+    return {
+        OwnMeasure(name, teller): float(value)
+        for name, value in told.items()
+        if name not in _ELSEWHERE
+        and isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    }
