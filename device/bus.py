@@ -149,6 +149,12 @@ class Unusable(Message):
     in_work: bool = False
 
 
+class Faulty(Message):
+    """The trainer cannot go on, and another process may be able to; ``detail`` says why. It waits to be killed."""
+
+    detail: Sentence
+
+
 class Finished(Message):
     """All jobs of a group are answered. The group took ``seconds`` of real time."""
 
@@ -198,7 +204,9 @@ class Quit(Message):
     reason: Name = ""
 
 
-ToSupervisor = Attach | Joined | Crashed | Asleep | Submit | Withdraw | Ready | Unusable | Finished | Done | JobFailed
+ToSupervisor = (
+    Attach | Joined | Crashed | Asleep | Submit | Withdraw | Ready | Unusable | Faulty | Finished | Done | JobFailed
+)
 ToProcess = Done | JobFailed | Rouse | Quit
 ToTrainer = Train | Quit
 

@@ -129,6 +129,10 @@ class TrainingError(FedemuError):
     """A program failed on a device's data."""
 
 
+class MachineFault(FedemuError):
+    """The machine could not do a job, which another process may be able to do: there was no memory, or a GPU failed."""
+
+
 def lacks_memory(error: BaseException) -> bool:
     """Whether an error means that host memory is exhausted. Neither torch nor the loader has a type for that."""
     return isinstance(error, MemoryError) or any(words in str(error) for words in _WITHOUT_MEMORY)

@@ -20,13 +20,13 @@ from torch import Tensor
 from fedemu.algorithms.interface import Forest, Tree
 from fedemu.algorithms.trees import flatten, from_arrays, to_arrays
 from fedemu.device.bus import INDICES, SEALED, Done, JobFailed, SharedFile, Train, TrainJob
-from fedemu.device.compute.executors.executor import Job, JobResult, MachineFault
+from fedemu.device.compute.executors.executor import Job, JobResult
 from fedemu.device.compute.shell import Answer
 from fedemu.device.memory.replay_buffer import buffer_leaves, split_own
 from fedemu.device.memory.store import read_own, write_own
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.blobs.tree_file import decode_tree
-from fedemu.protocol.errors import BlobError, ConfigurationError, DataError, FedemuError, TrainingError
+from fedemu.protocol.errors import BlobError, ConfigurationError, DataError, FedemuError, MachineFault, TrainingError
 from fedemu.protocol.host.named import load, restrict
 from fedemu.protocol.host.own_code import account, own_frames
 from fedemu.protocol.host.phases import mark

@@ -72,11 +72,11 @@ STACK_SIZE_WHERE_FORCED: Final = 8
 """The stack size of a vmapped or checked executor, if the experiment names one where the table says ``serial``."""
 
 
-def compute_rule(name: str, kind: Kind, device_type: DeviceType, stack_size: int | None = None) -> ComputeRule:
+def compute_rule(name: str, kind: Kind, device_type: DeviceType, stack_size: int = 0) -> ComputeRule:
     """The executor that runs programs of this kind, for the ``name`` that an experiment gives.
 
-    ``auto`` takes the executor of the table; every other name takes the executor of that name. ``stack_size`` replaces
-    the table's. Raises ConfigurationError if no executor has this name.
+    ``auto`` takes the executor of the table; every other name takes the executor of that name. ``stack_size``, if it
+    is not 0, replaces the table's. Raises ConfigurationError if no executor has this name.
     """
     if name not in get_args(ExecutorName):
         raise ConfigurationError(f"local.executor = {name!r} is none of {', '.join(get_args(ExecutorName))}")
@@ -85,7 +85,7 @@ def compute_rule(name: str, kind: Kind, device_type: DeviceType, stack_size: int
         return ComputeRule("plain", 1)
     if name == "serial" or (name == "auto" and rule.executor == "serial"):
         return ComputeRule("serial", 1)
-    if stack_size is None:
+    if not stack_size:
         stack_size = rule.stack_size if rule.executor == "vmapped" else STACK_SIZE_WHERE_FORCED
     return ComputeRule("checked" if name == "checked" else "vmapped", stack_size)
 

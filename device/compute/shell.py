@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from fedemu.device.bus import TO_TRAINER, Attach, Done, Finished, JobFailed, Quit, Ready, Train, Unusable
+from fedemu.device.bus import TO_TRAINER, Attach, Done, Faulty, Finished, JobFailed, Quit, Ready, Train, Unusable
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.codec import Buffer, Envelope
-from fedemu.protocol.errors import FedemuError, ProtocolError
+from fedemu.protocol.errors import FedemuError, MachineFault, ProtocolError
+from fedemu.protocol.host.own_code import account
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.interface import Dialer
 
@@ -56,12 +57,13 @@ class TrainerShell:
     def open(self, setup: TrainerSetup, open_runner: Callable[[TrainerSetup], Runner]) -> None:
         """Open the runner and tell the supervisor that it is ready.
 
-        A FedemuError is told as ``Unusable``, because every other trainer would meet the same error.
+        A FedemuError is told as ``Unusable``, because every other trainer would meet the same error. Another error, and
+        a MachineFault, are told as ``Faulty``.
         """
         try:
             self.runner = open_runner(setup)
-        except FedemuError as error:
-            self.bus.send(Unusable(detail=str(error)[:2048]))
+        except Exception as error:
+            self._give_up(error)
             return
         self.bus.send(Ready(capacity=dict(self.runner.capacity), default=self.runner.default))
 
@@ -78,17 +80,29 @@ class TrainerShell:
     def train(self, train: Train, frames: Sequence[memoryview]) -> None:
         """Run a group of jobs: send the answer to each job, and then ``Finished``.
 
-        A FedemuError, such as that of a full disk, is told as ``Unusable``: no other trainer could do the jobs.
+        A FedemuError, such as that of a full disk, is told as ``Unusable``: no other trainer could do the jobs. Another
+        error, and a MachineFault, such as that of a GPU without memory, are told as ``Faulty``. Groups that come after
+        it are not run.
         """
-        assert self.runner is not None, "a group comes after Ready"
+        if self.runner is None:
+            return
         began = time.monotonic()
         try:
             for answer, payload in self.runner.run(train, frames):
                 self.bus.send(answer, payload)
-        except FedemuError as error:
-            self.bus.send(Unusable(detail=str(error)[:2048], in_work=True))
+        except Exception as error:
+            self._give_up(error, in_work=True)
             return
         self.bus.send(Finished(group=train.group, seconds=time.monotonic() - began))
+
+    def _give_up(self, error: Exception, *, in_work: bool = False) -> None:
+        """Tell the supervisor why this process cannot go on. It is killed, so that another takes its place."""
+        self.runner = None
+        if isinstance(error, FedemuError) and not isinstance(error, MachineFault):
+            self.bus.send(Unusable(detail=str(error)[:2048], in_work=in_work))
+            return
+        log.error("the trainer cannot go on", exc_info=error)
+        self.bus.send(Faulty(detail=account(error)[:2048]))
 
     def end(self) -> None:
         """End the process with exit code 0."""

@@ -19,6 +19,7 @@ from fedemu.device.bus import (
     Attach,
     Crashed,
     Done,
+    Faulty,
     Finished,
     JobFailed,
     Joined,
@@ -80,6 +81,8 @@ class Broker:
         """Called with the number of a device process that can be spoken to."""
         self.trainer_ready: Callable[[int], None] = lambda number: None
         """Called with the number of a trainer that can take jobs."""
+        self.trainer_faulty: Callable[[int, str], None] = lambda number, why: None
+        """Called with the number of a trainer that cannot go on, and the reason. It is to be killed."""
         self._roles: dict[bytes, tuple[str, int]] = {}
         self._strange: Counter[str] = Counter()
         most = open_files() - SPARE_FILES
@@ -103,6 +106,8 @@ class Broker:
         self._trainers: dict[int, bytes] = {}
         self._tally: dict[int, list[int]] = {}
         self._advances: dict[int, int] = {}
+        self._faults: dict[int, str] = {}
+        """Why trainers that are about to end cannot go on, by their number."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._looking = self._loop.call_later(LOOK_SECONDS, self._look)
@@ -162,8 +167,9 @@ class Broker:
         peer = self._trainers.pop(number, None)
         if peer is not None:
             del self._roles[peer]
+        why = self._faults.pop(number, "")
         for job in self._queue.remove_trainer(number):
-            self._give_up(job, "trainer", f"{job.deaths} trainers died over it")
+            self._give_up(job, "trainer", f"{job.deaths} trainers died over it{why and f'; the last one: {why}'}")
         self._pump()
 
     def rouse(self, number: int, lives: Iterable[tuple[int, int]]) -> bool:
@@ -208,6 +214,9 @@ class Broker:
                 self._queue.add_trainer(number, lambda program: capacities.get(program, default))
                 self.trainer_ready(number)
                 self._pump()
+            case Faulty() if role == "trainer":
+                self._faults[number] = message.detail
+                self.trainer_faulty(number, message.detail)
             case Unusable() if role == "trainer":
                 self._failed((FedemuError if message.in_work else ConfigurationError)(message.detail))
             case Finished() if role == "trainer":

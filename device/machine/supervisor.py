@@ -158,7 +158,8 @@ class Supervision:
             failed=here.fail,
         )
         processes = self._processes(here, shared, broker, environment, zygote)
-        broker.joined, broker.crashed, broker.trainer_ready = processes.joined, link.died, trainers.ready
+        broker.joined, broker.crashed = processes.joined, link.died
+        broker.trainer_ready, broker.trainer_faulty = trainers.ready, trainers.faulty
         watching = asyncio.create_task(self._watch(broker, trainers))
         listen(watching, here.fail)
         stack.callback(watching.cancel)

@@ -108,6 +108,8 @@ class Trainers:
         self._pids: dict[int, int] = {}
         self._ready: set[int] = set()
         self._failures: Counter[int] = Counter()
+        self._faults: dict[int, str] = {}
+        """What trainers that are about to end have told of the reason, by their number."""
         self._pauses: dict[int, asyncio.TimerHandle] = {}
         """The trainers that are about to be started again."""
         self._keeping: asyncio.Task[None] | None = None
@@ -126,6 +128,11 @@ class Trainers:
     def ready(self, number: int) -> None:
         """Trainer ``number`` can take jobs."""
         self._ready.add(number)
+
+    def faulty(self, number: int, why: str) -> None:
+        """Trainer ``number`` cannot go on, and says why. Another takes its place."""
+        self._faults[number] = why.partition("\n")[0].removesuffix(".")
+        self.kill(number)
 
     def kill(self, number: int) -> None:
         """Kill a trainer. Another takes its place, and does its jobs again."""
@@ -152,6 +159,7 @@ class Trainers:
             for pause in self._pauses.values():
                 pause.cancel()  # the next nursery starts all of them
             self._pauses.clear()
+            self._faults.clear()
             for number in list(self._pids):
                 del self._pids[number]
                 self._ready.discard(number)
@@ -189,7 +197,8 @@ class Trainers:
             case NotForked(number=number, detail=detail):
                 self._trainer_ended(number, f"could not be started: {detail}")
             case Ended(number=number, code=code):
-                self._trainer_ended(number, ending(code))
+                fault = self._faults.pop(number, "")
+                self._trainer_ended(number, f"could not go on: {fault}" if fault else ending(code))
 
     def _trainer_ended(self, number: int, why: str) -> None:
         self._pids.pop(number, None)
@@ -202,7 +211,7 @@ class Trainers:
         if failures >= MOST_FAILURES:
             self._failed(FedemuError(f"Trainer {number} failed {failures} times in a row; at last it {why}."))
             return
-        log.warning("trainer %d %s; starting it again", number, why)
+        log.warning("trainer %d is started again: it %s", number, why)
         self._restarted()
         pause = 0.1 * 2**failures if failures > 1 else 0.0
         self._pauses[number] = self._loop.call_later(pause, self._fork, number)

@@ -96,7 +96,9 @@ def _trained(parts: Parts, epochs: int, state: Any, round: int, devices: Sequenc
             f"a reply to the method {experiment.algorithm.name!r} does not tell the device's model"
         )
     jobs = [Job(device, round, task, _held(parts, device, round)) for device in devices]
-    executor = open_executor(named, kind_of(cast(LocalProgram, program), parts.model.kind), "cpu")
+    executor = open_executor(
+        named, kind_of(cast(LocalProgram, program), parts.model.kind), "cpu", parts.experiment.local.stack
+    )
     source = Source(parts.corpus, experiment.seed, torch.device("cpu"))
     models = []
     for result in executor.run(cast(LocalProgram, program), request.shared, jobs, source):

@@ -21,7 +21,7 @@ from fedemu.algorithms.data.resident import Resident
 from fedemu.algorithms.interface import Forest, LocalProgram, Tree
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.device.compute.executors.batch_planner import Planner
-from fedemu.protocol.errors import TrainingError, lacks_memory
+from fedemu.protocol.errors import MachineFault, TrainingError, lacks_memory
 from fedemu.protocol.host.own_code import account
 
 RESIDENT_SHARE: Final = 0.1
@@ -109,10 +109,6 @@ class Source:
         return Resident(self.corpus, split, self.device) if split.x.nbytes + split.y.nbytes <= room else None
 
 
-class MachineFault(Exception):
-    """The machine could not do a job, which another process may be able to do: there was no memory, or a GPU failed."""
-
-
 def failed(device: int, said: str, error: Exception) -> TrainingError:
     """The error of a device's job: what could not be done, and why. Its cause is ``error``.
 
@@ -121,7 +117,7 @@ def failed(device: int, said: str, error: Exception) -> TrainingError:
     if isinstance(error, MachineFault):
         raise error
     if is_machine_fault(error):
-        raise MachineFault(f"device {device}: {said}: {account(error)}") from error
+        raise MachineFault(f"device {device}: {said}{_advice(error)}: {account(error)}") from error
     failure = TrainingError(f"device {device}: {said}: {account(error)}")
     failure.__cause__ = error
     return failure
@@ -135,6 +131,15 @@ _FAULTS: Final = (
     "cuDNN error",
 )
 """What torch says of a machine without memory, and of a GPU that failed. Not all of it has a class of its own."""
+
+
+def _advice(error: BaseException | None) -> str:
+    """What to do against a lack of memory, to stand before the account of the error. Empty for another error."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError) or lacks_memory(error):
+            return " (a smaller local.stack or local.batch_size takes less memory)"
+        error = error.__cause__
+    return ""
 
 
 def is_machine_fault(error: BaseException | None) -> bool:

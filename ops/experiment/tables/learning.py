@@ -176,6 +176,9 @@ class Local(Section):
     With ``lr_restart`` it begins again at ``lr`` in each period of the stream. With ``precision = "bfloat16"`` the
     products of matrices in training round inputs and results to 8 significant bits, at devices and in the coordinator's
     server jobs. Variables stay float32, and models are evaluated in float32.
+
+    ``stack`` devices are computed at once where devices are stacked. 0 leaves the number to a table for each kind of
+    model (``device/compute/rule.py``).
     """
 
     epochs: Count = 5
@@ -189,3 +192,10 @@ class Local(Section):
     augment: tuple[Literal["crop", "flip", "cutout", "mask"], ...] = ()
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     executor: Literal["auto", "serial", "vmapped", "checked", "plain"] = "auto"
+    stack: Annotated[int, Field(ge=0, le=1024)] = 0
+
+    @model_validator(mode="after")
+    def _stacks_several(self) -> Local:
+        if self.stack == 1:
+            raise ValueError("local.stack = 1 is no stack; write local.executor = 'serial'")
+        return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,16 +20,18 @@ from msgspec.structs import asdict
 from fedemu.algorithms.interface import Forest
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.device.bus import Done, JobFailed, SharedFile, Train, TrainJob
-from fedemu.device.compute.executors.executor import Job, JobResult, MachineFault, failed
+from fedemu.device.compute.executors.executor import Job, JobResult, failed
 from fedemu.device.compute.process import TorchRunner
 from fedemu.device.memory.replay_buffer import split_own
 from fedemu.device.memory.store import read_own, write_own
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.blobs.tree_file import encode_tree
-from fedemu.protocol.errors import FedemuError, TrainingError
+from fedemu.protocol.errors import FedemuError, MachineFault, TrainingError
 from fedemu.protocol.host.sealed import place_of
 from fedemu.protocol.messages import TensorSpec
 from fedemu.protocol.tensors import unpack
+
+ADVICE = " (a smaller local.stack or local.batch_size takes less memory)"
 
 
 class Recorder:
@@ -255,19 +258,19 @@ def test_a_failing_program_is_the_failure_of_its_device_alone(train: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "advice"),
     [
-        MemoryError(),
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory"),
-        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        (MemoryError(), ADVICE),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"), ADVICE),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory"), ADVICE),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), ""),
     ],
 )
-def test_a_machine_that_fails_ends_the_trainer_and_fails_no_device(train: Any, error: Exception) -> None:
+def test_a_machine_that_fails_ends_the_trainer_and_fails_no_device(train: Any, error: Exception, advice: str) -> None:
     def crash(job: Job) -> JobResult:
         raise failed(job.device, "the program failed", error)
 
-    with pytest.raises(MachineFault, match="device 3: the program failed: "):
+    with pytest.raises(MachineFault, match=f"device 3: the program failed{re.escape(advice)}: "):
         list(TorchRunner(Recorder(crash)).run(*train(3, 5)))
 
 

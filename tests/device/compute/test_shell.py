@@ -11,33 +11,42 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from fedemu.device.bus import TO_SUPERVISOR, Attach, Quit, Ready
+from fedemu.device.bus import TO_SUPERVISOR, Attach, Faulty, Quit, Ready, Train
 from fedemu.device.compute import shell
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.codec import Envelope
+from fedemu.protocol.errors import MachineFault
 from fedemu.protocol.transport.direct import DirectNetwork
 
 
 class Bus:
     """A supervisor's side of the bus, with one trainer in the same process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, open_runner: Callable[[TrainerSetup], Any] | None = None) -> None:
         self._network = DirectNetwork(asyncio.get_running_loop())
         self.heard: list[type] = []
+        self.told: list[str] = []
         self._peer = b""
         address = f"ipc://{folder}/bus"
         self.router = self._network.bind(address, TO_SUPERVISOR, self._received, lambda peer, error: None)
         setup = TrainerSetup(
             number=0, bus=address, token="token", trainer="t", experiment="e", device_type="cpu", allow_code=None
         )
-        self.task = asyncio.create_task(shell._serve(setup, lambda setup: MagicMock(capacity={}, default=1)))
+        opened = open_runner or (lambda setup: MagicMock(capacity={}, default=1))
+        self.task = asyncio.create_task(shell._serve(setup, opened))
 
     def _received(self, peer: bytes, envelope: Envelope) -> None:
         self._peer = peer
         self.heard.append(type(envelope.message))
+        if isinstance(envelope.message, Faulty):
+            self.told.append(envelope.message.detail)
 
     async def ready(self, until: Callable[..., Any]) -> None:
         await until(lambda: self.heard == [Attach, Ready], "the trainer")
+
+    def train(self) -> None:
+        train = Train(group=1, ask="1.0.0", program="train", task=0, shared=(), jobs=(), tensors=())
+        self.router.send(self._peer, train)
 
     def quit(self) -> None:
         self.router.send(self._peer, Quit())
@@ -71,3 +80,31 @@ async def test_a_trainer_that_was_told_to_quit_tells_nothing(
     bus.close()
     assert await asyncio.wait_for(bus.task, 30) == 0
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(RuntimeError("the GPU is hot"), "RuntimeError: the GPU is hot"), (MachineFault("no memory"), "no memory")],
+)
+async def test_a_trainer_that_cannot_go_on_tells_why_and_runs_no_other_group(
+    tmp_path: Path, until: Callable[..., Any], caplog: pytest.LogCaptureFixture, error: Exception, said: str
+) -> None:
+    runner = MagicMock(capacity={}, default=1, **{"run.side_effect": error})
+    bus = Bus(tmp_path, lambda setup: runner)
+    await bus.ready(until)
+    bus.train()
+    bus.train()
+    bus.quit()
+    assert await asyncio.wait_for(bus.task, 30) == 0
+    await until(lambda: bus.told, "its reason")
+    assert (bus.told, runner.run.call_count) == ([said], 1)
+    assert [record.getMessage() for record in caplog.records] == ["the trainer cannot go on"]
+
+
+async def test_a_trainer_that_cannot_be_opened_tells_why(tmp_path: Path, until: Callable[..., Any]) -> None:
+    bus = Bus(tmp_path, MagicMock(side_effect=RuntimeError("there is no GPU")))
+    await until(lambda: bus.told, "its reason")
+    assert (bus.heard, bus.told) == ([Attach, Faulty], ["RuntimeError: there is no GPU"])
+    assert not bus.task.done(), "it waits to be killed"
+    bus.quit()
+    assert await asyncio.wait_for(bus.task, 30) == 0

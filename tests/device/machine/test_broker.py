@@ -17,6 +17,7 @@ from fedemu.device.bus import (
     TO_TRAINER,
     Attach,
     Done,
+    Faulty,
     Finished,
     JobFailed,
     Joined,
@@ -209,7 +210,12 @@ async def test_a_blob_that_a_trainer_cannot_read_is_held_against_its_digest(
     assert not bus.store.has(Digest(REF.digest))
 
 
-async def test_the_device_hears_of_a_job_over_which_trainers_died(bus: Bus, until: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("fault", ["", "CUDA out of memory"])
+async def test_the_device_hears_of_a_job_over_which_trainers_died(
+    bus: Bus, until: Callable[..., Any], fault: str
+) -> None:
+    faulty: list[tuple[int, str]] = []
+    bus.broker.trainer_faulty = lambda number, why: faulty.append((number, why))
     bus.store.put(MODEL)
     device = bus.peer("process")
     device.submit()
@@ -218,9 +224,14 @@ async def test_the_device_hears_of_a_job_over_which_trainers_died(bus: Bus, unti
         trainer = bus.peer("trainer")
         trainer.dealer.send(Ready(capacity={}, default=4))
         await until(lambda heard=trainer.heard: heard, "the group")
+        if fault:
+            trainer.dealer.send(Faulty(detail=fault))
+            await until(lambda: faulty, "the reason")
+            assert faulty.pop() == (0, fault)
         bus.broker.trainer_ended(0)
     await until(lambda: device.heard, "the answer")
-    assert device.heard == [JobFailed(device=3, ask="1.0.0", reason="trainer", detail="3 trainers died over it")]
+    said = "3 trainers died over it" + ("; the last one: CUDA out of memory" if fault else "")
+    assert device.heard == [JobFailed(device=3, ask="1.0.0", reason="trainer", detail=said)]
 
 
 async def test_jobs_that_went_to_a_trainer_whose_last_words_came_late_go_to_the_next(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -158,6 +160,27 @@ async def test_a_trainer_that_ends_again_and_again_before_it_is_ready_ends_the_m
         nursery.heard(Ended(number=1, pid=1, code=4))
         assert (nursery.forked, dict(trainers.pids)) == ([0, 1, 1, 1, 1], {0: 2**22 + 1})
     assert str(told[0]) == "Trainer 1 failed 2 times in a row; at last it ended with code 4."
+
+
+async def test_a_trainer_that_tells_why_it_cannot_go_on_is_killed_and_quoted(
+    until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedemu.device.machine.trainers.MOST_FAILURES", 2)
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, sign: killed.append((pid, sign)))
+    told: list[FedemuError] = []
+    nursery = Nursery(lambda: None)
+    async with launched(nursery, 1, told.append) as trainers:
+        for fault in ("the GPU is hot.", "device 3: no memory, mine.py:10\n    mine.py:10 in forward: x = y"):
+            await until(lambda: 0 in trainers.pids, "the trainer was forked")
+            pid = trainers.pids[0]
+            trainers.faulty(0, fault)
+            assert killed.pop() == (pid, signal.SIGKILL)
+            nursery.heard(Ended(number=0, pid=pid, code=-9))
+    assert (
+        str(told[0])
+        == "Trainer 0 failed 2 times in a row; at last it could not go on: device 3: no memory, mine.py:10."
+    )
 
 
 async def test_a_trainer_that_the_system_does_not_let_start_is_tried_again_and_then_ends_the_machine(

@@ -10,6 +10,8 @@ import torch
 
 from fedemu.device.compute.executors.executor import Job, JobResult
 from fedemu.device.compute.executors.serial import Serial
+from fedemu.device.compute.executors.vmapped import STACKS_PER_CALL
+from fedemu.device.compute.rule import RULES
 from fedemu.ops.assembly import parts
 from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.assembly.trainer import open_trainer
@@ -34,6 +36,12 @@ def test_a_trainer_of_the_default_experiment_is_warm_and_trains() -> None:
 def test_a_trainer_computes_by_the_executor_that_is_set() -> None:
     experiment = Experiment.parse({"local": {"executor": "serial"}})
     assert open_trainer(experiment.to_bytes(), "cpu").capacity("train") == Serial.capacity
+
+
+@pytest.mark.parametrize(("stack", "size"), [(0, RULES["dense", "cpu"].stack_size), (3, 3)])
+def test_stacks_have_the_size_that_is_set_or_else_that_of_the_table(stack: int, size: int) -> None:
+    experiment = Experiment.parse({"local": {"stack": stack}})
+    assert open_trainer(experiment.to_bytes(), "cpu").capacity("train") == STACKS_PER_CALL * size
 
 
 def test_a_trainer_divides_no_data(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def test_the_digest_of_the_defaults_is_what_it_has_been() -> None:
     assert Experiment().digest == EXPECTED_DIGEST
 
 
-EXPECTED_DIGEST = "b0f51db495d241ae0484bcc366adca0e1ed2490b77761a6e22fab081d1aac492"
+EXPECTED_DIGEST = "7d9548e98e9afabf31a668a2cff82f5569e72ddf41dbad01963dce325365d49f"
 
 
 def test_an_experiment_is_frozen() -> None:
@@ -285,6 +285,7 @@ REFUSED = {
         "faults.downtime: a truncated normal distribution with std = 1.0 hardly ever gives a value from low = 3.0 to "
         "high = 3.0; lower std, or move low and high apart"
     ),
+    "[local]\nstack = 1": "local.stack = 1 is no stack; write local.executor = 'serial'",
     "[local]\nweight_decay = 1e300": "local.weight_decay = 1e+300 must be from 0 to 1e+38",
     "[liveness]\nheartbeat_seconds = 1e12": (
         "liveness.heartbeat_seconds = 1000000000000.0 must be above 0 and at most 1000000000.0"
