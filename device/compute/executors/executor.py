@@ -6,7 +6,7 @@ The executors run the same programs: ``serial.py`` one device after the other, `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Protocol
@@ -117,40 +117,41 @@ def failed(device: int, said: str, error: Exception) -> TrainingError:
     if isinstance(error, MachineFault):
         raise error
     if is_machine_fault(error):
-        raise MachineFault(f"device {device}: {said}{_advice(error)}: {account(error)}") from error
+        advice = _LESS_MEMORY if is_out_of_memory(error) else ""
+        raise MachineFault(f"device {device}: {said}{advice}: {account(error)}") from error
     failure = TrainingError(f"device {device}: {said}: {account(error)}")
     failure.__cause__ = error
     return failure
 
 
-_FAULTS: Final = (
-    "CUDA error",
-    "CUDA out of memory",
-    "CUBLAS_STATUS",
-    "CUDNN_STATUS",
-    "cuDNN error",
-)
-"""What torch says of a machine without memory, and of a GPU that failed. Not all of it has a class of its own."""
-
-
-def _advice(error: BaseException | None) -> str:
-    """What to do against a lack of memory, to stand before the account of the error. Empty for another error."""
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError) or lacks_memory(error):
-            return " (a smaller local.stack or local.batch_size takes less memory)"
-        error = error.__cause__
-    return ""
+_FAULTS: Final = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error")
+"""What torch says of a GPU that failed. Not all of it has a class of its own."""
+_NO_MEMORY: Final = "CUDA out of memory"
+"""What torch says of a GPU without memory, where it does not raise an OutOfMemoryError."""
+_LESS_MEMORY: Final = " (a smaller local.stack or local.batch_size takes less memory)"
 
 
 def is_machine_fault(error: BaseException | None) -> bool:
     """Whether an error, or its cause, is one of memory or of a GPU."""
+    return is_out_of_memory(error) or any(
+        isinstance(each, RuntimeError) and any(words in str(each) for words in _FAULTS) for each in _with_causes(error)
+    )
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or its cause, says that the memory of this machine, or of its GPU, does not suffice."""
+    return any(
+        isinstance(each, torch.OutOfMemoryError)
+        or lacks_memory(each)
+        or (isinstance(each, RuntimeError) and _NO_MEMORY in str(each))
+        for each in _with_causes(error)
+    )
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
-        if isinstance(error, torch.OutOfMemoryError) or lacks_memory(error):
-            return True
-        if isinstance(error, RuntimeError) and any(words in str(error) for words in _FAULTS):
-            return True
+        yield error
         error = error.__cause__
-    return False
 
 
 class Executor(Protocol):

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedemu.algorithms.models.low_precision import Precision
 from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.capture import Captures, GraphRecorder
-from fedemu.device.compute.executors.executor import Executor, Job, Source
+from fedemu.device.compute.executors.executor import Executor, Job, Source, is_out_of_memory
 from fedemu.device.compute.executors.private_torch import product_formula
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
@@ -99,6 +99,7 @@ def lines(
                     kernels = _kernel_seconds(executor, program, shared, jobs(few, 9), source) / few
             except Exception as error:
                 why = (str(error) or type(error).__name__).splitlines()[0]
+                why = "out of memory" if is_out_of_memory(error) else why
                 yield replace(line, why=why[:60])
                 continue
             yield _with_figures(line, Spread.of(rates), kernels, peak)
