@@ -183,9 +183,8 @@ class Asking:
         else:
             eligible = await self._connect(ask_id, among)
         if tally.online is None:
-            roster = self._service.roster
-            tally.joined = roster.joined
-            tally.online = int(roster.online(self._service.timeline.time).sum())
+            tally.joined = self._service.roster.joined
+            tally.online = int(eligible.sum())
         if among is not None:
             cohort = tuple(device for device in among if eligible[device])
         elif ask.cohort == "online":

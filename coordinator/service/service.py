@@ -198,7 +198,7 @@ class Service:
         return {
             "enrolled": self.roster.leases.granted,
             "connected": self.roster.reachable(),
-            "online": int(self.roster.online(self.timeline.time).sum()),
+            "online": int(self.roster.eligible(self.timeline.time).sum()),
             "busy": busy,
         }
 

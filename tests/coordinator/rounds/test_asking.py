@@ -123,6 +123,7 @@ async def test_a_dropped_device_is_not_asked_before_it_is_back(
     assert asked == {0: [0.0, 40.0], 1: [0.0, 10.0, 20.0, 30.0, 40.0], 2: [0.0, 10.0, 20.0, 30.0, 40.0]}
     assert len(left.named("death")) == 1
     assert [(row.joined, row.dropped, row.crashed) for row in left.rows] == [(3, 1, 1), *[(3, 0, 0)] * 4]
+    assert [row.online for row in left.rows] == [3, 2, 2, 2, 3], "who is away after a dropout is not on-line"
 
 
 async def test_with_nobody_on_line_the_clock_jumps_and_presence_is_asked_for_ever_further(

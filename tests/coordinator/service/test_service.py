@@ -78,6 +78,14 @@ def a_service(folder: Path, clock: Callable[[], float] = lambda: START) -> Servi
     return Service(settings, Roster(settings), Shelf(BlobStore(folder)), timeline, Observers(), granted)
 
 
+async def test_who_is_away_after_a_dropout_is_not_counted_as_on_line(tmp_path: Path) -> None:
+    service = a_service(tmp_path)
+    service.roster.planned = PlannedTimes(3, None)
+    assert service.counts()["online"] == 3
+    service.roster.columns.away[1] = 5.0
+    assert service.counts()["online"] == 2
+
+
 async def test_nothing_is_remembered_of_a_peer_whose_connection_is_gone(tmp_path: Path) -> None:
     reception = a_service(tmp_path).reception
     while reception.refusals.allow(b"peer", "fleet_full", START):
