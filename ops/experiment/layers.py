@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedemu.ops.experiment.tables.learning import AlgorithmSpec, ModelSpec
+
+_NAMES = {
+    "model": ModelSpec.model_fields["name"].default,
+    "algorithm": AlgorithmSpec.model_fields["name"].default,
+}
+"""What a table without a name means, by the full key of the table."""
+
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Lay the settings of ``above`` over those of ``below``, table by table.
@@ -17,10 +25,8 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") ->
     kept = dict(below)
     if "kind" in above and above["kind"] != below.get("kind"):
         kept = {}
-    if path == "model" and above.get("name", below.get("name")) != below.get("name"):
-        kept = {}
-    if path == "algorithm" and above.get("name", below.get("name")) != below.get("name"):
-        kept.pop("options", None)
+    if "name" in above and path in _NAMES and above["name"] != below.get("name", _NAMES[path]):
+        kept = {} if path == "model" else {key: value for key, value in kept.items() if key != "options"}
     if path == "fleet" and above.keys() & {"per_round", "participation"}:
         kept = {key: value for key, value in kept.items() if key not in {"per_round", "participation"}}
     for key, value in above.items():

@@ -175,6 +175,14 @@ def test_another_model_or_method_does_not_inherit_options() -> None:
     assert (algorithm.loss, algorithm.options) == ("wsm", {})
 
 
+def test_the_name_that_a_table_has_by_default_takes_no_options_away() -> None:
+    source = {"model": {"hidden": [128]}, "algorithm": {"options": {"mu": 1}}}
+    named, _ = load_experiment(source, ["model.name=mlp", "algorithm.name=fedavg"], {})
+    assert named == load_experiment(source, [], {})[0]
+    other, _ = load_experiment(source, ["model.name=lenet", "algorithm.name=moon"], {})
+    assert (other.model.options, other.algorithm.options) == ({}, {})
+
+
 @pytest.mark.parametrize("quoted", ['"mine.py:held"', "'mine.py:held'", "mine:held"])
 def test_a_part_of_an_overrides_key_may_be_quoted_as_in_toml(quoted: str) -> None:
     overrides = [f"algorithm.terms.{quoted}.width=2", "algorithm . loss=wsm"]
