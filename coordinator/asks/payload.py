@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedemu.algorithms.interface import Forest
 from fedemu.coordinator.sums.leaf import Leaf, widened
 from fedemu.protocol.codec import Buffer
-from fedemu.protocol.errors import FedemuError, ProtocolError
+from fedemu.protocol.errors import ConfigurationError, FedemuError, ProtocolError
 from fedemu.protocol.host.files import refusal_of
 from fedemu.protocol.host.mapping import mapped
 from fedemu.protocol.ids import DeviceId
@@ -53,6 +53,14 @@ class PayloadTemplate:
     def bytes_without(self, keys: Collection[str]) -> int:
         """The size in bytes of all tensors but those under the payload's ``keys``."""
         return sum(leaf.bytes for name, leaf in self.leaves.items() if name.partition("/")[0] not in keys)
+
+    def require_at_most(self, size: int, program: str) -> None:
+        """Raise ConfigurationError if a reply to this program has more bytes than ``size``."""
+        if self.bytes > size:
+            raise ConfigurationError(
+                f"a reply to {program!r} has {self.bytes} bytes, more than limits.max_payload_bytes = {size}; "
+                "raise the limit"
+            )
 
     @classmethod
     def of(cls, forest: Forest) -> PayloadTemplate:

@@ -250,11 +250,7 @@ class Asking:
             known = ", ".join(sorted(self._algorithm.programs))
             raise ConfigurationError(f"The algorithm asks for the program {ask.program!r}; it has {known}.") from None
         template = PayloadTemplate.of(program.payload(ask.shared))
-        if template.bytes > self._settings.payload_bytes:
-            raise ConfigurationError(
-                f"A reply to {ask.program!r} has {template.bytes} bytes, more than limits.max_payload_bytes = "
-                f"{self._settings.payload_bytes}; raise the limit."
-            )
+        template.require_at_most(self._settings.payload_bytes, ask.program)
         each = ask.each or {}
         by_device = {device: pack_tree(each[device]) for device in cohort if device in each}
         for device, (_, frames) in by_device.items():

@@ -25,6 +25,7 @@ from fedemu.algorithms.models.randomness.draws import KEY_SHAPE, Draws
 from fedemu.algorithms.models.randomness.random_functions import Keyed
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.trees import flatten, map_leaves, without
+from fedemu.coordinator.asks.payload import PayloadTemplate
 from fedemu.coordinator.evaluation.evaluate import read
 from fedemu.coordinator.rounds.server_job_worker import settle
 from fedemu.device.compute.executors.executor import Job, Source, is_machine_fault
@@ -231,6 +232,8 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
                 f"'shared' of this Ask has only {', '.join(map(repr, ask.shared)) or 'no tree'}"
             )
         _refuse(said, computing)
+    replies = PayloadTemplate.of(program.payload(ask.shared))
+    replies.require_at_most(experiment.limits.max_payload_bytes, ask.program)
     if isinstance(program, LocalSGD):
         _require_gradient(parts, samples)
     if not model.buffers and mixes(model, train=True):

@@ -285,6 +285,10 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
             ["local.epochs=2147483647", "fleet.devices=5"],
             "local.epochs = 2147483647 is too much: the list of a device's batches alone would take 4.9 TB, and ",
         ),
+        (
+            ["limits.max_payload_bytes=19239"],
+            "a reply to 'train' has 19240 bytes, more than limits.max_payload_bytes = 19239; raise the limit",
+        ),
         (["algorithm.name=tried:keeps_trees"], "returns 'before' from finish as no tensor (dict), but its initial_own"),
     ],
 )
