@@ -14,6 +14,7 @@ from fedemu.ops.results.results import Results
 from fedemu.ops.running.codes import INTERRUPTED, USAGE
 from fedemu.ops.running.folder import give_back
 from fedemu.ops.terminal import say
+from fedemu.protocol.errors import ConfigurationError
 
 
 def title(experiment: Experiment) -> str:
@@ -41,7 +42,16 @@ def conclude(directory: Path, code: int, command: str, *, new: bool, print_summa
     """
     if code == USAGE and (not new or give_back(directory)):
         return code
-    results = Results.read(directory)
+    again = f"fedemu {command} --resume {shlex.quote(str(directory))}"
+    try:
+        results = Results.read(directory)
+    except ConfigurationError:
+        if code == 0:
+            raise
+        # What has ended the run was told. It may hinder this, too, such as a disk that fails.
+        say(f"stopped; its results so far are in {directory}, and cannot be read now; continue it with")
+        say(again)
+        return code
     if code == 0:
         say(results.to_text())
         if print_summary:
@@ -54,7 +64,7 @@ def conclude(directory: Path, code: int, command: str, *, new: bool, print_summa
         return code
     done = f"after round {results.rows[-1].round}" if results.rows else "before the first round"
     say(f"stopped {done}; its results so far are in {directory}; continue it with")
-    say(f"fedemu {command} --resume {shlex.quote(str(directory))}")
+    say(again)
     return code
 
 

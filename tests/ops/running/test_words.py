@@ -1,8 +1,11 @@
 """The lines that a run shows to people when it ends."""
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -10,6 +13,7 @@ from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.running.folder import claim
 from fedemu.ops.running.words import at_address, conclude, liveness_line, processes
+from fedemu.protocol.errors import ConfigurationError
 
 Write = Callable[..., None]
 EXPERIMENT = Experiment(name="tiny", rounds=3)
@@ -83,6 +87,25 @@ def test_a_run_that_proved_wrong_after_a_round_is_kept_and_the_way_on_is_told(
         "stopped after round 1; its results so far are in runs/tiny-1; continue it with",
         "fedemu run --resume runs/tiny-1",
     ]
+
+
+def test_an_error_that_hinders_the_last_lines_too_keeps_its_code_and_is_not_told_twice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], write_row: Write
+) -> None:
+    directory = claim(EXPERIMENT, None)
+    write_row(directory, 1)
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: _refuse(errno.EMFILE))
+    assert conclude(directory, 5, "run", new=True, print_summary=False) == 5
+    assert capsys.readouterr().err.splitlines() == [
+        "stopped; its results so far are in runs/tiny-1, and cannot be read now; continue it with",
+        "fedemu run --resume runs/tiny-1",
+    ]
+    with pytest.raises(ConfigurationError, match="Too many open files"):
+        conclude(directory, 0, "run", new=True, print_summary=False)
+
+
+def _refuse(number: int) -> NoReturn:
+    raise OSError(number, os.strerror(number))
 
 
 def test_a_resumed_run_is_never_removed() -> None:
