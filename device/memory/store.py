@@ -16,7 +16,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fedemu.protocol.blobs.tree_file import decode_tree, encode_tree
-from fedemu.protocol.host.files import PARTIAL, remove_abandoned, write_among_others
+from fedemu.protocol.host.files import PARTIAL, named_failure, remove_abandoned, write_among_others
 from fedemu.protocol.ids import AskId
 
 PREFIX, SUFFIX = "own-", ".safetensors"
@@ -78,9 +78,11 @@ class OwnStore:
 def write_own(path: Path, tree: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str] | None = None) -> None:
     """Put a version in place in one step: a reader sees the old file, or none, or the whole new one.
 
-    ``dtypes`` names the uint16 arrays that hold bfloat16, as everywhere on the wire.
+    ``dtypes`` names the uint16 arrays that hold bfloat16, as everywhere on the wire. Raises FedemuError if the system
+    refuses.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with named_failure(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     content = encode_tree(tree, dtypes, checksum=True)
     write_among_others(path, content)  # a job may be done again by another trainer
 

@@ -229,13 +229,14 @@ def test_an_own_state_without_a_whole_buffer_fails_only_its_job(train: Any, tmp_
     assert sorted((answer.device, type(answer)) for answer in answers) == [(3, Done), (5, JobFailed)]
 
 
+@pytest.mark.parametrize("refused", ["mkdir", "replace"])
 def test_a_full_disk_ends_the_work_of_the_trainer_with_its_name(
-    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Any, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    def full(source: str, target: str) -> None:
+    def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(os, refused, full)
     runner = TorchRunner(Recorder(lambda job: a_result(job, own={"memory": torch.ones(2)})))
     with pytest.raises(FedemuError, match=r"cannot be written: the disk is full; make room there$"):
         list(runner.run(*train(3, 5)))
