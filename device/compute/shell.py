@@ -11,7 +11,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from fedemu.device.bus import TO_TRAINER, Attach, Done, Faulty, Finished, JobFailed, Quit, Ready, Train, Unusable
+from fedemu.device.bus import (
+    ATTACH_SECONDS,
+    TO_TRAINER,
+    Attach,
+    Done,
+    Faulty,
+    Finished,
+    JobFailed,
+    Quit,
+    Ready,
+    Train,
+    Unusable,
+)
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.errors import FedemuError, MachineFault, ProtocolError
@@ -130,9 +142,9 @@ async def _serve(setup: TrainerSetup, open_runner: Callable[[TrainerSetup], Runn
             return
         # If the supervisor was killed, the kernel ends this process meanwhile, and there is nothing to tell.
         time.sleep(PARTING_SECONDS)
-        give_up(loop, {"message": "its connection to the supervisor broke"})
+        give_up(loop, {"message": "it has no connection to the supervisor"})
 
-    network = DirectNetwork(loop, lost=lost)
+    network = DirectNetwork(loop, lost=lost, patience=ATTACH_SECONDS)
     shell = TrainerShell(network, setup)
     loop.set_exception_handler(give_up)
     try:

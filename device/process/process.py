@@ -1,7 +1,7 @@
 """A device process: one device or several, on one event loop, without torch.
 
 The zygote forks it, and it ends with the zygote. Its exit code is 0 if it is to be started again, ``RETIRED`` if its
-devices are not wanted any more, and ``FAILED`` after a bug, or if its connection to the supervisor broke.
+devices are not wanted any more, and ``FAILED`` after a bug, or if it has no connection to the supervisor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
-from fedemu.device.bus import TO_PROCESS, Asleep, Attach, Crashed, Done, JobFailed, Quit, Rouse
+from fedemu.device.bus import ATTACH_SECONDS, TO_PROCESS, Asleep, Attach, Crashed, Done, JobFailed, Quit, Rouse
 from fedemu.device.pipe import Setup
 from fedemu.device.process.birth import Birthplace
 from fedemu.device.process.peer import DeviceLoop, DevicePeer, End
@@ -166,12 +166,12 @@ def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple
 
     def end_without_bus() -> None:
         # Jobs and answers may be lost. The next process attaches anew, and its devices are asked again.
-        log.error("device process %d ends: its connection to the supervisor broke", number)
+        log.error("device process %d ends: it has no connection to the supervisor", number)
         end(FAILED)
 
     loop = PollLoop(fail)
     direct = DirectNetwork(loop)
-    within = DirectNetwork(loop, most_waiting=MOST_ON_BUS, lost=end_without_bus)
+    within = DirectNetwork(loop, most_waiting=MOST_ON_BUS, lost=end_without_bus, patience=ATTACH_SECONDS)
     network: Dialer = direct
     if setup.keys is not None:
         keys = ClientKeys(setup.coordinator, *setup.keys)

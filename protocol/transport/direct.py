@@ -7,6 +7,7 @@ it wakes one. Either side may be an ordinary ZeroMQ socket. Keys (CURVE) need th
 from __future__ import annotations
 
 import errno
+import math
 import select
 import socket
 import time
@@ -50,7 +51,8 @@ class DirectNetwork:
     """Sides on plain sockets, on one event loop. ``close`` waits at most ``linger_seconds`` for the last messages.
 
     At most ``most_waiting`` messages of a Dealer wait until they can be sent. ``lost`` is called when a connection of a
-    Dealer breaks that had come about. What was under way on it may not have arrived.
+    Dealer breaks that had come about; what was under way on it may not have arrived. It is called, too, whenever a
+    Dealer has tried for ``patience`` seconds in vain to get a connection.
     """
 
     def __init__(
@@ -59,9 +61,11 @@ class DirectNetwork:
         linger_seconds: float = 1.0,
         most_waiting: int = _MOST_WAITING,
         lost: Callable[[], None] = lambda: None,
+        patience: float = math.inf,
     ) -> None:
         self._loop = loop
         self._lost = lost
+        self._patience = patience
         self._linger = linger_seconds
         self._most_waiting = most_waiting
         self._open: set[Closing] = set()
@@ -87,6 +91,7 @@ class DirectNetwork:
             self._buffer,
             self._lookups,
             self._lost,
+            self._patience,
             self._open.discard,
         )
         self._open.add(dealer)
@@ -141,6 +146,7 @@ class DirectDealer:
         buffer: memoryview,
         lookups: Lookups,
         lost: Callable[[], None],
+        patience: float,
         closed: Callable[[DirectDealer], None],
     ) -> None:
         self.bytes_received = 0
@@ -155,6 +161,9 @@ class DirectDealer:
         self._buffer = buffer
         self._lookups = lookups
         self._lost = lost
+        self._patience = patience
+        self._alone_since = time.monotonic()
+        """When this Dealer began to look for a connection."""
         self._closed = closed
         self._waiting: deque[list[Buffer]] = deque()
         self._leaving = False
@@ -264,6 +273,7 @@ class DirectDealer:
     def _lose(self) -> None:
         """The connection is gone. Connect anew later, or end if the Dealer is closed and has nothing left to say."""
         if not self._leaving and self._line is not None and self._line.ready:
+            self._alone_since = time.monotonic()
             self._lost()
         self._drop()
         if self._leaving and not self._waiting:
@@ -281,6 +291,9 @@ class DirectDealer:
             self._loop.call_later(self._pause, self._connect)
         else:
             self._set_timer(self._pause, self._connect)
+            if (now := time.monotonic()) >= self._alone_since + self._patience:
+                self._alone_since = now
+                self._lost()
         self._pause = min(2 * self._pause, _RECONNECT_SECONDS[1])
 
     def _set_timer(self, seconds: float | None, callback: Callable[[], None] = lambda: None) -> None:

@@ -206,9 +206,11 @@ class Line:
             pass
         except OSError as error:
             if error.errno != errno.ENOTCONN:
-                # Nobody reads any more. What the other side has sent before can still be read, and then its end.
+                # Nobody reads any more, or the kernel lacks memory. What the other side has sent before can still be
+                # read, and then its end: if it has not gone, it hears that nothing more comes, and lets go.
                 self._broken = True
                 outgoing.clear()
+                self.shut()
         self._watch_writing(outgoing.begun)
         if self._sent_all is not None and self.incoming.ready and not outgoing.begun and not self._waiting:
             self._sent_all()

@@ -67,7 +67,28 @@ async def test_a_trainer_whose_connection_broke_waits_for_its_own_end_before_it_
     assert await asyncio.wait_for(bus.task, 30) == 1
     assert slept == [(shell.PARTING_SECONDS, 0)], "a trainer that is killed meanwhile has told nothing"
     assert [record.getMessage() for record in caplog.records] == [
-        "the trainer ends: its connection to the supervisor broke"
+        "the trainer ends: it has no connection to the supervisor"
+    ]
+
+
+async def test_a_trainer_that_gets_no_connection_does_not_try_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shell, "time", MagicMock(wraps=time, sleep=lambda seconds: None))
+    monkeypatch.setattr(shell, "ATTACH_SECONDS", 0.0)
+    setup = TrainerSetup(
+        number=0,
+        bus=f"ipc://{tmp_path}/nobody",
+        token="token",
+        trainer="t",
+        experiment="e",
+        device_type="cpu",
+        allow_code=None,
+    )
+    serving = shell._serve(setup, lambda setup: MagicMock(capacity={}, default=1))
+    assert await asyncio.wait_for(serving, 60) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "the trainer ends: it has no connection to the supervisor"
     ]
 
 

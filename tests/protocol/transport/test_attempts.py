@@ -13,7 +13,8 @@ import time
 import weakref
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 
@@ -25,6 +26,7 @@ from fedemu.protocol.messages import Beat, Bye, Heartbeat, Result, TensorSpec
 from fedemu.protocol.transport import direct
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.direct_router import DirectRouter
+from fedemu.protocol.transport.outgoing import Outgoing
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 from fedemu.protocol.transport.zmtp import GREETING, framed, ready
 
@@ -309,6 +311,61 @@ async def test_a_dealer_tells_only_of_the_loss_of_a_connection_that_had_come_abo
     assert lost == ["lost"], "it has closed the second connection itself"
     own.close()
     network.close()
+
+
+async def test_a_dealer_tells_when_it_has_had_no_connection_for_as_long_as_it_is_patient(
+    eventually: Any, socket_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, lost, now = asyncio.get_running_loop(), list[float](), [100.0]
+
+    class Hurried:
+        """The loop, in which waits end at once, and a clock shows them all the same."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(loop, name)
+
+        def call_later(self, delay: float, callback: Any) -> asyncio.Handle:
+            now[0] += delay
+            return loop.call_soon(callback)
+
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(direct, "time", clock)
+    own = DirectNetwork(Hurried(), lost=lambda: lost.append(now[0]), patience=3.0)
+    dealer = own.connect(f"ipc://{socket_path}", DOWN, print, print)
+    await eventually(lambda: len(lost) >= 2)
+    assert lost[:2] == pytest.approx([103.5, 106.5])  # 0.1 + 0.2 + 0.4 + 0.8 + 1 + 1, and then 3 times 1
+    dealer.close()
+    monkeypatch.undo()
+    own.close()
+
+
+@pytest.mark.parametrize("side", ["dealer", "router"])
+async def test_a_connection_on_which_the_kernel_refuses_to_send_is_made_anew(
+    eventually: Any, socket_path: Path, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    loop, lost, peers, answers = asyncio.get_running_loop(), list[str](), list[bytes](), list[Any]()
+    network, own = DirectNetwork(loop), DirectNetwork(loop, lost=lambda: lost.append("lost"))
+    router = network.bind(f"ipc://{socket_path}", UP, lambda peer, envelope: peers.append(peer), print)
+    dealer = own.connect(router.address, DOWN, answers.append, print)
+    dealer.send(Heartbeat())
+    await eventually(lambda: peers)
+    with monkeypatch.context() as patched:
+        patched.setattr(Outgoing, "send", lambda *_: _refuse(errno.ENOBUFS))
+        if side == "dealer":
+            dealer.send(Heartbeat())
+        else:
+            router.send(peers[0], Beat())
+    await eventually(lambda: lost)
+    dealer.send(Heartbeat())
+    await eventually(lambda: peers[-1] != peers[0])
+    router.send(peers[-1], Beat())
+    await eventually(lambda: answers)
+    own.close()
+    network.close()
+
+
+def _refuse(number: int) -> NoReturn:
+    raise OSError(number, os.strerror(number))
 
 
 async def test_a_dealer_that_ends_with_nothing_to_say_waits_for_no_handshake(
