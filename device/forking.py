@@ -10,6 +10,7 @@ import os
 import selectors
 import signal
 import socket
+import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +20,7 @@ from fedemu.device.pipe import Ended, Forked, NotForked, Unpacker, pack_message
 from fedemu.protocol.codec import Decoder
 from fedemu.protocol.host.kernel import end_with_parent, name_process
 from fedemu.protocol.messages import Message
-from fedemu.protocol.wording import refusal
+from fedemu.protocol.wording import refusal, shortage
 
 READ_BYTES = 2**16
 FAILED = 1
@@ -109,8 +110,8 @@ class Forker:
             name_process(name)
             self._waiting.leave()
             code = live()
-        except BaseException:
-            traceback.print_exc()
+        except BaseException as error:
+            tell_end(name, error)
         finally:
             os._exit(code)
 
@@ -137,6 +138,14 @@ class Forker:
             os.kill(pid, signal.SIGKILL)
         for pid in self._children:
             os.waitpid(pid, 0)
+
+
+def tell_end(name: str, error: BaseException) -> None:
+    """Tell on stderr why the process ``name`` ends. A shortage of this machine is a line, and a bug its traceback."""
+    if said := shortage(error):
+        print(f"{name} ends: {said}", file=sys.stderr, flush=True)
+    else:
+        traceback.print_exception(error)
 
 
 def begin(name: str, arguments: list[str]) -> socket.socket:

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from fedemu.protocol.errors import lacks_memory
+
 WHOLE_NUMBER = "a whole number"
 _NUMBER = "a number"
 _TRUTH = "true or false"
@@ -73,6 +75,14 @@ def refusal(error: OSError) -> str:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "the limit of open files is reached; raise it (ulimit -n)"
     return error.strerror or str(error)
+
+
+def shortage(error: BaseException) -> str:
+    """What this machine lacks if that is the error: memory or open files, and what to do. Empty for other errors."""
+    if lacks_memory(error):
+        return refusal(OSError(errno.ENOMEM, ""))
+    is_of_files = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+    return refusal(error) if is_of_files else ""
 
 
 def demand(detail: Mapping[str, Any]) -> str:

@@ -11,11 +11,10 @@ import gc
 import os
 import socket
 import sys
-import traceback
 from collections.abc import Callable
 
 from fedemu.device.compute.shell import Runner, run_trainer
-from fedemu.device.forking import Forker, begin
+from fedemu.device.forking import Forker, begin, tell_end
 from fedemu.device.pipe import TO_NURSERY, TrainerSetup
 from fedemu.protocol.host.garbage import settle
 from fedemu.protocol.host.named import load
@@ -58,8 +57,8 @@ def run_nursery(arguments: list[str], open_runner: OpenRunner) -> int:
             load(trainer)
             mark("nursery", "imports")
             Nursery(pipe, open_runner).serve()
-        except Exception:
-            traceback.print_exc()
+        except Exception as error:
+            tell_end("fedemu-nursery", error)
             return 1
     return 0
 

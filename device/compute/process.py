@@ -34,6 +34,7 @@ from fedemu.protocol.ids import AskId, digest_of_file
 from fedemu.protocol.tensors import pack, unpack
 from fedemu.protocol.transport.passing import with_large_ones_sealed
 from fedemu.protocol.transport.zmtp import SMALL
+from fedemu.protocol.wording import shortage
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +89,14 @@ class TorchRunner:
         self._logged: set[str] = set()
 
     def run(self, train: Train, frames: Sequence[memoryview]) -> Iterator[Answer]:
-        """The answers to the jobs of a group. A job that cannot be decoded or computed is answered with JobFailed."""
+        """The answers to the jobs of a group. A job that cannot be decoded or computed is answered with JobFailed.
+
+        Raises OSError or MemoryError where it is this machine that has no memory or no open files left.
+        """
         try:
             shared = {blob.key: self._tree(blob) for blob in train.shared}
         except (OSError, BlobError) as error:
+            _raise_shortage(error)
             yield from (_failed(train, job, "blob", str(error)) for job in train.jobs)
             return
         decoded: list[tuple[TrainJob, Job]] = []
@@ -102,6 +107,7 @@ class TorchRunner:
             try:
                 decoded.append((job, _decode(train, job, frames[part], part)))
             except (BlobError, DataError) as error:
+                _raise_shortage(error)
                 yield _failed(train, job, "own_state", str(error))
         at_once = self._trainer.at_once(train.program)
         if at_once is None:
@@ -182,6 +188,13 @@ class TorchRunner:
         if len(self._trees) > KEPT_TREES:
             del self._trees[next(iter(self._trees))]
         return tree
+
+
+def _raise_shortage(error: Exception) -> None:
+    """Raise what has led to this error if that is a shortage of this machine, for which no device must fail."""
+    for each in (error, error.__cause__):
+        if each is not None and shortage(each):
+            raise each
 
 
 def _decode(train: Train, job: TrainJob, frames: Sequence[memoryview], part: slice) -> Job:

@@ -30,6 +30,7 @@ from fedemu.protocol.errors import FedemuError, MachineFault, ProtocolError
 from fedemu.protocol.host.own_code import account
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.interface import Dialer
+from fedemu.protocol.wording import shortage
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +133,9 @@ async def _serve(setup: TrainerSetup, open_runner: Callable[[TrainerSetup], Runn
     loop = asyncio.get_running_loop()
 
     def give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        log.error("the trainer ends: %s", context["message"], exc_info=context.get("exception"))
+        error = context.get("exception")
+        lacking = "" if error is None else shortage(error)
+        log.error("the trainer ends: %s", lacking or context["message"], exc_info=None if lacking else error)
         if not shell.over.done():
             shell.over.set_result(1)
 

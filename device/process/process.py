@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, assert_never
@@ -21,6 +22,7 @@ from fedemu.device.process.poll_loop import PollLoop
 from fedemu.device.runtime.actions import Crash, Leave, Retire, Sleep
 from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import ProtocolError
+from fedemu.protocol.host.files import refusal_of
 from fedemu.protocol.messages import Message
 from fedemu.protocol.sharing.pack import Pack
 from fedemu.protocol.transport.curve import ClientKeys
@@ -200,12 +202,28 @@ class _Late(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if self._target is None:
             try:
-                self._target = logging.FileHandler(self._path) if self._path else logging.StreamHandler()
-            except OSError:  # the disk is full, or the folder is gone; no work ends for that
-                self.handleError(record)
+                self._target = _File(self._path) if self._path else logging.StreamHandler()
+            except OSError as error:
+                _tell(record, self._path, error)
                 return
             self._target.setFormatter(self.formatter)
         self._target.emit(record)
+
+
+class _File(logging.FileHandler):
+    """The log of a device process."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            _tell(record, self.baseFilename, error)
+        else:
+            super().handleError(record)
+
+
+def _tell(record: logging.LogRecord, path: Path | str | None, error: OSError) -> None:
+    """Tell on stderr what a log does not take. Its disk is full, or its folder is gone; no work ends for that."""
+    print(f"{record.getMessage()} (the log {path} cannot be written: {refusal_of(error)})", file=sys.stderr, flush=True)
 
 
 _HANDLER = _Late()

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import socket
 import sys
-import traceback
 from pathlib import Path
 
-from fedemu.device.forking import Forker, begin
+from fedemu.device.forking import Forker, begin, tell_end
 from fedemu.device.pipe import TO_ZYGOTE, Broken, Fork, Setup, ZygoteReady
 from fedemu.device.process import process
 from fedemu.device.process.birth import Birthplace
@@ -81,8 +80,8 @@ def main(arguments: list[str]) -> int:
         try:
             Zygote(pipe).serve()
             mark("zygote", "forks")
-        except Exception:
-            traceback.print_exc()
+        except Exception as error:
+            tell_end("fedemu-zygote", error)
             return 1
     return 0
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.wording import shortage
 
 Buffer = bytes | bytearray | memoryview
 
@@ -139,7 +140,8 @@ def named_failure(path: Path) -> Iterator[None]:
 def usable(path: Path, remedy: str) -> Iterator[None]:
     """What the block writes is at a path that the user has named. A refusal becomes one sentence with the ``remedy``.
 
-    It is a FedemuError if the disk is full or fails. Otherwise the path is at fault: a ConfigurationError.
+    It is a FedemuError if the disk is full or fails. Otherwise it is a ConfigurationError: the path is at fault, or
+    this machine has no memory or no open files left, for which another path is no remedy.
     """
     try:
         with named_failure(path):
@@ -148,13 +150,13 @@ def usable(path: Path, remedy: str) -> Iterator[None]:
         cause = error.__cause__
         if isinstance(error, ConfigurationError) or not isinstance(cause, OSError):
             raise
-        told = f"{error}{', or' if is_full(cause) else ';'} {remedy}"
+        told = str(error) if shortage(cause) else f"{error}{', or' if is_full(cause) else ';'} {remedy}"
         raise (FedemuError(told) if is_of_disk(cause) else ConfigurationError(told)) from cause
 
 
 def refusal_of(error: OSError) -> str:
-    """Why the system refused to write, in words. A full disk is named as that, and what to do about it."""
-    return "the disk is full; make room there" if is_full(error) else error.strerror or str(error)
+    """Why the system refused, in words. What can be done about a full disk or another shortage is told, too."""
+    return "the disk is full; make room there" if is_full(error) else shortage(error) or error.strerror or str(error)
 
 
 def is_full(error: OSError) -> bool:

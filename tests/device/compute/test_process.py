@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
+import io
 import os
 import re
 import time
@@ -221,6 +223,24 @@ def test_an_own_state_that_cannot_be_read_fails_only_its_job(train: Any, tmp_pat
     (tmp_path / "5" / "mine").write_bytes(b"garbage")
     answers = [answer for answer, _ in TorchRunner(Recorder(a_result)).run(*train(3, 5, own="mine"))]
     assert sorted((answer.device, type(answer)) for answer in answers) == [(3, Done), (5, JobFailed)]
+
+
+@pytest.mark.parametrize("file", ["mine", "blobs"])
+def test_a_machine_without_open_files_ends_the_trainer_and_fails_no_device(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    write_own(tmp_path / "3" / "mine", {"m": np.ones(2, np.float32)})
+    ordinary = io.open
+
+    def refuse(path: Any, *more: Any, **named: Any) -> Any:
+        if file in str(path):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return ordinary(path, *more, **named)
+
+    for module in (io, builtins):
+        monkeypatch.setattr(module, "open", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        list(TorchRunner(Recorder(a_result)).run(*train(3, own="mine")))
 
 
 def test_an_own_state_without_a_whole_buffer_fails_only_its_job(train: Any, tmp_path: Path) -> None:

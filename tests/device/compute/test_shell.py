@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,22 @@ async def test_a_trainer_that_gets_no_connection_does_not_try_for_ever(
     assert await asyncio.wait_for(serving, 60) == 1
     assert [record.getMessage() for record in caplog.records] == [
         "the trainer ends: it has no connection to the supervisor"
+    ]
+
+
+async def test_a_trainer_for_which_the_machine_has_not_enough_tells_a_line_and_no_traceback(
+    tmp_path: Path, until: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    bus = Bus(tmp_path)
+    await bus.ready(until)
+    asyncio.get_running_loop().call_soon(fail)
+    assert await asyncio.wait_for(bus.task, 60) == 1
+    bus.close()
+    assert [(record.getMessage(), record.exc_info) for record in caplog.records] == [
+        ("the trainer ends: the limit of open files is reached; raise it (ulimit -n)", None)
     ]
 
 

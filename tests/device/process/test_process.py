@@ -103,11 +103,14 @@ async def test_no_job_is_lost_if_thousands_of_devices_of_a_process_begin_at_once
 
 
 def test_a_warning_that_cannot_be_logged_ends_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    handler = process._Late()
-    handler.begin(tmp_path / "removed" / "device-0.log")
     record = logging.LogRecord("fedemu.device", logging.WARNING, __file__, 1, "a message is lost", None, None)
+    handler = process._Late()
+    lost = tmp_path / "removed" / "device-0.log"
+    for path, reason in ((lost, "No such file or directory"), (Path("/dev/full"), "the disk is full; make room there")):
+        handler.begin(path)
+        handler.handle(record)
+        assert capfd.readouterr().err == f"a message is lost (the log {path} cannot be written: {reason})\n"
+    handler.begin(lost)
+    lost.parent.mkdir()
     handler.handle(record)
-    assert "a message is lost" in capfd.readouterr().err
-    (tmp_path / "removed").mkdir()
-    handler.handle(record)
-    assert (tmp_path / "removed" / "device-0.log").read_text() == "a message is lost\n"
+    assert lost.read_text() == "a message is lost\n"

@@ -63,6 +63,8 @@ def test_a_write_that_breaks_off_leaves_the_old_file(tmp_path: Path, monkeypatch
         (errno.EIO, 5, "Input/output error; name another"),
         (errno.EACCES, 2, "Permission denied; name another"),
         (errno.ENOTDIR, 2, "Not a directory; name another"),
+        (errno.EMFILE, 2, "the limit of open files is reached; raise it (ulimit -n)"),
+        (errno.ENOMEM, 2, "no memory is left; free some"),
     ],
 )
 def test_a_name_that_cannot_be_written_is_the_users_mistake_and_a_disk_that_fails_is_not(
