@@ -50,6 +50,8 @@ KINDS = {
 """What a value must be, by the kind of pydantic's error."""
 
 
+_NO_THREAD = "can't start new thread"
+"""What Python says when the system starts no thread."""
 KILLED = "SIGKILL (the kernel does so if memory runs out)"
 
 
@@ -78,11 +80,18 @@ def refusal(error: OSError) -> str:
 
 
 def shortage(error: BaseException) -> str:
-    """What this machine lacks if that is the error: memory or open files, and what to do. Empty for other errors."""
+    """What this machine lacks if that is the error, and what to do. Empty for other errors.
+
+    It is memory, open files or threads.
+    """
+    number = error.errno if isinstance(error, OSError) else None
     if lacks_memory(error):
-        return refusal(OSError(errno.ENOMEM, ""))
-    is_of_files = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
-    return refusal(error) if is_of_files else ""
+        number = errno.ENOMEM
+    elif isinstance(error, RuntimeError) and _NO_THREAD in str(error):
+        number = errno.EAGAIN
+    elif number not in (errno.EMFILE, errno.ENFILE):
+        return ""
+    return refusal(OSError(number, ""))
 
 
 def demand(detail: Mapping[str, Any]) -> str:

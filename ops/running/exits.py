@@ -18,6 +18,7 @@ from fedemu.ops.watching.logs import log_crash, log_failure
 from fedemu.protocol.errors import FedemuError, lacks_memory
 from fedemu.protocol.host.files import is_full, refusal_of
 from fedemu.protocol.host.own_code import Elsewhere, account, cause_of, own_frames, told, whole
+from fedemu.protocol.wording import shortage
 
 TOLD = "_FEDEMU_TOLD"
 """The environment variable with the file into which an error of somebody's own code is written, as ``Told`` in JSON.
@@ -99,6 +100,8 @@ def _unforeseen(error: Exception | SystemExit) -> int:
         complain(f"{error.filename or 'a file'} cannot be written: {refusal_of(error)}")
     elif isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         complain(f"{error.filename or 'a file'} cannot be opened, because too many files are open; raise ulimit -n")
+    elif isinstance(error, RuntimeError) and (lacking := shortage(error)) and not lacks_memory(error):
+        complain(f"no thread can be started on this machine: {lacking}")
     elif own_frames(error):
         _tell(FedemuError(account(error)), INTERNAL_ERROR, error)
     elif isinstance(error, OSError) and error.errno in _OF_PATHS and error.filename is not None:
@@ -113,7 +116,8 @@ def _unforeseen(error: Exception | SystemExit) -> int:
         said = f"internal error: {type(error).__name__}: {error}"
         if lacks_memory(error):
             said = f"this machine has too little memory: {account(error)}"
-        complain(f"{said} (the traceback is in {log_crash(error)})")
+        log = log_crash(error)
+        complain(said if log is None else f"{said} (the traceback is in {log})")
     return INTERNAL_ERROR
 
 

@@ -163,9 +163,15 @@ def _grown(folder: Path | None) -> list[Path]:
 
 
 def give_back(directory: Path) -> bool:
-    """Remove a claimed run directory in which no round has begun. Returns False if it holds results, which are kept."""
+    """Remove a claimed run directory in which no round has begun. Returns False if it holds results, which are kept.
+
+    It is kept, too, if the system does not let it be seen.
+    """
     rows, checkpoint = directory / "metrics.jsonl", directory / "checkpoint"
-    if (rows.exists() and rows.stat().st_size) or (checkpoint.exists() and any(checkpoint.iterdir())):
+    try:
+        if (rows.exists() and rows.stat().st_size) or (checkpoint.exists() and any(checkpoint.iterdir())):
+            return False
+    except OSError:
         return False
     shutil.rmtree(directory, ignore_errors=True)
     if directory.parent == RUNS:

@@ -56,17 +56,23 @@ def open_log(path: Path, level: str = "info") -> None:
     logging.captureWarnings(True)
 
 
-def log_crash(error: BaseException) -> Path:
-    """Write the traceback of an internal error into the log, or into a new file if no log is open. Returns the file."""
+def log_crash(error: BaseException) -> Path | None:
+    """Write the traceback of an internal error into the log, or into a new file if no log is open.
+
+    Returns the file, None if the system lets none be made.
+    """
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LogFile):
             logging.getLogger("fedemu").critical("internal error", exc_info=error)
             return Path(handler.baseFilename)
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="fedemu-crash-", suffix=".log", delete=False, encoding="utf-8", errors="backslashreplace"
-    ) as file:
-        traceback.print_exception(error, file=file)
-        print(" ".join(sys.argv), file=file)
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="fedemu-crash-", suffix=".log", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as file:
+            traceback.print_exception(error, file=file)
+            print(" ".join(sys.argv), file=file)
+    except OSError:
+        return None
     return Path(file.name)
 
 

@@ -73,6 +73,29 @@ def test_too_many_open_files_are_named(capsys: pytest.CaptureFixture[str]) -> No
     )
 
 
+def test_a_machine_that_starts_no_thread_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    def action() -> int:
+        raise RuntimeError("can't start new thread")
+
+    assert exit_code_of(action) == 5
+    assert capsys.readouterr().err == (
+        "fedemu: no thread can be started on this machine: the limit of processes is reached; raise it (ulimit -u, or "
+        "pids.max of the container)\n"
+    )
+
+
+def test_an_internal_error_whose_traceback_finds_no_place_is_still_one_sentence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+
+    def action() -> int:
+        raise KeyError(3)
+
+    assert exit_code_of(action) == 5
+    assert capsys.readouterr().err == "fedemu: internal error: KeyError: 3\n"
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_named_and_is_no_internal_error(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     def action() -> int:

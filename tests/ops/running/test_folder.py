@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -83,6 +84,18 @@ def test_a_claim_beside_another_run_is_given_back_alone() -> None:
     kept, directory = claim(EXPERIMENT, None), claim(EXPERIMENT, None)
     assert give_back(directory)
     assert list(Path("runs").iterdir()) == [kept]
+
+
+def test_a_claim_that_cannot_be_seen_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = claim(EXPERIMENT, None)
+    (directory / "checkpoint").mkdir()
+
+    def refuse(path: Path) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert not give_back(directory)
+    assert directory.exists()
 
 
 def test_a_run_with_a_round_is_kept() -> None:
