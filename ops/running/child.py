@@ -6,7 +6,7 @@ import gc
 import importlib
 import sys
 
-from fedemu.ops.running.codes import COMPLAINT, INTERNAL_ERROR
+from fedemu.ops.running.codes import COMPLAINT, INTERNAL_ERROR, keep_the_code
 from fedemu.ops.running.processes import begin_child
 from fedemu.protocol.errors import lacks_memory
 from fedemu.protocol.host.phases import mark
@@ -28,7 +28,9 @@ def main(words: list[str]) -> int:
     gc.freeze()
     gc.enable()
     mark(name.removeprefix("fedemu-"), "imports")
-    return int(action(arguments))
+    code = int(action(arguments))
+    keep_the_code()
+    return code
 
 
 def _failed(error: Exception) -> int:

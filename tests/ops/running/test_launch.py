@@ -94,6 +94,28 @@ def test_a_child_without_memory_for_any_import_ends_in_the_same_way(
     assert capfd.readouterr().err == "fedemu: this machine has too little memory: MemoryError()\n"
 
 
+LAST = """
+import atexit, os, signal
+
+def main(words):
+    atexit.register(os.kill, os.getpid(), signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return 5
+"""
+
+
+def test_a_signal_that_comes_when_a_child_has_done_its_work_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "last_work.py").write_text(LAST)
+    ended = subprocess.run(
+        child_command("toy", "last_work"),
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stderr) == (5, "")
+
+
 def test_a_killed_coordinator_is_an_interruption_and_takes_the_devices_along() -> None:
     said: list[str] = []
     code, pids = run(OPEN + "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", WAITS_FOR_SIGTERM, said)
