@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,10 +59,16 @@ def write_among_others(path: Path, content: bytes) -> None:
 
 
 def wait_for_disk(path: Path) -> None:
-    """Return when the content of a file, or the names in a folder, are on the disk. Raises OSError."""
+    """Return when the content of a file, or the names in a folder, are on the disk. Raises OSError.
+
+    Some file systems, such as those that a machine shares with its guests, do not know this question about folders.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise
     finally:
         os.close(descriptor)
 
@@ -196,7 +203,8 @@ def _open_locked(path: Path) -> IO[bytes]:
     while True:
         descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=PARTIAL, dir=path.parent)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.fchmod(descriptor, 0o444)
+        with contextlib.suppress(PermissionError):  # some file systems have no modes
+            os.fchmod(descriptor, 0o444)
         # Another process may have opened the folder just before the lock and removed the file as a leftover.
         if os.fstat(descriptor).st_nlink:
             return open(name, "r+b", buffering=0, opener=lambda _path, _flags, held=descriptor: held)  # type: ignore[misc]

@@ -31,6 +31,26 @@ def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path, write):
     assert len(os.listdir("/proc/self/fd")) <= opened
 
 
+def test_a_file_system_need_not_know_of_modes_nor_of_waiting_for_the_names_in_a_folder(tmp_path: Path, monkeypatch):
+    fsync, folders = os.fsync, []
+
+    def sync_files_only(descriptor):
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            folders.append(descriptor)
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(descriptor)
+
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "fsync", sync_files_only)
+    monkeypatch.setattr(os, "fchmod", refuse)
+    write_whole(tmp_path / "a.json", b"new", durable=True)
+    write_among_others(tmp_path / "b.json", b"new")
+    assert folders
+    assert sorted(os.listdir(tmp_path)) == ["a.json", "b.json"]
+
+
 @pytest.mark.parametrize("write", [write_whole, write_among_others])
 def test_a_disk_that_takes_only_a_part_of_a_file_gets_back_its_room(tmp_path: Path, write, files_end_at):
     path = tmp_path / "a.json"
