@@ -16,6 +16,7 @@ from fedemu.device.process import process
 from fedemu.device.process.birth import Birthplace
 from fedemu.device.process.rehearsal import rehearse
 from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.files import refusal_of
 from fedemu.protocol.host.garbage import settle
 from fedemu.protocol.host.named import load, restrict
 from fedemu.protocol.host.phases import mark
@@ -54,8 +55,9 @@ class Zygote:
                 stream=Path(setup.partition),
                 folder=Path(setup.devices),
             )
-        except FedemuError as error:
-            self._forker.say(Broken(detail=str(error)[:2000]))
+        except (FedemuError, OSError) as error:
+            said = f"{error.filename} cannot be read: {refusal_of(error)}" if isinstance(error, OSError) else str(error)
+            self._forker.say(Broken(detail=said[:2000]))
             return
         self._setup = setup
         mark("zygote", "behaviours")

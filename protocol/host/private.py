@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.files import refusal_of
 
 PREFIX: Final = "fedemu-private-"
 """The beginning of the names of these folders."""
@@ -93,17 +94,20 @@ def leave_private(address: str) -> None:
 
 def _make() -> tuple[Path, int]:
     """A new folder, and a descriptor that locks it. Folders that killed processes have left are removed."""
+    refused = []
     for place in _places():
         _remove_leftovers(place, PREFIX)
         try:
             made = _make_in(place)
-        except OSError:
+        except OSError as error:
+            refused.append(f"{place} ({refusal_of(error)})")
             continue
         if made is not None:
             return made
+        refused.append(f"{place} (its path is too long)")
     raise ConfigurationError(
-        f"no folder for the sockets of this run: neither {' nor '.join(map(str, _places()))} takes a socket; "
-        "set XDG_RUNTIME_DIR to a folder with a short path"
+        f"no folder for the sockets of this run can be in {' or in '.join(refused)}; set XDG_RUNTIME_DIR to a folder "
+        "with a short path, whose file system has sockets and locks"
     )
 
 

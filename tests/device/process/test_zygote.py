@@ -308,6 +308,17 @@ async def test_behaviours_that_cannot_be_opened_are_told_in_one_sentence(nursery
         await place.processes.prepare()
 
 
+async def test_an_experiment_that_cannot_be_read_is_told_in_one_sentence(
+    nursery: Callable[..., Nursery], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = nursery()
+    for blob in (tmp_path / "blobs").iterdir():
+        blob.unlink()
+    with pytest.raises(ConfigurationError, match=r"blobs/\w+ cannot be read: No such file or directory$"):
+        await place.processes.prepare()
+    assert "Traceback" not in capfd.readouterr().err
+
+
 async def test_a_process_that_never_comes_right_is_given_up_with_its_log(
     nursery: Callable[..., Nursery], until: Until, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
