@@ -18,12 +18,13 @@ from fedemu.protocol.host.named import load, restrict
 from fedemu.protocol.host.own_code import Told, account, own_frames, retold, told
 from fedemu.protocol.host.phases import mark
 from fedemu.protocol.host.source import interpreter
-from fedemu.protocol.wording import ending, refusal
+from fedemu.protocol.wording import ending, refusal, shortage
 
 log = logging.getLogger(__name__)
 
-SAID = 1
-"""The exit code after an error that is on the last line of stdout: a ``Told`` as JSON."""
+SAID = 69
+"""The exit code after an error that is on the last line of stdout: a ``Told`` as JSON. An interpreter that cannot begin
+ends with 1, and has said nothing there."""
 _MOST_DEATHS = 3
 """So many processes may be killed over the data, as trainers may over a job."""
 _NOTHING_TO_SAY = 70
@@ -104,10 +105,10 @@ def main(arguments: list[str]) -> int:
     """
     function, experiment, parent, allow_code = arguments
     end_with_parent(int(parent))
-    # What somebody's own code prints is no part of the answer, nor what a library or a program writes that it uses.
-    answer = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
+        # What somebody's own code prints is no part of the answer, nor what a library or a program writes that it uses.
+        answer = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         with answer, contextlib.redirect_stdout(sys.stderr):
             return _answer(function, Path(experiment), json.loads(allow_code), answer)
     except (Exception, SystemExit):
@@ -130,6 +131,9 @@ def _answer(function: str, experiment: Path, allow_code: Sequence[str] | None, a
     except (Exception, SystemExit) as error:
         if own_frames(error):
             print(json.dumps(told(error, f"the data can't be prepared: {account(error)}")), file=answer)
+            return SAID
+        if lacking := shortage(error):
+            print(json.dumps(told(FedemuError(f"the data can't be prepared: {lacking}"))), file=answer)
             return SAID
         raise
     return 0

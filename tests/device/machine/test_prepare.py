@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import io
 import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
+from fedemu.device.machine import prepare
 from fedemu.device.machine.prepare import compare_data, prepare_data
 from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError
 
@@ -41,6 +44,8 @@ def code(tmp_path: Path) -> str:
                 exit(3)
             if experiment == b"ended":
                 os._exit(70)
+            if experiment == b"never begun":  # as an interpreter ends whose imports fail
+                os._exit(1)
             if experiment == b"killed" or experiment == b"killed once" and not mark.exists():
                 mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -89,7 +94,23 @@ async def test_a_bug_in_somebodys_own_code_comes_back_with_its_file_and_line(
     assert isinstance(caught.value.__cause__, kind)
 
 
-@pytest.mark.parametrize(("content", "end"), [(b"ended", "ended with code 70"), (b"killed", "was ended by SIGKILL")])
+def test_a_machine_that_lacks_open_files_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "load", MagicMock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+    answer = io.StringIO()
+    assert prepare._answer("module:function", Path(), (), answer) == prepare.SAID
+    error = prepare.error_on(answer.getvalue())
+    said = "the data can't be prepared: the limit of open files is reached; raise it (ulimit -n)"
+    assert (str(error), error.exit_code) == (said, 5)
+
+
+@pytest.mark.parametrize(
+    ("content", "end"),
+    [
+        (b"ended", "ended with code 70"),
+        (b"never begun", "ended with code 1"),
+        (b"killed", "was ended by SIGKILL"),
+    ],
+)
 async def test_every_other_end_is_told(
     code: str, experiment: Callable[[bytes], Path], content: bytes, end: str
 ) -> None:
