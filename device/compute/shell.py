@@ -114,8 +114,9 @@ class TrainerShell:
         if isinstance(error, FedemuError) and not isinstance(error, MachineFault):
             self.bus.send(Unusable(detail=str(error)[:2048], in_work=in_work))
             return
-        log.error("the trainer cannot go on", exc_info=error)
-        self.bus.send(Faulty(detail=account(error)[:2048]))
+        lacking = "" if isinstance(error, MachineFault) else shortage(error)
+        log.error("the trainer cannot go on%s", lacking and f": {lacking}", exc_info=None if lacking else error)
+        self.bus.send(Faulty(detail=(lacking or account(error))[:2048]))
 
     def end(self) -> None:
         """End the process with exit code 0."""

@@ -122,7 +122,11 @@ async def test_a_trainer_that_was_told_to_quit_tells_nothing(
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [(RuntimeError("the GPU is hot"), "RuntimeError: the GPU is hot"), (MachineFault("no memory"), "no memory")],
+    [
+        (RuntimeError("the GPU is hot"), "RuntimeError: the GPU is hot"),
+        (MachineFault("device 3: can't allocate memory"), "device 3: can't allocate memory"),
+        (OSError(errno.EMFILE, "many"), "the limit of open files is reached; raise it (ulimit -n)"),
+    ],
 )
 async def test_a_trainer_that_cannot_go_on_tells_why_and_runs_no_other_group(
     tmp_path: Path, until: Callable[..., Any], caplog: pytest.LogCaptureFixture, error: Exception, said: str
@@ -136,7 +140,10 @@ async def test_a_trainer_that_cannot_go_on_tells_why_and_runs_no_other_group(
     assert await asyncio.wait_for(bus.task, 30) == 0
     await until(lambda: bus.told, "its reason")
     assert (bus.told, runner.run.call_count) == ([said], 1)
-    assert [record.getMessage() for record in caplog.records] == ["the trainer cannot go on"]
+    lacks = isinstance(error, OSError)
+    assert [(record.getMessage(), record.exc_info is None) for record in caplog.records] == [
+        (f"the trainer cannot go on: {said}" if lacks else "the trainer cannot go on", lacks)
+    ]
 
 
 async def test_a_trainer_that_cannot_be_opened_tells_why(tmp_path: Path, until: Callable[..., Any]) -> None:
