@@ -51,7 +51,7 @@ def presets(
 ) -> int:
     """List the experiments and methods that come with fedemu, and which of their data are here; or print one of them.
 
-    What is printed is a complete experiment, which can be saved and run.
+    What is printed of a preset is a complete experiment, which can be saved and run; a part is some settings of one.
     """
     if name is not None:
         return _print_one(name, format)
