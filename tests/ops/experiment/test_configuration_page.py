@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import tomllib
@@ -10,11 +11,13 @@ from typing import get_args, get_type_hints
 
 import pytest
 
+from fedemu.algorithms.registry import MODELS
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.mistakes import setting_paths
 from fedemu.ops.experiment.presets import methods, presets
 from fedemu.ops.experiment.sources import machine_paths
 from fedemu.ops.experiment.tables.stream import Strategy, Stream
+from fedemu.ops.experiment.toml_text import toml_value
 
 PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## \[?([\w ]+)\]?\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
@@ -65,6 +68,18 @@ def test_keys_of_kinds_have_their_defaults_in_brackets() -> None:
 def test_keys_of_streams_have_their_defaults_in_brackets(kind: str) -> None:
     for key, value in Experiment.parse({"stream": {"kind": kind}}).stream.model_dump(exclude={"kind"}).items():
         assert f"`{key}` ({json.dumps(value)})" in SECTIONS["stream"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_option_of_a_model_is_told_with_its_default(name: str) -> None:
+    items = re.findall(
+        r"^- ((?:`\w+`,? ?)+)(?:for texts)?: (.*?)(?=^- |^$)", SECTIONS["model"], re.MULTILINE | re.DOTALL
+    )
+    told = " ".join(text for models, text in items if f"`{name}`" in models)
+    _, _, *options = inspect.signature(MODELS[name]).parameters.values()
+    assert set(re.findall(r"`(\w+) = ", told)) == {option.name for option in options}
+    for option in options:
+        assert f"`{option.name} = {toml_value(option.default)}`" in told
 
 
 def test_every_kind_of_stream_and_every_strategy_of_replay_is_listed() -> None:
