@@ -109,8 +109,8 @@ def watch(
 ) -> int:
     """Serve a page that shows runs as they go on. Prints its address, and a token for the buttons that break things.
 
-    Only this machine reaches the page. Several runs stand side by side; those of a folder are found at any depth,
-    also when they begin later. Ctrl-C ends it, and the runs go on.
+    Only this machine reaches the page. Several runs stand side by side; those of a folder are found up to six levels
+    below it, also when they begin later. Ctrl-C ends it, and the runs go on.
     """
     # The other commands do not need what this imports.
     from fedemu.ops.live.serving import serve_page

@@ -29,7 +29,7 @@ def ls(
         Path,
         typer.Argument(
             metavar="FOLDER",
-            help="A folder with runs at any depth. Default: runs.",
+            help="A folder with runs, up to six levels below it. Default: runs.",
             show_default=False,
             autocompletion=complete.run_directories,
         ),

@@ -161,10 +161,10 @@ def test_the_accuracy_of_the_first_row_counts_if_no_later_one_has_any(tmp_path: 
     assert (listed(directory).rounds, listed(directory).accuracy) == (2, 0.5)
 
 
-def test_runs_are_found_at_any_depth_in_counting_order_and_not_inside_runs(tmp_path: Path) -> None:
-    for name in ("b/seed-10", "b/seed-2", "a", "a/inside", "c/d/e"):
+def test_runs_are_found_six_levels_down_in_counting_order_and_not_inside_runs(tmp_path: Path) -> None:
+    for name in ("b/seed-10", "b/seed-2", "a", "a/inside", "c/d/e/f/g/h", "d/e/f/g/h/i/j"):
         run(tmp_path / name)
     (tmp_path / "loop").symlink_to(tmp_path)
     found = [str(path.relative_to(tmp_path)) for path in find(tmp_path)]
-    assert found == ["a", "b/seed-2", "b/seed-10", "c/d/e"]
+    assert found == ["a", "b/seed-2", "b/seed-10", "c/d/e/f/g/h"]
     assert list(find(tmp_path / "a")) == [tmp_path / "a"]
