@@ -330,9 +330,10 @@ class Sleep(Message):
 
 
 class Extend(Message):
-    """The device has to announce its presence, at least up to ``until``."""
+    """The device has to announce its presence, at least up to ``until``. What is over by ``since`` may be left out."""
 
     until: Seconds
+    since: Seconds = 0.0
 
 
 class Accepted(Message):

@@ -74,6 +74,10 @@ class AnnouncedTimes:
         """The devices whose on-line times do not reach ``until``."""
         return [d for d in range(self._devices) if (times := self._times.get(d)) is None or times.until < until]
 
+    def used_up(self, time: float) -> list[int]:
+        """The devices that announced on-line times, of which nothing is known from ``time`` on."""
+        return [device for device, times in self._times.items() if times.until <= time]
+
     def online(self, time: float) -> NDArray[np.bool_]:
         """Whether each device is on-line at ``time``."""
         online = np.zeros(self._devices, bool)

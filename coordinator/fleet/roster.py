@@ -286,6 +286,12 @@ class Roster:
             return []
         return [DeviceId(device) for device in self.announced.lacking(until) if not self.columns.lost[device]]
 
+    def used_up(self, time: float) -> list[DeviceId]:
+        """The devices whose announced on-line times are over by ``time``. Lost ones do not count."""
+        if self.planned is not None:
+            return []
+        return [DeviceId(device) for device in self.announced.used_up(time) if not self.columns.lost[device]]
+
     def online(self, time: float) -> Mask:
         """Whether each device is on-line at ``time`` (virtual clock), or connected (wall clock)."""
         if self._virtual:

@@ -129,14 +129,19 @@ class Service:
     async def extend(self, until: float) -> bool:
         """Ask every device to announce its on-line times up to ``until``, and wait ``give_up`` at most.
 
-        A device that cannot look so far ahead keeps the times that it announced. A device that does not answer is lost,
-        and then the result is False.
+        If all were asked for as much before, those are asked again whose announced times are over: the intervals up
+        to then were too many for one message. A device that cannot look so far ahead keeps the times that it announced.
+        A device that does not answer is lost, and then the result is False.
         """
-        if until <= self.reception.horizon:
+        if until > self.reception.horizon:
+            self.reception.horizon = until
+            lacking = self.roster.lacking(until)
+        else:
+            lacking = self.roster.used_up(self.timeline.time)
+        if not lacking:
             return True
-        self.reception.horizon = until
         announced = self.roster.announced
-        before = {device: announced.of(device) for device in self.roster.lacking(until)}
+        before = {device: announced.of(device) for device in lacking}
 
         def silent() -> list[DeviceId]:
             return [device for device in before if is_silent(device)]
@@ -216,7 +221,7 @@ class Service:
         """
         with self.waits.told(seconds, lambda: len(silent()), then, moment) as left_seconds:
             while left := silent():
-                extend = wire.Extend(until=self.reception.horizon)
+                extend = wire.Extend(until=self.reception.horizon, since=self.timeline.time)
                 for device in left:
                     self.tell(device, extend)
                 if self._bedtime is not None:

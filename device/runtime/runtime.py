@@ -93,6 +93,7 @@ class DeviceRuntime:
             case wire.Accepted() | wire.Late() | wire.Cancel() | wire.Invalid() | wire.Duplicate():
                 return self._settle(message.ask)
             case wire.Extend():
+                self._time = max(self._time, message.since)
                 return self._presence(message.until)
             case wire.Refused(reason="malformed"):
                 return self._unreadable(message.detail)

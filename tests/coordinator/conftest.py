@@ -206,6 +206,7 @@ class FakeDevice:
                 self.welcomed = False
                 self.hello()
             case wire.Extend():
+                self.fleet.since = message.since
                 self.dealer.send(self.fleet.presence(self.index, message.until))
             case wire.Work():
                 self.works[message.ask] = message
@@ -303,6 +304,8 @@ class FakeFleet:
     devices: dict[int, FakeDevice] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
+    since: float = 0.0
+    """What the last ``extend`` told of the time."""
     trained: list[tuple[int, str]] = field(default_factory=list)
     refused: list[wire.Refused] = field(default_factory=list)
     granted: wire.Granted | None = None

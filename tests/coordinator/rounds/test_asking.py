@@ -143,6 +143,19 @@ async def test_with_nobody_on_line_the_clock_jumps_and_presence_is_asked_for_eve
     assert set(asked) == {day * 2**power for power in range(6)}
 
 
+async def test_a_device_that_cannot_announce_all_times_at_once_announces_more_when_these_are_over(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    def presence(index: int, until: float) -> Presence:
+        first = (fleet.since + 10.0) // 20.0 * 20.0  # on-line for 10 s of every 20 s; two spells fit into a message
+        return Presence(until=first + 30.0, intervals=((first, first + 10.0), (first + 20.0, first + 30.0)))
+
+    fleet = make_fleet(3, script=lambda index, work: {"after": 8.0}, presence=presence)
+    _, left = await play(make_plan(devices=3, per_round=3, over_selection=1.0, rounds=9, quorum=1.0))
+    assert [row.virtual_time for row in left.rows] == [8.0, 16.0, 28.0, 36.0, 48.0, 56.0, 68.0, 76.0, 88.0]
+    assert {row.online for row in left.rows} == {3}
+
+
 async def test_every_ask_of_a_script_is_an_exchange_of_its_own(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:

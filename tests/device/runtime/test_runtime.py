@@ -206,6 +206,7 @@ def test_presence_leaves_out_what_is_over_by_the_time_that_the_coordinator_told_
     assert messages(device.get(Extend(until=2000.0))) == [Presence(until=2000.0, intervals=(running, (1500.0, 1600.0)))]
     device.get(a_work(start=600.0))
     assert messages(device.get(Extend(until=2000.0))) == [Presence(until=2000.0, intervals=((1500.0, 1600.0),))]
+    assert messages(device.get(Extend(until=2000.0, since=1600.0))) == [Presence(until=2000.0, intervals=())]
 
 
 def test_a_coordinator_that_has_gone_back_in_time_hears_again_what_was_over(new: Callable[..., Device]) -> None:
