@@ -232,9 +232,9 @@ def test_spells_have_the_mean_length_that_was_asked_for() -> None:
 
 
 def test_a_diurnal_fleet_follows_the_hour_of_the_day() -> None:
-    def share(hour: float, mean: float = 0.5, amplitude: float = 0.4) -> float:
+    def share(hour: float, mean: float = 0.5, amplitude: float = 0.4, spell: float = 600.0) -> float:
         fleet = [
-            diurnal(generator(3, device=device, purpose="test"), mean, amplitude, 2.0, 0.0, 600.0)
+            diurnal(generator(3, device=device, purpose="test"), mean, amplitude, 2.0, 0.0, spell)
             for device in range(500)
         ]
         return online_share(fleet, hour * 3600.0)
@@ -246,6 +246,8 @@ def test_a_diurnal_fleet_follows_the_hour_of_the_day() -> None:
     assert share(0.0) == pytest.approx(0.5 + 0.4 * math.cos(math.pi / 6), abs=0.06)
     assert share(26.0, 0.2, 0.1) == pytest.approx(0.3, abs=0.06)
     assert share(26.0, 0.8, 0.1) == pytest.approx(0.9, abs=0.06)
+    assert share(9.0, spell=3600.0) == pytest.approx(0.5, abs=0.06), "an hour later than 8 o'clock"
+    assert share(33.0, spell=3600.0) == pytest.approx(0.5, abs=0.06)
 
 
 def test_devices_of_a_diurnal_fleet_have_their_own_offsets() -> None:
