@@ -14,7 +14,7 @@ from fedemu.protocol.errors import MalformedMessage
 
 DAY = 86_400.0
 FARTHEST = 3_650 * DAY
-"""Ten years in seconds. If no device announces a time on-line within them, no device is expected any more."""
+"""Ten years in seconds. If no device announces a time on-line within the next ones, no device is expected any more."""
 FARTHEST_STEP = 8 * DAY
 """The horizon moves on by so much at most, so that what is known of the future stays small in a long run."""
 
@@ -94,9 +94,15 @@ class AnnouncedTimes:
         return min((arrival for arrival in arrivals if arrival is not None and arrival < math.inf), default=None)
 
 
-def horizon(time: float) -> float:
-    """The time up to which devices announce their on-line times, to cover ``time``: 1, 2, 4, 8, 16, 24 days ..."""
+def horizon(time: float, seconds: float) -> float:
+    """The time up to which devices announce their on-line times, to cover the next ``seconds``, ten years at most.
+
+    It is 1, 2, 4, 8, 16, 24 days ... of the experiment.
+    """
+    wanted = time + min(seconds, FARTHEST)
+    if wanted > FARTHEST_STEP:
+        return math.ceil(wanted / FARTHEST_STEP) * FARTHEST_STEP
     reached = DAY
-    while reached < min(time, FARTHEST):
-        reached += min(reached, FARTHEST_STEP)
+    while reached < wanted:
+        reached *= 2
     return reached

@@ -203,7 +203,7 @@ class Asking:
         """
         service, timeline = self._service, self._service.timeline
         while True:
-            tally.perturbed |= not await service.extend(horizon(timeline.time + self._settings.deadline))
+            tally.perturbed |= not await service.extend(horizon(timeline.time, self._settings.deadline))
             if service.roster.planned is not None:
                 await self._numerics.compute(service.roster.planned.reach, timeline.time)
             eligible = service.roster.eligible(timeline.time)
@@ -212,8 +212,8 @@ class Asking:
             arrival = service.roster.next_arrival(timeline.time, among)
             if arrival is not None and arrival <= service.reception.horizon:
                 timeline.advance(arrival)
-            elif service.reception.horizon < FARTHEST:
-                tally.perturbed |= not await service.extend(2 * service.reception.horizon)
+            elif service.reception.horizon < (farthest := horizon(timeline.time, FARTHEST)):
+                tally.perturbed |= not await service.extend(min(2 * service.reception.horizon, farthest))
             else:
                 raise self._nobody()
 

@@ -74,7 +74,7 @@ class Reception:
         self.underway = Underway(roster, is_sending)
         self.verdicts = Verdicts()
         self.refusals = Refusals()
-        self.horizon = horizon(timeline.time + settings.deadline)
+        self.horizon = horizon(timeline.time, settings.deadline)
         """The time up to which devices are asked to announce their on-line times."""
         self.epoch = secrets.randbits(53)
         """The life of this coordinator. Messages about an ask of another life have no effect."""

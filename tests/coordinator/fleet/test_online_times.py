@@ -32,5 +32,11 @@ def test_on_line_times_out_of_order_are_malformed(intervals: list[tuple[float, f
 
 
 def test_the_horizon_is_one_day_and_doubles_until_it_grows_by_eight_days() -> None:
-    days = [0, 1, 1.1, 5, 9, 17, 24.1, 3650, 1e6]
-    assert [horizon(day * DAY) / DAY for day in days] == [1, 1, 2, 8, 16, 24, 32, 3656, 3656]
+    days = [0, 1, 1.1, 5, 9, 17, 24.1, 3650]
+    assert [horizon(day * DAY, 0.0) / DAY for day in days] == [1, 1, 2, 8, 16, 24, 32, 3656]
+    assert [horizon(0.0, day * DAY) / DAY for day in days] == [1, 1, 2, 8, 16, 24, 32, 3656]
+
+
+def test_the_horizon_lies_ten_years_ahead_at_most_whatever_the_time_is() -> None:
+    assert [horizon(day * DAY, 1e300) / DAY for day in (0, 8e6)] == [3656, 8e6 + 3656]
+    assert horizon(1e300, 1e300) == pytest.approx(1e300)

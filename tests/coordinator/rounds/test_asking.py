@@ -156,6 +156,19 @@ async def test_a_device_that_cannot_announce_all_times_at_once_announces_more_wh
     assert {row.online for row in left.rows} == {3}
 
 
+async def test_devices_announce_further_times_also_after_ten_years(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    year = 365 * 86_400.0
+    make_fleet(
+        2,
+        script=lambda index, work: {"after": 4 * year},
+        presence=lambda index, until: Presence(until=until, intervals=((0.0, until),)),
+    )
+    _, left = await play(make_plan(devices=2, per_round=2, over_selection=1.0, rounds=4, deadline=5 * year))
+    assert [row.virtual_time for row in left.rows] == [4 * year, 8 * year, 12 * year, 16 * year]
+
+
 async def test_every_ask_of_a_script_is_an_exchange_of_its_own(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
