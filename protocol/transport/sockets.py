@@ -17,6 +17,7 @@ import zmq
 
 from fedemu.protocol.codec import Limits
 from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.host.files import refusal_of
 from fedemu.protocol.transport.curve import ClientKeys, ServerKeys, connect_with, serve_with
 
 _ROUTER_INTAKE: Final = 256
@@ -205,4 +206,5 @@ def unbind(socket: zmq.Socket[bytes], address: str) -> None:
 
 def reason(error: zmq.ZMQError | OSError) -> str:
     """Why an address cannot be used, in words."""
-    return _REASONS.get(error.errno or 0, str(error))
+    known = refusal_of(error) if isinstance(error, OSError) else str(error)
+    return _REASONS.get(error.errno or 0, known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import itertools
 import logging
@@ -26,7 +27,7 @@ from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.messages import Beat, Blob, Heartbeat, Hello, Up
 from fedemu.protocol.transport import direct_router
 from fedemu.protocol.transport.direct import DirectNetwork
-from fedemu.protocol.transport.sockets import check_address
+from fedemu.protocol.transport.sockets import check_address, reason
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 from fedemu.protocol.transport.zmtp import GREETING, framed, ready
 
@@ -504,3 +505,9 @@ async def test_connections_that_are_gone_leave_no_garbage_to_be_found(eventually
         gc.enable()
     network.close()
     assert not {"Line", "_Peer", "DirectDealer", "Incoming"} & set(left), left
+
+
+def test_why_an_address_cannot_be_used_is_told_in_words() -> None:
+    assert reason(OSError(errno.ENOSPC, "No space left on device", "/tmp/bus")) == "the disk is full; make room there"
+    assert reason(zmq.ZMQError(errno.ENODEV)) == "no network interface of this machine has that address"
+    assert reason(zmq.ZMQError(errno.EIO)) == "Input/output error"
