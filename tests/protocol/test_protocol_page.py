@@ -26,11 +26,13 @@ from fedemu.coordinator.settings import Settings
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import ITEM_BYTES, UP, Limits, encode
 from fedemu.protocol.errors import MalformedMessage, RefusedError
+from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.sharing.hub import FRAMES_OF_A_MESSAGE
 from fedemu.protocol.transport.interface import Bounds
 from fedemu.protocol.transport.sockets import _HANDSHAKE_MS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "protocol.md").read_text()
 MESSAGES: dict[str, type[wire.Message]] = {
     str(kind.__struct_config__.tag): kind for kind in (*typing.get_args(wire.Up), *typing.get_args(wire.Down))
 }
@@ -105,6 +107,19 @@ def test_every_field_is_described_with_its_default(tag: str) -> None:
     assert list(described) == [field.name for field in declared]
     for field in declared:
         assert ("default" in described[field.name]) == has_default(field), field.name
+
+
+def test_the_messages_of_edges_are_on_their_page_with_their_fields() -> None:
+    page = (DOCS / "edges.md").read_text()
+    told = {tag: rest for tag, *rest in re.findall(r"^\| `(\w+)` \| (up|down) \| (.*) \|$", page, re.MULTILINE)}
+    kinds = {str(kind.__struct_config__.tag): kind for kind in typing.get_args(edge.FromEdge | edge.ToEdge)}
+    assert set(told) == set(kinds)
+    of_a_result = {field.name for field in fields(wire.Result)} - {"tensors"}
+    for tag, kind in kinds.items():
+        direction, text = told[tag]
+        assert (direction == "up") == (kind in typing.get_args(edge.FromEdge))
+        declared = {field.name for field in fields(kind)} - {"v"}
+        assert declared - (of_a_result if tag == "held" else set()) <= set(re.findall(r"`(\w+)`", text)), tag
 
 
 def test_every_fact_of_how_a_machine_computes_is_described_with_its_default() -> None:
