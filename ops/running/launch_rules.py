@@ -91,6 +91,11 @@ class Launch:
     _restarts: int = 0
     _sent: set[Send] = field(default_factory=set)
 
+    @property
+    def devices_said_why(self) -> bool:
+        """Whether the run ends because of an error that the devices' supervisor has told. One that is killed cannot."""
+        return self.devices_gave_up and self._ended["devices"] > 0
+
     def signalled(self, sign: Signals, now: float) -> list[Action]:
         """The user wants to stop. The first signal asks for a checkpoint, the second one stops at once."""
         if self.phase is Phase.RUNNING:
@@ -130,7 +135,12 @@ class Launch:
         self._ended["devices"] = code
         if self.phase is Phase.RUNNING and code != 0:
             self.devices_gave_up = True
-            return self._unless_over([*self._stop(now)])
+            why: list[Action] = []
+            if code < 0:
+                why.append(
+                    Say(f"the devices' supervisor {ending(code)} after it was started again {MOST_RESTARTS} times")
+                )
+            return self._unless_over([*why, *self._stop(now)])
         return self._unless_over([])
 
     def tick(self, now: float) -> list[Action]:

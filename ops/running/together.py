@@ -178,7 +178,7 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
     if terminal:
         # A display that was killed has left the cursor hidden.
         sys.stderr.write(_SHOW_CURSOR)
-    if ended.devices_gave_up:
+    if ended.devices_said_why:
         say(last_words(devices_terminal) or f"{COMPLAINT}an error ended the devices; {logs} may say which")
     if ended.exit_code and runtime.log_level == "debug" and devices_terminal.exists():
         say(devices_terminal.read_text(encoding="utf-8", errors="replace"))

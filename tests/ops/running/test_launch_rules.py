@@ -133,16 +133,18 @@ def test_a_killed_supervisor_is_started_again_but_not_for_ever() -> None:
     launch = with_devices()
     for _ in range(rules.MOST_RESTARTS):
         assert sends(launch.devices_ended(-signal.SIGKILL, now=1.0)) == [StartDevices()]
-    assert sends(launch.devices_ended(-signal.SIGKILL, now=1.0)) == [Send("coordinator", signal.SIGINT)]
+    said, *sent = launch.devices_ended(-signal.SIGTERM, now=1.0)
+    assert said == Say("the devices' supervisor was ended by SIGTERM after it was started again 5 times")
+    assert sent == [Send("coordinator", signal.SIGINT)]
     launch.coordinator_ended(4, now=2.0)
-    assert launch.exit_code == INTERNAL_ERROR
+    assert (launch.exit_code, launch.devices_said_why) == (INTERNAL_ERROR, False)
 
 
 def test_a_supervisor_that_gives_up_stops_the_coordinator_and_its_code_is_the_runs() -> None:
     launch = with_devices()
     assert sends(launch.devices_ended(2, now=1.0)) == [Send("coordinator", signal.SIGINT)]
     launch.coordinator_ended(4, now=2.0)
-    assert launch.exit_code == 2
+    assert (launch.exit_code, launch.devices_said_why) == (2, True)
 
 
 def test_a_supervisor_that_a_signal_of_others_ended_before_it_began_interrupts_the_run() -> None:
