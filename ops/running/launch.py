@@ -25,6 +25,7 @@ from fedemu.ops.running.codes import COMPLAINT, STOP_SIGNALS
 from fedemu.ops.running.launch_rules import Action, CallDevices, Child, Launch, Patience, Say, Send, StartDevices
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.source import interpreter
+from fedemu.protocol.wording import refusal
 
 DEFAULT_PATIENCE = Patience()
 DEVICES_OUTPUT = "devices.out"
@@ -200,7 +201,7 @@ def with_port(address: str) -> str:
 def _start(
     command: Sequence[str], terminal: Path | None, kept: int, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a process that inherits the descriptor ``kept``.
+    """Start a process that inherits the descriptor ``kept``. Raises ConfigurationError if this machine starts none.
 
     The stop signals are blocked at first. ``begin_child`` unblocks them when the child can handle them.
     """
@@ -222,15 +223,18 @@ def _popen(
     stdout: int | IO[bytes],
     stderr: IO[bytes] | None,
 ) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=stderr,
-        pass_fds=(kept,),
-        env=environment,
-        start_new_session=True,
-    )
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=(kept,),
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ConfigurationError(f"no process can be started on this machine: {refusal(error)}") from error
 
 
 @contextmanager

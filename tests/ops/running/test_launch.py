@@ -1,5 +1,6 @@
 """Starting two children and seeing them to their end, with toys in place of the coordinator and the devices."""
 
+import errno
 import os
 import re
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from fedemu.ops.running.child import _failed
 from fedemu.ops.running.launch import child_command, free_address, last_words, launch, with_port
 from fedemu.ops.running.launch_rules import Child, Patience
+from fedemu.protocol.errors import ConfigurationError
 
 BEGIN = (
     "import signal, sys; from fedemu.ops.running.processes import begin_child; begin_child('toy', int(sys.argv[1]))\n"
@@ -114,6 +117,22 @@ def test_a_signal_that_comes_when_a_child_has_done_its_work_changes_nothing(tmp_
         timeout=60,
     )
     assert (ended.returncode, ended.stderr) == (5, "")
+
+
+def test_a_machine_that_starts_no_further_process_says_so_and_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    popen, started = subprocess.Popen, []
+
+    def refuse_the_second(*command: Any, **named: Any) -> Any:
+        if started:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        started.append(popen(*command, **named))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", refuse_the_second)
+    said = "no process can be started on this machine: the limit of processes is reached; raise it (ulimit -u"
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        run(OPEN, WAITS_FOR_SIGTERM)
+    assert not psutil.pid_exists(started[0].pid)
 
 
 def test_a_killed_coordinator_is_an_interruption_and_takes_the_devices_along() -> None:
