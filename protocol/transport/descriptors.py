@@ -64,8 +64,12 @@ class Descriptors:
         callbacks[descriptor] = callback
         if known:
             self._poll.modify(descriptor, self._events(descriptor))
-        else:
+            return
+        try:
             self._poll.register(descriptor, self._events(descriptor))
+        except OSError:  # the limit of watched descriptors is reached, or no memory is left
+            del callbacks[descriptor]
+            raise
 
     def _unwatch(self, callbacks: dict[int, Callable[[], object]], descriptor: int) -> bool:
         if callbacks.pop(descriptor, None) is None:

@@ -238,17 +238,22 @@ class DirectDealer:
         if sock is None:
             self._later()
             return
-        self._line = Line(
-            self._loop,
-            self._loop.call_soon,
-            sock,
-            incoming_for(self._decoder, b"DEALER", sock),
-            self._buffer,
-            self._waiting,
-            received=self._take,
-            shaken=self._shaken,
-            lost=self._lose,
-        )
+        try:
+            self._line = Line(
+                self._loop,
+                self._loop.call_soon,
+                sock,
+                incoming_for(self._decoder, b"DEALER", sock),
+                self._buffer,
+                self._waiting,
+                received=self._take,
+                shaken=self._shaken,
+                lost=self._lose,
+            )
+        except OSError:  # the system watches no further descriptor
+            sock.close()
+            self._later()
+            return
         if self._leaving:
             self._line.finish(self._line.shut)
         else:

@@ -172,19 +172,25 @@ class DirectRouter:
 
     def _welcome(self, sock: socket.socket) -> None:
         name = b"\0" + (next(self._names) % 2**32).to_bytes(4, "big")
-        peer = self._peers[name] = _Peer(name, self._clock())
-        peer.line = Line(
-            self._watch,
-            self._watch.soon,
-            sock,
-            incoming_for(self._decoder, b"ROUTER", sock),
-            self._buffer,
-            peer.waiting,
-            received=lambda frames: self._take(peer, frames),
-            shaken=lambda: None,
-            lost=lambda: self._part(peer),
-            growing=lambda size: self._check(peer, size),
-        )
+        peer = _Peer(name, self._clock())
+        try:
+            peer.line = Line(
+                self._watch,
+                self._watch.soon,
+                sock,
+                incoming_for(self._decoder, b"ROUTER", sock),
+                self._buffer,
+                peer.waiting,
+                received=lambda frames: self._take(peer, frames),
+                shaken=lambda: None,
+                lost=lambda: self._part(peer),
+                growing=lambda size: self._check(peer, size),
+            )
+        except OSError as error:
+            logger.warning("a connection cannot be watched: %s", error)
+            sock.close()
+            return
+        self._peers[name] = peer
         if len(self._peers) > self._bounds.connections:
             # Not the new one: it may be an honest one, which says something soon.
             self._end(next((each for each in self._peers.values() if not each.spoken), peer), "connections")

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from fedemu.protocol.codec import Buffer, Decoder
+from fedemu.protocol.host.open_files import open_files
 from fedemu.protocol.transport.interface import TURN_SECONDS, ReaderLoop
 from fedemu.protocol.transport.outgoing import Outgoing
 from fedemu.protocol.transport.passing import receive
-from fedemu.protocol.transport.zmtp import Incoming, ZmtpViolation
+from fedemu.protocol.transport.zmtp import MOST_DESCRIPTORS, Incoming, ZmtpViolation
 
 _READ: Final = 256 * 1024
 _MOST_MESSAGES: Final = 512
@@ -46,11 +47,14 @@ class Watch(Protocol):
 def incoming_for(decoder: Decoder, kind: bytes, sock: socket.socket) -> Incoming:
     """What cuts the bytes that come on ``sock`` into messages for ``decoder``. ``kind`` is the type of the ZeroMQ side.
 
-    Unix sockets take sealed memory.
+    Unix sockets take sealed memory, unless this process has hardly any descriptors left for it. Then the kernel would
+    drop those that come, and the connection with them; so frames are to come as bytes. The system gives the lowest free
+    number to each descriptor, so that of the socket tells how many are in use.
     """
     limits = decoder.limits
     most_bytes = max(limits.frame_bytes, limits.header_bytes)
-    return Incoming(limits.frames + 2, most_bytes, kind, sealed=sock.family == socket.AF_UNIX)
+    room = sock.fileno() + MOST_DESCRIPTORS < open_files()
+    return Incoming(limits.frames + 2, most_bytes, kind, sealed=sock.family == socket.AF_UNIX and room)
 
 
 def read_buffer() -> memoryview:

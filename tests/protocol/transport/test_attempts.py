@@ -23,7 +23,7 @@ from fedemu.protocol.codec import DOWN, UP, encode
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.lookup import Lookups
 from fedemu.protocol.messages import Beat, Bye, Heartbeat, Result, TensorSpec
-from fedemu.protocol.transport import direct
+from fedemu.protocol.transport import direct, direct_router
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.direct_router import DirectRouter
 from fedemu.protocol.transport.outgoing import Outgoing
@@ -361,6 +361,27 @@ async def test_a_connection_on_which_the_kernel_refuses_to_send_is_made_anew(
     router.send(peers[-1], Beat())
     await eventually(lambda: answers)
     own.close()
+    network.close()
+
+
+@pytest.mark.parametrize("module", [direct, direct_router], ids=["dealer", "router"])
+async def test_a_connection_that_the_system_cannot_watch_is_tried_again(
+    eventually: Any, socket_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any
+) -> None:
+    line, refused, heard = module.Line, list[Any](), list[bytes]()
+
+    def refuse_first(*arguments: Any, **named: Any) -> Any:
+        if not refused:
+            refused.append(arguments)
+            _refuse(errno.ENOSPC)
+        return line(*arguments, **named)
+
+    monkeypatch.setattr(module, "Line", refuse_first)
+    network = DirectNetwork(asyncio.get_running_loop())
+    router = network.bind(f"ipc://{socket_path}", UP, lambda peer, envelope: heard.append(peer), print)
+    network.connect(router.address, DOWN, print, print).send(Heartbeat())
+    await eventually(lambda: heard)
+    assert refused
     network.close()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import select
 import socket
 from collections.abc import Iterator
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -71,3 +73,16 @@ def test_what_nobody_waits_for_any_more_wakes_no_loop(watch: Descriptors, pair: 
     assert not is_awake(watch)
     watch.add_writer(here.fileno(), lambda: "write again")
     assert called(watch) == ["write again"]
+
+
+def test_a_descriptor_that_the_system_does_not_watch_can_be_watched_later(
+    watch: Descriptors, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = MagicMock(register=MagicMock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with monkeypatch.context() as patched:
+        patched.setattr(watch, "_poll", full)
+        with pytest.raises(OSError, match="No space"):
+            watch.add_reader(pair[0].fileno(), lambda: "read")
+    watch.add_reader(pair[0].fileno(), lambda: "read")
+    pair[1].send(b"!")
+    assert called(watch) == ["read"]

@@ -17,7 +17,7 @@ from fedemu.protocol.codec import DOWN, UP
 from fedemu.protocol.host import sealed
 from fedemu.protocol.host.sealed import place_of, seal
 from fedemu.protocol.messages import Blob, Hello, Result, TensorSpec
-from fedemu.protocol.transport import outgoing
+from fedemu.protocol.transport import line, outgoing
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.passing import handed
 from fedemu.protocol.transport.zmtp import (
@@ -214,3 +214,13 @@ def test_a_frame_in_memory_may_not_be_larger_than_others() -> None:
 
 def test_small_messages_are_framed_as_ever() -> None:
     assert handed([b"ab", bytes(10)]) == ([b"\x01\x02ab\x00\x0a" + bytes(10)], [], [b"ab", bytes(10)])
+
+
+def test_a_process_that_has_hardly_any_descriptors_left_takes_large_frames_as_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for room, takes in ((MOST_DESCRIPTORS, False), (MOST_DESCRIPTORS + 1, True)):
+            monkeypatch.setattr(line, "open_files", lambda room=room: ours.fileno() + room)
+            assert line.incoming_for(UP, b"ROUTER", ours).offers_sealed == takes
