@@ -295,7 +295,12 @@ def _locked(path: Path) -> BinaryIO:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        require_held(path, error)
+        try:
+            require_held(path, error)
+        except ConfigurationError:
+            with contextlib.suppress(OSError):  # where there are no locks, nobody holds it; a new folder is to be empty
+                (path / ".lock").unlink()
+            raise
         raise ConfigurationError(f"Another coordinator is at work in {path}; stop it, or wait until it ends.") from None
     return lock
 
