@@ -18,9 +18,10 @@ from typing import NoReturn
 
 from fedemu.device.pipe import Ended, Forked, NotForked, Unpacker, pack_message
 from fedemu.protocol.codec import Decoder
+from fedemu.protocol.host.files import shortage
 from fedemu.protocol.host.kernel import end_with_parent, name_process
 from fedemu.protocol.messages import Message
-from fedemu.protocol.wording import refusal, shortage
+from fedemu.protocol.wording import refusal
 
 READ_BYTES = 2**16
 FAILED = 1

@@ -9,8 +9,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from fedemu.protocol.errors import lacks_memory
-
 WHOLE_NUMBER = "a whole number"
 _NUMBER = "a number"
 _TRUTH = "true or false"
@@ -50,8 +48,6 @@ KINDS = {
 """What a value must be, by the kind of pydantic's error."""
 
 
-_NO_THREAD = "can't start new thread"
-"""What Python says when the system starts no thread."""
 KILLED = "SIGKILL (the kernel does so if memory runs out)"
 
 
@@ -77,21 +73,6 @@ def refusal(error: OSError) -> str:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "the limit of open files is reached; raise it (ulimit -n)"
     return error.strerror or str(error)
-
-
-def shortage(error: BaseException) -> str:
-    """What this machine lacks if that is the error, and what to do. Empty for other errors.
-
-    It is memory, open files or threads.
-    """
-    number = error.errno if isinstance(error, OSError) else None
-    if lacks_memory(error):
-        number = errno.ENOMEM
-    elif isinstance(error, RuntimeError) and _NO_THREAD in str(error):
-        number = errno.EAGAIN
-    elif number not in (errno.EMFILE, errno.ENFILE):
-        return ""
-    return refusal(OSError(number, ""))
 
 
 def demand(detail: Mapping[str, Any]) -> str:

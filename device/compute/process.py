@@ -27,6 +27,7 @@ from fedemu.device.memory.store import read_own, write_own
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.blobs.tree_file import decode_tree
 from fedemu.protocol.errors import BlobError, ConfigurationError, DataError, FedemuError, MachineFault, TrainingError
+from fedemu.protocol.host.files import shortage
 from fedemu.protocol.host.named import load, restrict
 from fedemu.protocol.host.own_code import account, own_frames
 from fedemu.protocol.host.phases import mark
@@ -34,7 +35,6 @@ from fedemu.protocol.ids import AskId, digest_of_file
 from fedemu.protocol.tensors import pack, unpack
 from fedemu.protocol.transport.passing import with_large_ones_sealed
 from fedemu.protocol.transport.zmtp import SMALL
-from fedemu.protocol.wording import shortage
 
 log = logging.getLogger(__name__)
 

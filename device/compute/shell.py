@@ -27,10 +27,10 @@ from fedemu.device.bus import (
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.errors import FedemuError, MachineFault, ProtocolError
+from fedemu.protocol.host.files import shortage
 from fedemu.protocol.host.own_code import account
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.interface import Dialer
-from fedemu.protocol.wording import shortage
 
 log = logging.getLogger(__name__)
 

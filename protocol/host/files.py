@@ -16,13 +16,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from fedemu.protocol.errors import ConfigurationError, FedemuError
-from fedemu.protocol.wording import shortage
+from fedemu.protocol.errors import ConfigurationError, FedemuError, lacks_memory
+from fedemu.protocol.wording import refusal
 
 Buffer = bytes | bytearray | memoryview
 
 PARTIAL = ".partial"
 """The end of the names of partial files."""
+_NO_THREAD = "can't start new thread"
+"""What Python says when the system starts no thread."""
 GO_ON = "make it writable, or go on in a copy of it"
 """The remedy if the folder of a run that has begun cannot be written."""
 
@@ -164,6 +166,21 @@ def usable(path: Path, remedy: str) -> Iterator[None]:
 def refusal_of(error: OSError) -> str:
     """Why the system refused, in words. What can be done about a full disk or another shortage is told, too."""
     return "the disk is full; make room there" if is_full(error) else shortage(error) or error.strerror or str(error)
+
+
+def shortage(error: BaseException) -> str:
+    """What this machine lacks if that is the error, and what to do. Empty for other errors.
+
+    It is memory, open files or threads.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    if lacks_memory(error):
+        number = errno.ENOMEM
+    elif isinstance(error, RuntimeError) and _NO_THREAD in str(error):
+        number = errno.EAGAIN
+    elif number not in (errno.EMFILE, errno.ENFILE):
+        return ""
+    return refusal(OSError(number, ""))
 
 
 def is_full(error: OSError) -> bool:

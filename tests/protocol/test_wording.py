@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import signal
 
 import pytest
 
-from fedemu.protocol.wording import ending, shortage
+from fedemu.protocol.wording import ending
 
 
 @pytest.mark.parametrize(
@@ -22,23 +21,3 @@ from fedemu.protocol.wording import ending, shortage
 )
 def test_the_end_of_a_process_is_told_in_words(code: int, words: str) -> None:
     assert ending(code) == words
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (MemoryError(), "no memory is left; free some"),
-        (
-            OSError(errno.ENFILE, "Too many open files in system"),
-            "the limit of open files is reached; raise it (ulimit -n)",
-        ),
-        (
-            RuntimeError("can't start new thread"),
-            "the limit of processes is reached; raise it (ulimit -u, or pids.max of the container)",
-        ),
-        (RuntimeError("another one"), ""),
-        (OSError(errno.EACCES, "Permission denied"), ""),
-    ],
-)
-def test_what_a_machine_lacks_is_told_in_words(error: Exception, words: str) -> None:
-    assert shortage(error) == words

@@ -14,6 +14,7 @@ from fedemu.protocol.host.files import (
     PARTIAL,
     PartialFile,
     remove_abandoned,
+    shortage,
     usable,
     write_among_others,
     write_whole,
@@ -179,3 +180,23 @@ def test_a_file_that_another_process_removed_as_a_leftover_is_made_again(tmp_pat
         file.write(b"data", 0)
         file.put_in_place()
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"data"]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "no memory is left; free some"),
+        (
+            OSError(errno.ENFILE, "Too many open files in system"),
+            "the limit of open files is reached; raise it (ulimit -n)",
+        ),
+        (
+            RuntimeError("can't start new thread"),
+            "the limit of processes is reached; raise it (ulimit -u, or pids.max of the container)",
+        ),
+        (RuntimeError("another one"), ""),
+        (OSError(errno.EACCES, "Permission denied"), ""),
+    ],
+)
+def test_what_a_machine_lacks_is_told_in_words(error: Exception, words: str) -> None:
+    assert shortage(error) == words
