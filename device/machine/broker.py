@@ -106,8 +106,6 @@ class Broker:
         self._trainers: dict[int, bytes] = {}
         self._tally: dict[int, list[int]] = {}
         self._advances: dict[int, int] = {}
-        self._faults: dict[int, str] = {}
-        """Why trainers that are about to end cannot go on, by their number."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._looking = self._loop.call_later(LOOK_SECONDS, self._look)
@@ -162,14 +160,16 @@ class Broker:
             del self._roles[peer]
             self._queue.abandon(peer)
 
-    def trainer_ended(self, number: int) -> None:
-        """A trainer has ended: its jobs are queued again, or fail if too many trainers died over them."""
+    def trainer_ended(self, number: int, why: str = "") -> None:
+        """A trainer has ended: its jobs are queued again, or fail if too many trainers died over them.
+
+        ``why`` stands after its name, such as ``ended with code 1``.
+        """
         peer = self._trainers.pop(number, None)
         if peer is not None:
             del self._roles[peer]
-        why = self._faults.pop(number, "")
         for job in self._queue.remove_trainer(number):
-            self._give_up(job, "trainer", f"{job.deaths} trainers died over it{why and f'; the last one: {why}'}")
+            self._give_up(job, "trainer", f"{job.deaths} trainers died over it{why and f'; the last one {why}'}")
         self._pump()
 
     def rouse(self, number: int, lives: Iterable[tuple[int, int]]) -> bool:
@@ -215,7 +215,6 @@ class Broker:
                 self.trainer_ready(number)
                 self._pump()
             case Faulty() if role == "trainer":
-                self._faults[number] = message.detail
                 self.trainer_faulty(number, message.detail)
             case Unusable() if role == "trainer":
                 self._failed((FedemuError if message.in_work else ConfigurationError)(message.detail))

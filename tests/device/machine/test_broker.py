@@ -210,12 +210,7 @@ async def test_a_blob_that_a_trainer_cannot_read_is_held_against_its_digest(
     assert not bus.store.has(Digest(REF.digest))
 
 
-@pytest.mark.parametrize("fault", ["", "CUDA out of memory"])
-async def test_the_device_hears_of_a_job_over_which_trainers_died(
-    bus: Bus, until: Callable[..., Any], fault: str
-) -> None:
-    faulty: list[tuple[int, str]] = []
-    bus.broker.trainer_faulty = lambda number, why: faulty.append((number, why))
+async def test_the_device_hears_of_a_job_over_which_trainers_died(bus: Bus, until: Callable[..., Any]) -> None:
     bus.store.put(MODEL)
     device = bus.peer("process")
     device.submit()
@@ -224,14 +219,18 @@ async def test_the_device_hears_of_a_job_over_which_trainers_died(
         trainer = bus.peer("trainer")
         trainer.dealer.send(Ready(capacity={}, default=4))
         await until(lambda heard=trainer.heard: heard, "the group")
-        if fault:
-            trainer.dealer.send(Faulty(detail=fault))
-            await until(lambda: faulty, "the reason")
-            assert faulty.pop() == (0, fault)
-        bus.broker.trainer_ended(0)
+        bus.broker.trainer_ended(0, "ended with code 1")
     await until(lambda: device.heard, "the answer")
-    said = "3 trainers died over it" + ("; the last one: CUDA out of memory" if fault else "")
+    said = "3 trainers died over it; the last one ended with code 1"
     assert device.heard == [JobFailed(device=3, ask="1.0.0", reason="trainer", detail=said)]
+
+
+async def test_a_trainer_that_cannot_go_on_is_told_with_its_reason(bus: Bus, until: Callable[..., Any]) -> None:
+    faulty: list[tuple[int, str]] = []
+    bus.broker.trainer_faulty = lambda number, why: faulty.append((number, why))
+    bus.peer("trainer").dealer.send(Faulty(detail="CUDA out of memory"))
+    await until(lambda: faulty, "the reason")
+    assert faulty == [(0, "CUDA out of memory")]
 
 
 async def test_jobs_that_went_to_a_trainer_whose_last_words_came_late_go_to_the_next(

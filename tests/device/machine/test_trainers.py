@@ -57,10 +57,12 @@ class Failing(Nursery):
 
 
 @asynccontextmanager
-async def launched(nursery: Any, count: int, failed: Callable[[Any], None]) -> AsyncIterator[Trainers]:
+async def launched(
+    nursery: Any, count: int, failed: Callable[[Any], None], ended: Callable[[int, str], None] = lambda *_: None
+) -> AsyncIterator[Trainers]:
     def ignore(*_: object) -> None: ...
 
-    trainers = Trainers(nursery, SETUP, count, ended=ignore, restarted=ignore, failed=failed)
+    trainers = Trainers(nursery, SETUP, count, ended=ended, restarted=ignore, failed=failed)
     trainers.launch()
     try:
         yield trainers
@@ -169,14 +171,19 @@ async def test_a_trainer_that_tells_why_it_cannot_go_on_is_killed_and_quoted(
     killed: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, sign: killed.append((pid, sign)))
     told: list[FedemuError] = []
+    ended: list[tuple[int, str]] = []
     nursery = Nursery(lambda: None)
-    async with launched(nursery, 1, told.append) as trainers:
+    async with launched(nursery, 1, told.append, lambda *end: ended.append(end)) as trainers:
         for fault in ("the GPU is hot.", "device 3: no memory, mine.py:10\n    mine.py:10 in forward: x = y"):
             await until(lambda: 0 in trainers.pids, "the trainer was forked")
             pid = trainers.pids[0]
             trainers.faulty(0, fault)
             assert killed.pop() == (pid, signal.SIGKILL)
             nursery.heard(Ended(number=0, pid=pid, code=-9))
+    assert ended == [
+        (0, "could not go on: the GPU is hot"),
+        (0, "could not go on: device 3: no memory, mine.py:10"),
+    ]
     assert (
         str(told[0])
         == "Trainer 0 failed 2 times in a row; at last it could not go on: device 3: no memory, mine.py:10."
