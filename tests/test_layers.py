@@ -28,7 +28,10 @@ ORDER = {
         "names interface measures replay/selection models/randomness | trees data | streams | models | training "
         "| analytic methods replay incremental/generator terms | incremental | incremental/data_free | registry former"
     ),
-    "device": "bus behaviour host | pipe memory | forking | compute/executors | compute runtime | process | machine",
+    "device": (
+        "bus behaviour host | pipe memory | forking | compute/tapes | compute/executors | compute runtime | process "
+        "| machine"
+    ),
     "coordinator": (
         "settings timeline sums | fleet record | observer | asks | edge evaluation service | plan | rounds | serve"
     ),

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedemu.device.compute.executors.arguments import Arguments
 from fedemu.device.compute.executors.lowering import MAX_CACHED, Lowered
-from fedemu.device.compute.executors.tape import geometry, memory
+from fedemu.device.compute.tapes.tape import address, geometry
 
 log = logging.getLogger(__name__)
 
@@ -111,11 +111,11 @@ class Captured:
         """Do the step at the places, and return its metrics."""
         carry = self._places[self._fixed :]
         outputs = list(self.lowered.function(*self._places))
-        written = {memory(place) for place in carry}
+        written = {address(place) for place in carry}
         places = [*map(geometry, carry), *[None] * (len(outputs) - len(carry))]
         # What lies in the place of a carry would be written over while it is still to be read.
         outputs = [
-            leaf.clone() if memory(leaf) in written and geometry(leaf) != place else leaf
+            leaf.clone() if address(leaf) in written and geometry(leaf) != place else leaf
             for leaf, place in zip(outputs, places, strict=True)
         ]
         for place, leaf in zip(carry, outputs, strict=False):

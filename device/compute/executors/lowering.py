@@ -18,10 +18,10 @@ from fedemu.algorithms.interface import LocalProgram, Outcome
 from fedemu.algorithms.models.randomness.draws import Draws
 from fedemu.algorithms.models.randomness.random_functions import Keyed
 from fedemu.device.compute.executors.arguments import Arguments, Names
-from fedemu.device.compute.executors.flat_function import Flat
 from fedemu.device.compute.executors.plain import plain
-from fedemu.device.compute.executors.private_torch import TreeSpec, tree_flatten, tree_unflatten, without_compiler
-from fedemu.device.compute.executors.tracing import Untraceable, differentiable, trace
+from fedemu.device.compute.tapes.flat_function import Flat
+from fedemu.device.compute.tapes.private_torch import TreeSpec, tree_flatten, tree_unflatten, without_compiler
+from fedemu.device.compute.tapes.tracing import Untraceable, differentiable, trace
 
 MAX_CACHED = 512
 """The number of traced functions that are kept. One takes a few kilobytes."""

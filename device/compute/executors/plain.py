@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.models.randomness.private_functions import keeping_activations
-from fedemu.device.compute.executors.private_torch import (
+from fedemu.device.compute.tapes.private_torch import (
     inside_transform,
     tree_flatten,
     tree_map_only,

@@ -18,7 +18,7 @@ from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.executors.cohort import EACH, sample_problem
 from fedemu.device.compute.executors.executor import Job, JobResult, Source, failed
 from fedemu.device.compute.executors.plain import looping
-from fedemu.device.compute.executors.private_torch import without_compiler
+from fedemu.device.compute.tapes.private_torch import without_compiler
 from fedemu.protocol.errors import TrainingError
 from fedemu.protocol.seeds import generator
 

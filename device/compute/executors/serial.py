@@ -17,7 +17,7 @@ from fedemu.device.compute.executors.cohort import BEGIN, FINISH, Cohort, Lines,
 from fedemu.device.compute.executors.executor import Job, JobResult, Source, failed
 from fedemu.device.compute.executors.host_memory import handed_over, in_host_memory
 from fedemu.device.compute.executors.lowering import Lowered, Lowering
-from fedemu.device.compute.executors.private_torch import tree_unflatten
+from fedemu.device.compute.tapes.private_torch import tree_unflatten
 from fedemu.protocol.errors import TrainingError
 
 _FIRST: Final = np.zeros(1, np.int64)

@@ -21,8 +21,8 @@ from fedemu.device.compute.executors.cohort import BEGIN, FINISH, Cohort, Lines,
 from fedemu.device.compute.executors.executor import Job, JobResult, Source, failed
 from fedemu.device.compute.executors.host_memory import in_host_memory
 from fedemu.device.compute.executors.lowering import Lowered, Lowering
-from fedemu.device.compute.executors.private_torch import tree_unflatten
 from fedemu.device.compute.executors.slots import IDLE, SlotPlan, entered, first_stack, leaving, plan_slots
+from fedemu.device.compute.tapes.private_torch import tree_unflatten
 from fedemu.protocol.errors import TrainingError
 
 RunStep = Callable[[Lowered, Arguments], Sequence[Tensor]]

@@ -16,9 +16,9 @@ from fedemu.algorithms.models.low_precision import Precision
 from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.capture import Captures, GraphRecorder
 from fedemu.device.compute.executors.executor import Executor, Job, Source, is_out_of_memory
-from fedemu.device.compute.executors.private_torch import product_formula
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
+from fedemu.device.compute.tapes.private_torch import product_formula
 from fedemu.device.compute.trainer import open_device
 from fedemu.ops.assembly.learning import open_algorithm
 from fedemu.ops.bench.measuring.measure import Effort, Spread, Tell

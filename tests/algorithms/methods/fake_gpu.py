@@ -35,7 +35,7 @@ from fedemu.device.compute.executors.arguments import Arguments, Names  # noqa: 
 from fedemu.device.compute.executors.cohort import cohorts, notes_of  # noqa: E402
 from fedemu.device.compute.executors.executor import Job, JobResult, Source  # noqa: E402
 from fedemu.device.compute.executors.serial import Serial  # noqa: E402
-from fedemu.device.compute.executors.tape import CONSTANT_BYTES  # noqa: E402
+from fedemu.device.compute.tapes.recording import CONSTANT_BYTES  # noqa: E402
 from fedemu.protocol.errors import TrainingError  # noqa: E402
 
 GPU = "gpu"

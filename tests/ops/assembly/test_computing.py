@@ -14,7 +14,7 @@ import torch
 from fedemu.algorithms.interface import Tree
 from fedemu.algorithms.trees import flatten
 from fedemu.device.compute.executors.executor import Job, JobResult
-from fedemu.device.compute.executors.private_torch import tree_leaves
+from fedemu.device.compute.tapes.private_torch import tree_leaves
 from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.assembly.trainer import open_trainer
 from fedemu.ops.assembly.trial import tried_parts

@@ -198,7 +198,8 @@ class _InFloat64(Source):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    ("name", "as_products"), [("cnn", False), ("resnet-group", False), ("resnet-batch", False), ("resnet-batch", True)]
+    ("name", "as_products"),
+    [("cnn", False), ("cnn", True), ("resnet-group", False), ("resnet-batch", False), ("resnet-batch", True)],
 )
 def test_in_float64_executors_and_devices_agree_to_many_digits(
     name: str, as_products: bool, device: str, source: Source, monkeypatch: pytest.MonkeyPatch
@@ -214,7 +215,7 @@ def test_in_float64_executors_and_devices_agree_to_many_digits(
         return run(executor, program, shared, jobs, where)
 
     expected = trained(Serial(), "cpu")
-    monkeypatch.setattr(unfolded, "suits", lambda x, weight: as_products and torch.is_grad_enabled())
+    monkeypatch.setattr(unfolded, "suits", lambda *_: as_products and torch.is_grad_enabled())
     for executor in (Serial(), Vmapped(2)):
         for result, other in zip(trained(executor, device), expected, strict=True):
             for leaf, reference in zip(leaves(result).values(), leaves(other).values(), strict=True):

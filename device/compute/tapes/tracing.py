@@ -13,14 +13,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedemu.device.compute.executors.flat_function import Flat, emit, in_place
-from fedemu.device.compute.executors.private_torch import (
+from fedemu.device.compute.tapes.flat_function import Flat, emit, in_place
+from fedemu.device.compute.tapes.private_torch import (
     OperationWatcher,
     operator_name,
     without_compiler,
     written_arguments,
 )
-from fedemu.device.compute.executors.tape import Operation, memory, parts, simplify
+from fedemu.device.compute.tapes.recording import Recording
+from fedemu.device.compute.tapes.tape import Operation, Value, address, parts, simplify
 from fedemu.protocol.errors import TrainingError
 
 
@@ -38,34 +39,35 @@ def trace(function: Flat, inputs: Sequence[Tensor], spent: int = 0, apart: int |
     """
     with torch.inference_mode(False), torch.no_grad():
         inputs = _distinct(differentiable(inputs))
-        recorded: list[Operation] = []
-        with without_compiler(), OperationWatcher(lambda *call: recorded.append(Operation(*call))):
-            outputs = list(function(*inputs))
-    _check(recorded, inputs)
-    tape, outputs = simplify(recorded, inputs, outputs)
-    free = inputs[len(inputs) - spent :]
-    tape, outputs = _apart(tape, outputs, free, spent if apart is None else apart)
-    return emit(tape, inputs, outputs, in_place(tape, outputs, free))
+        recording = Recording(inputs)
+        with without_compiler(), OperationWatcher(recording.note):
+            results = list(function(*inputs))
+    outputs = [recording.value(tensor) for tensor in results]
+    _check(recording.operations, recording.inputs, outputs)
+    tape, outputs = simplify(recording.operations, outputs)
+    free = recording.inputs[len(inputs) - spent :]
+    tape, outputs = _apart(recording, tape, outputs, free, spent if apart is None else apart)
+    return emit(tape, recording.inputs, outputs, in_place(tape, outputs, free))
 
 
 def _apart(
-    tape: Sequence[Operation], outputs: Sequence[Tensor], free: Sequence[Tensor], count: int
-) -> tuple[list[Operation], list[Tensor]]:
+    recording: Recording, tape: Sequence[Operation], outputs: Sequence[Value], free: Sequence[Value], count: int
+) -> tuple[list[Operation], list[Value]]:
     """The tape and its outputs, of which the first ``count`` have memory of their own.
 
     What lies in that of an input that is not free, of a constant, of a tensor from outside or of another output is
     copied at the end of the tape.
     """
     tape, outputs = [*tape], [*outputs]
-    made = {memory(tensor) for tensor in free}
+    made = {value.memory for value in free}
     for operation in tape:
-        made |= {memory(tensor) for tensor in operation.outputs} - {memory(tensor) for tensor in operation.inputs}
-    taken = {memory(tensor) for tensor in outputs[count:]}
+        made |= {value.memory for value in operation.outputs} - {value.memory for value in operation.inputs}
+    taken = {value.memory for value in outputs[count:]}
     for i, output in enumerate(outputs[:count]):
-        if memory(output) not in made - taken:
-            outputs[i] = output.clone()
+        if output.memory not in made - taken:
+            outputs[i] = recording.made(output.layout.blank().clone())
             tape.append(Operation(torch.ops.aten.clone.default, (output,), {}, outputs[i]))
-        taken.add(memory(outputs[i]))
+        taken.add(outputs[i].memory)
     return tape, outputs
 
 
@@ -79,8 +81,8 @@ def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
     seen: set[int] = set()
     distinct = []
     for tensor in tensors:
-        distinct.append(_copied(tensor) if memory(tensor) in seen else tensor)
-        seen.add(memory(distinct[-1]))
+        distinct.append(_copied(tensor) if address(tensor) in seen else tensor)
+        seen.add(address(distinct[-1]))
     return distinct
 
 
@@ -89,14 +91,14 @@ def _copied(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def _check(tape: Sequence[Operation], inputs: Sequence[Tensor]) -> None:
+def _check(tape: Sequence[Operation], inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
     """Raise Untraceable unless the tape can be run again, and TrainingError if it draws random numbers.
 
-    A tape that can be run again reads no values, writes only to tensors that it made, and uses only the inputs, tensors
-    that it made, and tensors from outside.
+    A tape that can be run again reads no values, writes only to tensors that it made, and uses and returns only the
+    inputs, tensors that it made, and tensors from outside.
     """
-    own = {memory(tensor) for operation in tape for tensor in operation.outputs} - {memory(t) for t in inputs}
-    known = {id(tensor) for tensor in inputs}
+    own = {value.memory for operation in tape for value in operation.outputs} - {value.memory for value in inputs}
+    known = {id(value) for value in inputs}
     # First of all: a function that cannot be recorded runs as it is, and nothing would seed what it draws.
     for operation in tape:
         if torch.Tag.nondeterministic_seeded in operation.function.tags:
@@ -109,11 +111,13 @@ def _check(tape: Sequence[Operation], inputs: Sequence[Tensor]) -> None:
         if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
             raise Untraceable(f"{operation.function} reads values")
         for argument in written_arguments(operation.function, operation.args):
-            if not (isinstance(argument, Tensor) and memory(argument) in own):
+            if not (isinstance(argument, Value) and argument.memory in own):
                 raise Untraceable(f"{operation.function} writes to what the program did not make")
-        for tensor in operation.inputs:
-            if id(tensor) not in known and memory(tensor) in own:
+        for value in operation.inputs:
+            if id(value) not in known and value.memory in own:
                 raise Untraceable(f"{operation.function} takes a tensor whose making was not seen")
         if any(isinstance(leaf, list | tuple) for leaf in parts(operation.result)):
             raise Untraceable(f"{operation.function} returns nested results")
-        known.update(id(tensor) for tensor in operation.outputs)
+        known.update(id(value) for value in operation.outputs)
+    if any(id(value) not in known and value.memory in own for value in outputs):
+        raise Untraceable("it returns a tensor whose making was not seen")

@@ -1,4 +1,4 @@
-"""Everything that the executors use of torch's private parts. No other file of this room names one of them.
+"""Everything that the executors use of torch's private parts. No other file of their rooms names one of them.
 
 Private parts may change with any version of torch. ``tests/device/compute/executors/test_private_torch.py`` tests for
 each of them that it exists and does what is relied on here, and says what to do when that is no longer so.
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef as MemoryReference
 
 # ``TorchDispatchMode`` is documented, but its module is private.
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,16 +24,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # ``torch.func.vmap`` uses this private one too.
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+# A dictionary whose keys are tensors, which it does not keep alive.
+from torch.utils.weak import WeakTensorKeyDictionary
+
 __all__ = [
     "LOG_SOFTMAX",
+    "MemoryReference",
     "OperationWatcher",
     "TreeSpec",
+    "WeakTensorKeyDictionary",
     "changes_memory",
     "has_product",
     "inside_transform",
     "operator_name",
     "product",
     "product_formula",
+    "reference_to_memory",
     "tree_flatten",
     "tree_leaves",
     "tree_map_only",
@@ -73,6 +80,14 @@ def product_formula() -> dict[Any, Callable[..., int]]:
         return 2 * left[0] * left[1] * right[0]
 
     return {torch.ops.mkldnn._linear_pointwise: count}
+
+
+def reference_to_memory(tensor: Tensor) -> MemoryReference:
+    """A reference to the memory of a tensor, which does not keep it alive.
+
+    As long as there is a reference, even to memory that is gone, no other memory has the number that is its ``cdata``.
+    """
+    return MemoryReference(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 class OperationWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -9,15 +9,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from fedemu.device.compute.executors.private_torch import (
+from fedemu.device.compute.tapes.private_torch import (
     LOG_SOFTMAX,
     changes_memory,
     has_product,
     operator_name,
     product,
-    tree_leaves,
 )
-from fedemu.device.compute.executors.tape import Operation, geometry, memory, parts
+from fedemu.device.compute.tapes.tape import Operation, Value, parts, values
 from fedemu.protocol.host.hardware import processor
 
 Flat = Callable[..., Sequence[Tensor]]
@@ -38,50 +37,56 @@ _WRITERS: Mapping[str, Callable[..., Any]] = {
 
 
 def in_place(
-    tape: Sequence[Operation], outputs: Sequence[Tensor], free: Sequence[Tensor]
+    tape: Sequence[Operation], outputs: Sequence[Value], free: Sequence[Value]
 ) -> dict[int, Callable[..., Any]]:
     """The operations that may write over their first argument: by position in the tape, with the method that does it.
 
     No later operation and no output reads the memory of such an argument. The memory belongs to a ``free`` input, or to
-    a tensor that the tape made.
+    a value that the tape made.
     """
     if any(changes_memory(operation.function) for operation in tape):
         return {}
-    writable = {memory(tensor) for tensor in free}
-    last_read: dict[int, int] = {memory(tensor): len(tape) for tensor in outputs}
+    writable = {value.memory for value in free}
+    last_read: dict[int, int] = {value.memory: len(tape) for value in outputs}
     for i, operation in reversed(list(enumerate(tape))):
-        for tensor in operation.inputs:
-            last_read.setdefault(memory(tensor), i)
+        for value in operation.inputs:
+            last_read.setdefault(value.memory, i)
     chosen = {}
     for i, operation in enumerate(tape):
         writer = _WRITERS.get(operator_name(operation.function))
         first = operation.args[0] if operation.args else None
         if (
             writer is not None
-            and isinstance(first, Tensor)
-            and memory(first) in writable
-            and last_read[memory(first)] == i
-            and sum(memory(tensor) == memory(first) for tensor in operation.inputs) == 1
-            and geometry(first)[-3:] == geometry(operation.result)[-3:]
+            and isinstance(first, Value)
+            and first.memory in writable
+            and last_read[first.memory] == i
+            and sum(value.memory == first.memory for value in operation.inputs) == 1
+            and _written_alike(first, operation.result)
         ):
             chosen[i] = writer
         # A view has the memory of its input, and that input may belong to the caller.
-        made = {memory(tensor) for tensor in operation.outputs}
-        writable |= made - {memory(tensor) for tensor in operation.inputs}
+        made = {value.memory for value in operation.outputs}
+        writable |= made - {value.memory for value in operation.inputs}
     return chosen
+
+
+def _written_alike(first: Value, result: Value) -> bool:
+    """Whether the result has the places in memory that the argument has."""
+    one, other = first.layout, result.layout
+    return (one.shape, one.strides, one.dtype) == (other.shape, other.strides, other.dtype)
 
 
 def emit(
     tape: Sequence[Operation],
-    inputs: Sequence[Tensor],
-    outputs: Sequence[Tensor],
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
     writers: Mapping[int, Callable[..., Any]],
 ) -> Flat:
     """The tape as one Python function of the inputs. It drops each result after the last use.
 
     ``writers`` replaces operations by methods that write over their first argument; see ``in_place``.
     """
-    names: dict[int, str] = {id(tensor): f"a{i}" for i, tensor in enumerate(inputs)}
+    names: dict[int, str] = {id(value): f"a{i}" for i, value in enumerate(inputs)}
     scope: dict[str, Any] = {}
 
     def constant(value: Any) -> str:
@@ -90,18 +95,19 @@ def emit(
         return name
 
     def written(value: Any) -> str:
-        if isinstance(value, Tensor):
+        if isinstance(value, Value):
             if id(value) not in names:
-                names[id(value)] = constant(value)
+                assert value.held is not None
+                names[id(value)] = constant(value.held)
             return names[id(value)]
         if value is None or isinstance(value, bool | int):
             return repr(value)
-        if isinstance(value, list | tuple) and any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
+        if isinstance(value, list | tuple) and values(value):
             return f"[{', '.join(written(element) for element in value)}]"
         return constant(value)
 
-    last_use = {id(tensor): i for i, operation in enumerate(tape) for tensor in operation.inputs}
-    ends = {id(tensor) for tensor in outputs}
+    last_use = {id(value): i for i, operation in enumerate(tape) for value in operation.inputs}
+    ends = {id(value) for value in outputs}
     lines = []
     for i, operation in enumerate(tape):
         arguments = [written(argument) for argument in operation.args]
@@ -110,16 +116,16 @@ def emit(
         targets = []
         for j, leaf in enumerate(parts(operation.result)):
             target = f"t{i}_{j}"
-            if isinstance(leaf, Tensor):
+            if isinstance(leaf, Value):
                 # An in-place operation returns its first argument, which keeps its name.
                 names.setdefault(id(leaf), target)
             targets.append(target)
         lines.append(f"{', '.join(targets)}{',' if isinstance(operation.result, list | tuple) else ''} = {call}")
-        gone = [t for t in operation.inputs if last_use[id(t)] == i and id(t) not in ends and names[id(t)][0] != "c"]
-        gone += [t for t in operation.outputs if id(t) not in last_use and id(t) not in ends]
+        gone = [v for v in operation.inputs if last_use[id(v)] == i and id(v) not in ends and names[id(v)][0] != "c"]
+        gone += [v for v in operation.outputs if id(v) not in last_use and id(v) not in ends]
         if gone:
-            lines.append(" = ".join(sorted({names[id(tensor)] for tensor in gone})) + " = None")
-    lines.append(f"return ({''.join(written(tensor) + ', ' for tensor in outputs)})")
+            lines.append(" = ".join(sorted({names[id(value)] for value in gone})) + " = None")
+    lines.append(f"return ({''.join(written(value) + ', ' for value in outputs)})")
     body = "\n    ".join(lines)
     source = f"def run({', '.join(f'a{i}' for i in range(len(inputs)))}):\n    {body}"
     exec(compile(source, "<traced program>", "exec"), scope)
@@ -183,8 +189,10 @@ def _is_large_product(operation: Operation) -> bool:
         return False
     if maker() == "GenuineIntel":
         return False
-    work = 2 * operation.args[0].shape[1] * result.numel()
-    return bool(result.dtype == torch.float32 and result.is_contiguous() and work >= LARGE_PRODUCT)
+    rows, columns = result.layout.shape
+    work = 2 * operation.args[0].layout.shape[1] * rows * columns
+    usual = result.layout.strides == (columns, 1)
+    return bool(result.layout.dtype == torch.float32 and usual and work >= LARGE_PRODUCT)
 
 
 @cache

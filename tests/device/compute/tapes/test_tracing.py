@@ -8,9 +8,10 @@ import sys
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-from fedemu.device.compute.executors.private_torch import product
-from fedemu.device.compute.executors.tracing import Untraceable, trace
+from fedemu.device.compute.tapes.private_torch import product
+from fedemu.device.compute.tapes.tracing import Untraceable, trace
 from fedemu.protocol.errors import TrainingError
 
 
@@ -62,7 +63,7 @@ def test_a_large_product_is_computed_by_onednn_unless_the_processor_is_of_intel(
         widths.append(left.shape[1])
         return product(left, right)
 
-    room = "fedemu.device.compute.executors.flat_function"
+    room = "fedemu.device.compute.tapes.flat_function"
     monkeypatch.setattr(f"{room}.maker", lambda: maker)
     monkeypatch.setattr(f"{room}.product", watched)
     torch.manual_seed(0)
@@ -161,6 +162,18 @@ def test_writing_to_an_input_cannot_be_traced() -> None:
         trace(lambda x: [x.add_(1)], [torch.ones(2)])
 
 
+def test_a_tensor_whose_making_was_not_seen_cannot_be_traced() -> None:
+    def by_the_back_door(x: Tensor) -> list[Tensor]:
+        doubled = x * 2
+        with _disable_current_modes():
+            return [doubled.view(1, 2)]
+
+    with pytest.raises(Untraceable, match="returns a tensor whose making was not seen"):
+        trace(by_the_back_door, [torch.ones(2)])
+    with pytest.raises(Untraceable, match="takes a tensor whose making was not seen"):
+        trace(lambda x: [by_the_back_door(x)[0] + 1], [torch.ones(2)])
+
+
 def test_random_numbers_are_refused_after_a_value_that_was_read_too() -> None:
     def noisy(x: Tensor) -> list[Tensor]:
         return [x + torch.poisson(x) if float(x.sum()) > 0 else x]
@@ -176,7 +189,7 @@ def test_random_numbers_inside_are_refused() -> None:
 
 def test_gradients_are_traced_without_importing_the_compiler() -> None:
     code = (
-        "import sys, torch; from fedemu.device.compute.executors.tracing import trace;"
+        "import sys, torch; from fedemu.device.compute.tapes.tracing import trace;"
         "trace(lambda w: [torch.func.vmap(torch.func.grad(lambda v: (v * v).sum()))(w)], [torch.ones(2, 3)]);"
         "assert 'torch._dynamo' not in sys.modules and 'sympy' not in sys.modules;"
         "assert '_dynamo' not in vars(torch)"

@@ -13,16 +13,18 @@ from packaging.version import Version
 from torch.utils import _python_dispatch
 from torch.utils.checkpoint import checkpoint
 
-import fedemu.device.compute.executors.private_torch as private_torch
+import fedemu.device.compute.tapes.private_torch as private_torch
 from fedemu.algorithms.models.randomness.private_functions import keeping_activations
-from fedemu.device.compute.executors.private_torch import (
+from fedemu.device.compute.tapes.private_torch import (
     LOG_SOFTMAX,
     OperationWatcher,
+    WeakTensorKeyDictionary,
     changes_memory,
     has_product,
     inside_transform,
     operator_name,
     product,
+    reference_to_memory,
     tree_flatten,
     tree_leaves,
     tree_map_only,
@@ -31,7 +33,7 @@ from fedemu.device.compute.executors.private_torch import (
     written_arguments,
 )
 
-FILE = "device/compute/executors/private_torch.py"
+FILE = "device/compute/tapes/private_torch.py"
 
 
 class Pair(NamedTuple):
@@ -90,6 +92,41 @@ def test_a_watcher_is_not_wrapped_by_the_compiler() -> None:
     assert inspect.getattr_static(OperationWatcher, "__torch_dispatch__").__module__ == private_torch.__name__
 
 
+def test_a_reference_to_memory_does_not_keep_it_and_keeps_its_number() -> None:
+    remedy = f"torch {torch.__version__} refers to memory in another way. Change what names memory in recording.py."
+    numbers = set()
+    references = []
+    for _ in range(20):
+        tensor = torch.ones(100_000)
+        reference = reference_to_memory(tensor)
+        assert reference.cdata == reference_to_memory(tensor.view(10, -1)[3]).cdata, remedy
+        assert not reference.expired(), remedy
+        del tensor
+        assert reference.expired(), remedy
+        references.append(reference)
+        numbers.add(reference.cdata)
+    assert len(numbers) == len(references), remedy
+
+
+def test_a_dictionary_of_tensors_forgets_them_and_knows_those_that_only_torch_holds() -> None:
+    remedy = f"torch {torch.__version__} has other references to tensors. Change what finds values in recording.py."
+    known = WeakTensorKeyDictionary()
+    seen: list[bool] = []
+
+    def note(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        seen.extend(leaf in known for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
+        known.update((leaf, True) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+
+    x = torch.rand(2, 50)
+    known[x] = True
+    with OperationWatcher(note):
+        # The gradient of exp takes the result of exp, which nothing in Python holds by then.
+        torch.func.vmap(torch.func.grad(lambda x: x.exp().sin().exp().sum()))(x)
+    assert len(seen) > 8, remedy
+    assert all(seen), remedy
+    assert list(known) == [x], remedy
+
+
 def test_an_operators_schema_tells_its_name_and_what_it_writes_to() -> None:
     remedy = f"torch {torch.__version__} describes operators in another way. Write the schema functions of {FILE} anew."
     add, add_in_place, copy = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor, torch.ops.aten.copy_.default
@@ -135,7 +172,7 @@ def test_onednn_is_not_used_where_it_is_switched_off() -> None:
 def test_watching_and_gradients_import_no_compiler() -> None:
     code = (
         "import sys, torch\n"
-        "from fedemu.device.compute.executors.private_torch import OperationWatcher, without_compiler\n"
+        "from fedemu.device.compute.tapes.private_torch import OperationWatcher, without_compiler\n"
         "with without_compiler(), OperationWatcher(lambda *call: None):\n"
         "    torch.func.grad(lambda v: (v * v).sum())(torch.ones(3))\n"
         "print([name for name in ('torch._dynamo', 'sympy') if name in sys.modules], '_dynamo' in vars(torch))"
@@ -157,7 +194,7 @@ def test_the_compiler_is_switched_off_by_name() -> None:
 
 def test_other_uses_of_the_compiler_get_the_real_one() -> None:
     code = (
-        "import torch; from fedemu.device.compute.executors.private_torch import without_compiler\n"
+        "import torch; from fedemu.device.compute.tapes.private_torch import without_compiler\n"
         "with without_compiler():\n"
         "    stand_in = torch._dynamo\n"
         "    print(type(stand_in).__name__, stand_in.is_compiling())\n"

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 FLOOR = Path(__file__).parents[4] / "device"
-FILE = FLOOR / "compute" / "executors" / "private_torch.py"
+FILE = FLOOR / "compute" / "tapes" / "private_torch.py"
 PYTREES = "import it from where torch keeps its pytrees now"
 MODES = "import it from where torch keeps its dispatch modes now"
+REFERENCES = "import it from where torch keeps its references to tensors now"
 FASTER = "delete it from LOG_SOFTMAX; a slower way to the same operator is then taken"
 
 
@@ -30,6 +31,8 @@ FASTER = "delete it from LOG_SOFTMAX; a slower way to the same operator is then 
         ("torch.utils._pytree", "tree_leaves", PYTREES),
         ("torch.utils._pytree", "tree_map_only", PYTREES),
         ("torch.utils._python_dispatch", "TorchDispatchMode", MODES),
+        ("torch.multiprocessing.reductions", "StorageWeakRef", REFERENCES),
+        ("torch.utils.weak", "WeakTensorKeyDictionary", REFERENCES),
         ("torch", "_log_softmax", FASTER),
         ("torch", "_log_softmax_backward_data", FASTER),
     ],

@@ -1,0 +1,1 @@
+"""Tapes: what a function of tensors does, recorded once and then done again without the function."""

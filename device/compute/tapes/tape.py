@@ -1,0 +1,162 @@
+"""A tape: a recorded sequence of operations, and the choice of those that each call has to do again."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedemu.device.compute.tapes.private_torch import (
+    changes_memory,
+    tree_flatten,
+    tree_leaves,
+    tree_map_only,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor of a tape: what has to be known of it when the tensor itself is gone.
+
+    ``memory`` is a number that names its memory: values that may overlap have the same number, and no others.
+    ``offset`` says where it begins there, in elements. ``held`` is the tensor, if it comes from outside of the tape or
+    is a small constant.
+    """
+
+    memory: int
+    offset: int
+    layout: Layout
+    device: torch.device
+    held: Tensor | None
+
+    @staticmethod
+    def of(tensor: Tensor, memory: int, held: bool) -> Value:
+        """The value of a tensor in the memory of that number."""
+        offset = int(tensor.storage_offset())
+        return Value(memory, offset, Layout.of(tensor), tensor.device, tensor if held else None)
+
+    @property
+    def geometry(self) -> Hashable:
+        """Two values with the same geometry are the same numbers, as long as nothing writes to them."""
+        return (self.memory, self.offset, self.layout) if self.layout.shape.numel() else id(self)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor lies in memory.
+
+    ``conjugate`` and ``negative`` say whether its numbers are to be read as conjugates, or as negatives: some views
+    differ in nothing else.
+    """
+
+    conjugate: bool
+    negative: bool
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(tensor: Tensor) -> Layout:
+        return Layout(tensor.is_conj(), tensor.is_neg(), tensor.shape, tensor.stride(), tensor.dtype)
+
+    def blank(self) -> Tensor:
+        """A tensor without values that lies so."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+
+
+def address(tensor: Tensor) -> int:
+    """A number that names the memory of a tensor, and of all others that may overlap with it while they are alive."""
+    return tensor.untyped_storage().data_ptr() or -id(tensor)
+
+
+def geometry(tensor: Tensor) -> Hashable:
+    """Two tensors that are alive and have the same geometry are the same numbers, as long as nothing writes to them."""
+    return (address(tensor), tensor.storage_offset(), Layout.of(tensor)) if tensor.numel() else id(tensor)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A call of the operator ``function``, with its result. Values stand for plain tensors."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+    @cached_property
+    def inputs(self) -> list[Value]:
+        """The values among the arguments."""
+        return values((self.args, self.kwargs))
+
+    @cached_property
+    def outputs(self) -> list[Value]:
+        """The values of the result."""
+        return values(self.result)
+
+
+def values(tree: Any) -> list[Value]:
+    """The values among the leaves of ``tree``."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Value)]
+
+
+def parts(result: Any) -> Sequence[Any]:
+    """The results of an operation as a sequence, even if there is only one."""
+    return result if isinstance(result, list | tuple) else [result]
+
+
+def simplify(tape: Sequence[Operation], outputs: Sequence[Value]) -> tuple[list[Operation], list[Value]]:
+    """The operations that each call has to do, and the outputs in terms of what these operations make.
+
+    It leaves out views that exist already, operations that were done before, constants, and unused results. It does not
+    change a tape with an operation that writes to memory.
+    """
+    if any(changes_memory(operation.function) for operation in tape):
+        return list(tape), list(outputs)
+    same: dict[int, Value] = {}
+    views: dict[Hashable, Value] = {}
+    done: dict[Hashable, Operation] = {}
+    kept: list[Operation] = []
+
+    def original(value: Value) -> Value:
+        return same.get(id(value), value)
+
+    for recorded in tape:
+        args, kwargs = tree_map_only(Value, original, (recorded.args, recorded.kwargs))
+        operation = Operation(recorded.function, args, kwargs, recorded.result)
+        for value in operation.inputs:
+            views.setdefault(value.geometry, value)
+        if all(value.geometry in views for value in operation.outputs):
+            same.update((id(value), views[value.geometry]) for value in operation.outputs)
+            continue
+        earlier = done.setdefault(_identity(operation), operation)
+        if earlier is not operation:
+            same.update((id(mine), theirs) for mine, theirs in zip(operation.outputs, earlier.outputs, strict=True))
+            continue
+        for value in operation.outputs:
+            views.setdefault(value.geometry, value)
+        if any(value.held is None for value in operation.outputs):
+            kept.append(operation)
+    outputs = [original(value) for value in outputs]
+    return _used(kept, outputs), outputs
+
+
+def _used(tape: Sequence[Operation], outputs: Sequence[Value]) -> list[Operation]:
+    """The operations that the outputs depend on."""
+    wanted = {id(value) for value in outputs}
+    used: list[Operation] = []
+    for operation in reversed(tape):
+        if any(id(value) in wanted for value in operation.outputs):
+            used.append(operation)
+            wanted.update(id(value) for value in operation.inputs)
+    return used[::-1]
+
+
+def _identity(operation: Operation) -> Hashable:
+    """The operator and its arguments. Two operations with the same identity have the same results."""
+    leaves, structure = tree_flatten((operation.args, operation.kwargs))
+    parts = [(Value, id(leaf)) if isinstance(leaf, Value) else (type(leaf), repr(leaf)) for leaf in leaves]
+    return (operation.function, repr(structure), *parts)
