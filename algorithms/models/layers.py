@@ -71,7 +71,7 @@ class Convolution:
     def __call__(self, variables: Tree, x: Tensor) -> Tensor:
         weight, bias = variables[f"{self.name}.weight"], variables.get(f"{self.name}.bias")
         stride = self.stride
-        if unfolded.suits(x, weight):
+        if unfolded.suits(x, weight, stride, self.padding):
             products = unfolded.convolve(x, weight, stride, self.padding)
             return products if bias is None else products + bias.to(products.dtype)[:, None, None]
         if self.kernel == 1 and self.padding == 0 and self.inputs < _FEW_INPUTS:

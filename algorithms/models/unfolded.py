@@ -2,8 +2,10 @@
 
 Stacked devices each have kernels of their own. cuDNN computes them as one convolution with a group for each device.
 With many channels and few pixels, as in the last layers of a ResNet, this reaches a sixth of the speed of a large
-product of matrices. As a product for each device, with one row per pixel, the same takes a third of the time. Kernels
-with few channels or many weights per channel stay with cuDNN, which is faster there.
+product of matrices. As a product for each device, with one row for each place of the kernel, the same takes a third of
+the time. Small convolutions take as long in both ways, once they are launched. But cuDNN launches some GPU kernels for
+each group, which takes longer than they run, and its gradients for the weights are off by 1e-3 of their norm, for which
+it transforms the samples (all measured on an H200). Other convolutions stay with cuDNN, which is faster there.
 """
 
 from __future__ import annotations
@@ -13,24 +15,35 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.grad import conv2d_input
 
 LEAST_CHANNELS: Final = 64
 MOST_KERNEL: Final = 3
 """The input channels and the side of a kernel from which on, and up to which, products were faster on an H200."""
+MOST_UNFOLDED: Final = 2**21
+"""With other kernels they were as fast as long as the unfolded input of a batch had so many elements at most."""
 
 
-def suits(x: Tensor, weight: Tensor) -> bool:
+def suits(x: Tensor, weight: Tensor, stride: int, padding: int) -> bool:
     """Whether a convolution of ``x`` with kernels ``weight`` is part of training on a GPU, and faster as a product."""
-    of_its_shape = weight.shape[1] >= LEAST_CHANNELS and weight.shape[-1] <= MOST_KERNEL
-    return x.is_cuda and of_its_shape and torch.is_grad_enabled()
+    if not (x.is_cuda and torch.is_grad_enabled()):
+        return False
+    batch, inputs, height, width = x.shape
+    side = weight.shape[-1]
+    places = ((height + 2 * padding - side) // stride + 1) * ((width + 2 * padding - side) // stride + 1)
+    return _has_many_channels(weight) or batch * places * inputs * side**2 <= MOST_UNFOLDED
+
+
+def _has_many_channels(weight: Tensor) -> bool:
+    return weight.shape[1] >= LEAST_CHANNELS and weight.shape[-1] <= MOST_KERNEL
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
     """The convolution of ``x [batch, inputs, height, width]`` with square kernels ``[outputs, inputs, side, side]``.
 
-    The unfolded input, which is ``side²`` times as large as the input, is made once more for the gradient, and not kept
-    until then. Under autocast the result and the products of the gradient have its dtype, as those of torch's own
-    convolution have.
+    The unfolded input, which is ``side²`` times as large as the input, is made once more for the gradient. A recorded
+    step makes it once, and keeps it until then. Under autocast the result and the products of the gradient have its
+    dtype, as those of torch's own convolution have.
     """
     x, weight = _cast(x), _cast(weight)
     outputs: Tensor = _Convolution.apply(x, weight, stride, padding)  # type: ignore[no-untyped-call]
@@ -64,8 +77,7 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
         x, weight = ctx.saved_tensors
         rows, _ = _unfolded(x, weight.shape[-1], ctx.stride, ctx.padding)
-        by_place = gradient.permute(0, 2, 3, 1).flatten(0, 2)
-        for_weight = (by_place.t() @ rows).view(weight.shape)
+        for_weight = _for_weight(rows, gradient).view(weight.shape)
         for_x = _for_input(x, weight, gradient, ctx.stride, ctx.padding) if ctx.needs_input_grad[0] else None
         return for_x, for_weight, None, None
 
@@ -88,8 +100,21 @@ def _unfolded(x: Tensor, side: int, stride: int, padding: int) -> tuple[Tensor, 
     return windows.reshape(batch * height * width, -1), (batch, height, width)
 
 
+def _for_weight(rows: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient for the kernels, ``[outputs, inputs · side · side]``."""
+    batch, outputs, height, width = gradient.shape
+    # A product with few rows and columns and very long sums keeps few parts of a GPU busy. A product for each sample
+    # keeps all busy, and is worth writing where it is smaller than what it sums. bfloat16 would round each of them.
+    if outputs < height * width and rows.dtype != torch.bfloat16:
+        return (gradient.flatten(2) @ rows.view(batch, height * width, -1)).sum(0)
+    return gradient.permute(0, 2, 3, 1).flatten(0, 2).t() @ rows
+
+
 def _for_input(x: Tensor, weight: Tensor, gradient: Tensor, stride: int, padding: int) -> Tensor:
     """The gradient for ``x``. Without a stride it is the convolution of ``gradient`` with the turned kernels."""
+    if not _has_many_channels(weight):
+        for_x: Tensor = conv2d_input(x.shape, weight, gradient, stride, padding)  # type: ignore[no-untyped-call]
+        return for_x
     side = weight.shape[-1]
     if stride == 1 and padding < side:
         return _product(gradient, weight.flip((2, 3)).transpose(0, 1), 1, side - 1 - padding)

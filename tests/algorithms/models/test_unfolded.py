@@ -14,7 +14,7 @@ from torch.nn.functional import conv2d
 
 from fedemu.algorithms.models import unfolded
 from fedemu.algorithms.models.layers import Convolution
-from fedemu.algorithms.models.unfolded import convolve, suits
+from fedemu.algorithms.models.unfolded import MOST_UNFOLDED, convolve, suits
 from fedemu.device.compute.trainer import open_device
 
 Convolving = Callable[[Tensor, Tensor], Tensor]
@@ -46,10 +46,21 @@ def by_autograd(convolution: Convolving, x: Tensor, weight: Tensor) -> tuple[Ten
     return torch.autograd.grad(convolution(*leaves).square().sum(), leaves)
 
 
+@pytest.mark.parametrize("channels", ["few", "many"])
 @pytest.mark.parametrize("way", [by_stack, by_sample, twice, by_autograd])
 @pytest.mark.parametrize(
     ("pixels", "side", "stride", "padding"),
-    [(8, 3, 1, 1), (8, 3, 2, 1), (9, 3, 2, 1), (7, 3, 1, 0), (6, 1, 1, 0), (8, 1, 2, 0), (10, 3, 3, 0), (5, 2, 1, 2)],
+    [
+        (8, 3, 1, 1),
+        (8, 3, 2, 1),
+        (9, 3, 2, 1),
+        (7, 3, 1, 0),
+        (6, 1, 1, 0),
+        (8, 1, 2, 0),
+        (10, 3, 3, 0),
+        (5, 2, 1, 2),
+        (4, 3, 1, 0),
+    ],
 )
 def test_products_give_the_gradients_of_a_convolution(
     way: Callable[..., tuple[Tensor, ...]],
@@ -57,8 +68,11 @@ def test_products_give_the_gradients_of_a_convolution(
     side: int,
     stride: int,
     padding: int,
+    channels: str,
     device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(unfolded, "LEAST_CHANNELS", {"few": 5, "many": 4}[channels])
     random = torch.Generator().manual_seed(0)
     x = torch.randn(3, 2, 4, pixels, pixels, generator=random, dtype=torch.float64).to(device)
     weight = torch.randn(3, 5, 4, side, side, generator=random, dtype=torch.float64).to(device)
@@ -106,22 +120,39 @@ def test_products_under_autocast_give_the_gradients_of_a_convolution_under_autoc
 
 
 @pytest.mark.parametrize(
-    ("shape", "cuda", "trains", "expected"),
+    ("x", "kernels", "expected"),
     [
-        ((5, 64, 3, 3), True, True, True),
-        ((5, 512, 1, 1), True, True, True),
-        ((64, 63, 3, 3), True, True, False),
-        ((5, 64, 4, 4), True, True, False),
-        ((5, 64, 3, 3), False, True, False),
-        ((5, 64, 3, 3), True, False, False),
+        # Many channels and a small kernel, however large the batch is.
+        ((500, 64, 32, 32), (5, 64, 3, 3), True),
+        ((500, 512, 32, 32), (5, 512, 1, 1), True),
+        ((500, 63, 32, 32), (64, 63, 3, 3), False),
+        ((500, 64, 32, 32), (5, 64, 4, 4), False),
+        # 2^21 elements: 8 samples of 128 by 128 places, 4 channels and 2 by 2 pixels of the kernel.
+        ((8, 4, 129, 129), (5, 4, 2, 2), True),
+        ((9, 4, 129, 129), (5, 4, 2, 2), False),
     ],
 )
-def test_convolutions_of_many_channels_and_small_kernels_are_products_where_a_gpu_trains(
-    shape: tuple[int, ...], cuda: bool, trains: bool, expected: bool
+def test_convolutions_of_many_channels_or_few_places_are_products_where_a_gpu_trains(
+    x: tuple[int, ...], kernels: tuple[int, ...], expected: bool
 ) -> None:
-    x: Any = SimpleNamespace(is_cuda=cuda)
-    with torch.set_grad_enabled(trains):
-        assert suits(x, torch.empty(shape)) == expected
+    def answer(cuda: bool) -> bool:
+        given: Any = SimpleNamespace(shape=x, is_cuda=cuda)
+        return suits(given, torch.empty(kernels), 1, 0)
+
+    assert answer(cuda=True) == expected
+    assert not answer(cuda=False)
+    with torch.no_grad():
+        assert not answer(cuda=True)
+
+
+def test_strides_and_padding_count_for_the_places_of_a_kernel() -> None:
+    # (510 + 2 · 2 - 4) // 2 + 1 = 256 places in a row, for two samples of one channel and a kernel of 4 by 4.
+    assert MOST_UNFOLDED == 2 * (256 * 256) * (4 * 4)
+    given: Any = SimpleNamespace(shape=(2, 1, 510, 510), is_cuda=True)
+    kernels = torch.empty(5, 1, 4, 4)
+    assert suits(given, kernels, stride=2, padding=2)
+    assert not suits(given, kernels, stride=2, padding=3)
+    assert not suits(given, kernels, stride=1, padding=2)
 
 
 @pytest.mark.parametrize("low", [False, True])
@@ -135,7 +166,7 @@ def test_a_layer_of_products_gives_what_it_gives_otherwise(
     x = torch.randn(2, 16, 8, 8, generator=random)
     with torch.autocast("cpu", torch.bfloat16, enabled=low):
         expected = layer(variables, x)
-        monkeypatch.setattr(unfolded, "suits", lambda x, weight: True)
+        monkeypatch.setattr(unfolded, "suits", lambda *_: True)
         made = layer(variables, x)
     assert made.dtype == (torch.bfloat16 if low else torch.float32)
     tolerance = 2**-5 if low else 1e-4
