@@ -11,6 +11,7 @@ from typing import Any
 from fedemu.coordinator.record.run import read_run
 from fedemu.ops.compare.entry import FIGURES, figures_of, outcome_of
 from fedemu.ops.experiment.toml_text import toml_value
+from fedemu.ops.results.own_measures import Teller, own_measures
 from fedemu.ops.sweeps.plan import Planned
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.files import write_whole
@@ -24,19 +25,23 @@ def write_table(folder: Path, runs: Sequence[Planned]) -> Path:
     """Write ``sweep.csv``: the experiment, the grid's values, the seed, the outcome and the figures of every run.
 
     Shares are shares of 1. A figure that a run lacks is empty, and a run that is not there is ``missing``. A value of
-    the grid stands in the column of its key, or in ``set KEY`` if another column has that name, as ``rounds``.
+    the grid stands in the column of its key, or in ``set KEY`` if another column has that name, as ``rounds``. What a
+    method measures itself has the value of the run's last round with it, in columns such as ``device_metrics.norm``.
     """
     figures = [key for key in FIGURES if key not in _LEFT_OUT]
-    before, behind = ["part", "experiment"], ["seed", "outcome", "rounds", *figures, "model_digest", "directory"]
+    found = [_of_run(folder / run.folder, figures) for run in runs]
+    own = sorted({column for _, measured in found for column in measured})
+    before = ["part", "experiment"]
+    behind = ["seed", "outcome", "rounds", *figures, *own, "model_digest", "directory"]
     keys = dict.fromkeys(key for run in runs for key, _ in (*run.choices, *run.listed))
     columns = {key: f"set {key}" if key in (*before, *behind) else key for key in keys}
     text = io.StringIO()
     table = csv.DictWriter(text, [*before, *columns.values(), *behind])
     table.writeheader()
-    for run in runs:
+    for run, (told, measured) in zip(runs, found, strict=True):
         choices = {columns[key]: _written(value) for key, value in (*run.choices, *run.listed)}
         named = {"part": run.part, "experiment": run.name or run.experiment, "seed": run.seed, **choices}
-        table.writerow({**named, **_of_run(folder / run.folder, figures), "directory": str(run.folder)})
+        table.writerow({**named, **told, **measured, "directory": str(run.folder)})
     write_whole(folder / TABLE, text.getvalue())
     return folder / TABLE
 
@@ -52,18 +57,25 @@ def others_in_table(folder: Path, runs: Sequence[Planned]) -> int:
     return sum((folder / directory).is_dir() for directory in others)
 
 
-def _of_run(directory: Path, figures: Sequence[str]) -> Mapping[str, Any]:
+def _of_run(directory: Path, figures: Sequence[str]) -> tuple[Mapping[str, Any], Mapping[str, float]]:
+    """The outcome and the figures of a run, and what its method measured itself, by column."""
     try:
         run = read_run(directory)
     except FedemuError:
-        return {"outcome": "damaged" if directory.is_dir() else "missing"}
+        return {"outcome": "damaged" if directory.is_dir() else "missing"}, {}
     values = figures_of([run], None)
-    return {
+    told = {
         "outcome": outcome_of(run),
         "rounds": len(run.rows),
         "model_digest": (run.summary or {}).get("model_digest"),
         **{key: values[key].mean for key in figures},
     }
+    measured = {measure: value for row in run.rows for measure, value in own_measures(row).items()}
+    return told, {f"{_TELLERS[measure.teller]}.{measure.name}": value for measure, value in measured.items()}
+
+
+_TELLERS: Mapping[Teller, str] = {"devices": "device_metrics", "method": "remarks"}
+"""Where rows have what devices and methods tell."""
 
 
 def _written(value: Any) -> str:
