@@ -97,8 +97,6 @@ def _check(tape: Sequence[Operation], inputs: Sequence[Value], outputs: Sequence
     A tape that can be run again reads no values, writes only to tensors that it made, and uses and returns only the
     inputs, tensors that it made, and tensors from outside.
     """
-    own = {value.memory for operation in tape for value in operation.outputs} - {value.memory for value in inputs}
-    known = {id(value) for value in inputs}
     # First of all: a function that cannot be recorded runs as it is, and nothing would seed what it draws.
     for operation in tape:
         if torch.Tag.nondeterministic_seeded in operation.function.tags:
@@ -106,6 +104,12 @@ def _check(tape: Sequence[Operation], inputs: Sequence[Value], outputs: Sequence
                 f"it draws random numbers by {operator_name(operation.function)}, which can't be repeated; "
                 "draw by torch.rand, torch.randn, torch.bernoulli or dropout instead"
             )
+    own = {value.memory for operation in tape for value in operation.outputs} - {value.memory for value in inputs}
+    seen = {id(value) for value in inputs}
+
+    def unseen(values: Sequence[Value]) -> bool:
+        return any(id(value) not in seen and value.memory in own for value in values)
+
     for operation in tape:
         tags = operation.function.tags
         if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
@@ -113,11 +117,10 @@ def _check(tape: Sequence[Operation], inputs: Sequence[Value], outputs: Sequence
         for argument in written_arguments(operation.function, operation.args):
             if not (isinstance(argument, Value) and argument.memory in own):
                 raise Untraceable(f"{operation.function} writes to what the program did not make")
-        for value in operation.inputs:
-            if id(value) not in known and value.memory in own:
-                raise Untraceable(f"{operation.function} takes a tensor whose making was not seen")
+        if unseen(operation.inputs):
+            raise Untraceable(f"{operation.function} takes a tensor whose making was not seen")
         if any(isinstance(leaf, list | tuple) for leaf in parts(operation.result)):
             raise Untraceable(f"{operation.function} returns nested results")
-        known.update(id(value) for value in operation.outputs)
-    if any(id(value) not in known and value.memory in own for value in outputs):
+        seen.update(id(value) for value in operation.outputs)
+    if unseen(outputs):
         raise Untraceable("it returns a tensor whose making was not seen")
