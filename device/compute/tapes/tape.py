@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -117,6 +117,8 @@ def simplify(tape: Sequence[Operation], outputs: Sequence[Value]) -> tuple[list[
     if any(changes_memory(operation.function) for operation in tape):
         return list(tape), list(outputs)
     same: dict[int, Value] = {}
+    memories: dict[int, int] = {}
+    """Where what is not done again would have lain, and where it lies."""
     views: dict[Hashable, Value] = {}
     done: dict[Hashable, Operation] = {}
     kept: list[Operation] = []
@@ -124,17 +126,22 @@ def simplify(tape: Sequence[Operation], outputs: Sequence[Value]) -> tuple[list[
     def original(value: Value) -> Value:
         return same.get(id(value), value)
 
+    def lying(value: Value) -> Value:
+        return replace(value, memory=memories[value.memory]) if value.memory in memories else value
+
     for recorded in tape:
         args, kwargs = tree_map_only(Value, original, (recorded.args, recorded.kwargs))
-        operation = Operation(recorded.function, args, kwargs, recorded.result)
+        operation = Operation(recorded.function, args, kwargs, tree_map_only(Value, lying, recorded.result))
         for value in operation.inputs:
             views.setdefault(value.geometry, value)
         if all(value.geometry in views for value in operation.outputs):
-            same.update((id(value), views[value.geometry]) for value in operation.outputs)
-            continue
-        earlier = done.setdefault(_identity(operation), operation)
-        if earlier is not operation:
-            same.update((id(mine), theirs) for mine, theirs in zip(operation.outputs, earlier.outputs, strict=True))
+            found = [views[value.geometry] for value in operation.outputs]
+        else:
+            found = done.setdefault(_identity(operation), operation).outputs
+        same.update((id(value), its) for value, its in zip(recorded.outputs, found, strict=True))
+        if found is not operation.outputs:
+            pairs = [(mine.memory, its.memory) for mine, its in zip(operation.outputs, found, strict=True)]
+            memories.update((mine, its) for mine, its in pairs if mine != its)
             continue
         for value in operation.outputs:
             views.setdefault(value.geometry, value)

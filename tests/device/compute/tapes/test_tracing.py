@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from random import Random
 
 import pytest
 import torch
@@ -195,3 +197,80 @@ def test_gradients_are_traced_without_importing_the_compiler() -> None:
         "assert '_dynamo' not in vars(torch)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
+def test_a_view_of_what_was_done_before_is_not_written_over() -> None:
+    def twice(x: Tensor) -> list[Tensor]:
+        first = x.exp()
+        again = x.exp()  # it is not done again
+        return [first, again.view(2, 1) * 3]
+
+    given = torch.tensor([0.0, 1.0])
+    first, tripled = trace(twice, [torch.ones(2)])(given)
+    assert same_bits(first, given.exp())
+    assert same_bits(tripled, (given.exp() * 3).view(2, 1))
+
+
+ONE: list[Callable[[Tensor], Tensor]] = [
+    Tensor.sin,
+    Tensor.relu,
+    Tensor.neg,
+    Tensor.detach,
+    lambda a: a * 1.5,
+    lambda a: a.reshape(-1).view(a.shape),
+    lambda a: a.t().contiguous().t(),
+    lambda a: a.unsqueeze(0).squeeze(0),
+    lambda a: torch.cat([a[:1], a[1:]]),
+    lambda a: a + torch.ones_like(a),
+    lambda a: a.softmax(-1),
+    lambda a: a - a.mean(),
+    lambda a: a.chunk(2, 1)[0].sum() + a,
+]
+TWO: list[Callable[[Tensor, Tensor], Tensor]] = [
+    torch.add,
+    torch.sub,
+    torch.mul,
+    lambda a, b: torch.addcmul(a, a, b, value=0.5),
+    lambda a, b: a / (b.abs() + 1),
+    lambda a, b: a @ b.t() @ b,
+]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_random_program_does_the_same_from_its_tape(seed: int) -> None:
+    random = Random(seed)
+    count, columns = random.randint(1, 3), random.choice([4, 5000])  # 5,000 columns are too large for a constant
+    steps = [(random.choice([*ONE, *TWO]), random.random(), random.random()) for _ in range(random.randint(2, 12))]
+    chosen = [random.random() for _ in range(random.randint(1, 4))]
+    spent, differentiates, stacks = random.randint(0, count), random.random() < 0.5, random.random() < 0.3
+
+    def values(*leaves: Tensor) -> list[Tensor]:
+        made = list(leaves)
+        for operation, one, other in steps:
+            given = made[int(one * len(made))], made[int(other * len(made))]
+            made.append(operation(*given) if operation in TWO else operation(given[0]))
+        return made
+
+    def program(*leaves: Tensor) -> tuple[Tensor, ...]:
+        made = [*values(*leaves), *(-leaf for leaf in values(*leaves))]  # what is the same is done once
+        if differentiates:
+            made += torch.func.grad(lambda *x: values(*x)[-1].sum(), tuple(range(count)))(*leaves)
+        return tuple(made[int(place * len(made))] for place in chosen)
+
+    mapped = torch.func.vmap(program) if stacks else program
+    shape = (*([3] if stacks else []), 4, columns)
+
+    def flat(*leaves: Tensor) -> list[Tensor]:
+        return [leaf.contiguous() for leaf in mapped(*leaves)]
+
+    torch.manual_seed(seed)
+    traced = trace(flat, [torch.randn(shape) for _ in range(count)], spent=spent, apart=len(chosen))
+    for _ in range(2):
+        given = [torch.randn(shape) for _ in range(count)]
+        with torch.no_grad():
+            expected = [leaf.clone() for leaf in flat(*given)]
+        before = [leaf.clone() for leaf in given]
+        found = traced(*given)
+        assert all(map(same_bits, found, expected))
+        assert all(map(same_bits, given[: count - spent], before))
+        assert len({leaf.data_ptr() for leaf in found}) == len(chosen)
