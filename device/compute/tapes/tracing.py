@@ -21,7 +21,7 @@ from fedemu.device.compute.tapes.private_torch import (
     written_arguments,
 )
 from fedemu.device.compute.tapes.recording import Recording
-from fedemu.device.compute.tapes.tape import Operation, Value, address, parts, simplify
+from fedemu.device.compute.tapes.tape import Operation, Value, address, parts, simplify, values
 from fedemu.protocol.errors import TrainingError
 
 
@@ -59,9 +59,7 @@ def _apart(
     copied at the end of the tape.
     """
     tape, outputs = [*tape], [*outputs]
-    made = {value.memory for value in free}
-    for operation in tape:
-        made |= {value.memory for value in operation.outputs} - {value.memory for value in operation.inputs}
+    made = _made(tape) | {value.memory for value in free}
     taken = {value.memory for value in outputs[count:]}
     for i, output in enumerate(outputs[:count]):
         if output.memory not in made - taken:
@@ -69,6 +67,14 @@ def _apart(
             tape.append(Operation(torch.ops.aten.clone.default, (output,), {}, outputs[i]))
         taken.add(outputs[i].memory)
     return tape, outputs
+
+
+def _made(tape: Sequence[Operation]) -> set[int]:
+    """The memories that operations made. A view lies in that of its argument, which may be one from outside."""
+    made: set[int] = set()
+    for operation in tape:
+        made |= {value.memory for value in operation.outputs} - {value.memory for value in operation.inputs}
+    return made
 
 
 def differentiable(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -104,15 +110,14 @@ def _check(tape: Sequence[Operation], inputs: Sequence[Value], outputs: Sequence
                 f"it draws random numbers by {operator_name(operation.function)}, which can't be repeated; "
                 "draw by torch.rand, torch.randn, torch.bernoulli or dropout instead"
             )
-    own = {value.memory for operation in tape for value in operation.outputs} - {value.memory for value in inputs}
+    own = _made(tape)
     seen = {id(value) for value in inputs}
 
     def unseen(values: Sequence[Value]) -> bool:
         return any(id(value) not in seen and value.memory in own for value in values)
 
     for operation in tape:
-        tags = operation.function.tags
-        if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
+        if _reads_values(operation):
             raise Untraceable(f"{operation.function} reads values")
         for argument in written_arguments(operation.function, operation.args):
             if not (isinstance(argument, Value) and argument.memory in own):
@@ -124,3 +129,13 @@ def _check(tape: Sequence[Operation], inputs: Sequence[Value], outputs: Sequence
         seen.update(id(value) for value in operation.outputs)
     if unseen(outputs):
         raise Untraceable("it returns a tensor whose making was not seen")
+
+
+def _reads_values(operation: Operation) -> bool:
+    """Whether the operation, or the shape of its result, depends on the values of tensors."""
+    if operator_name(operation.function) == "aten::index":
+        # Numbers choose as many elements as there are numbers. Truth values choose as many as are true.
+        _, index, *_ = operation.args
+        return any(value.layout.dtype in (torch.bool, torch.uint8) for value in values(index))
+    tags = operation.function.tags
+    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags

@@ -141,6 +141,24 @@ def test_constants_are_folded_but_captured_tensors_are_not_copied() -> None:
     assert traced(torch.ones(3))[0].tolist() == [1.0, 3.0, 5.0]
 
 
+def test_views_of_tensors_from_outside_and_literals_are_recorded() -> None:
+    table = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+
+    def step(x: Tensor) -> list[Tensor]:
+        literal = torch.tensor([10.0, 20.0])
+        return [x * table.t()[0] + literal + table[1] + literal.flip(0), literal]
+
+    found, literal = trace(step, [torch.ones(2)], apart=2)(torch.tensor([1.0, 2.0]))
+    assert found.tolist() == [34.0, 40.0]
+    literal.add_(1)
+    assert trace(step, [torch.ones(2)])(torch.tensor([0.0, 0.0]))[0].tolist() == [33.0, 34.0]
+
+
+def test_a_literal_that_is_written_to_cannot_be_traced() -> None:
+    with pytest.raises(Untraceable, match="writes to what the program did not make"):
+        trace(lambda x: [torch.tensor([10.0, 20.0]).add_(x)], [torch.ones(2)])
+
+
 def test_operations_that_write_keep_their_order() -> None:
     def count(x: Tensor) -> list[Tensor]:
         total = torch.zeros(2)
@@ -157,6 +175,19 @@ def test_operations_that_write_keep_their_order() -> None:
 def test_reading_a_value_cannot_be_traced() -> None:
     with pytest.raises(Untraceable, match="reads values"):
         trace(lambda x: [x * float(x.sum())], [torch.ones(2)])
+
+
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
+def test_elements_are_chosen_by_numbers_and_not_by_truth_values() -> None:
+    def chosen(x: Tensor, labels: Tensor) -> list[Tensor]:
+        return [torch.func.grad(lambda x: x[torch.arange(3), labels].exp().sum())(x), x[[2, 0]]]
+
+    given = torch.randn(3, 4), torch.tensor([3, 0, 0])
+    traced = trace(chosen, [torch.randn(3, 4), torch.tensor([1, 2, 3])])
+    assert all(map(same_bits, traced(*given), chosen(*given)))
+    for unfit in (torch.tensor([True, False, True]), torch.tensor([1, 0, 1], dtype=torch.uint8)):
+        with pytest.raises(Untraceable, match="reads values"):
+            trace(lambda x, unfit=unfit: [x[unfit]], [torch.randn(3, 4)])
 
 
 def test_writing_to_an_input_cannot_be_traced() -> None:
@@ -211,6 +242,7 @@ def test_a_view_of_what_was_done_before_is_not_written_over() -> None:
     assert same_bits(tripled, (given.exp() * 3).view(2, 1))
 
 
+TABLE = torch.tensor([[3, 0], [2, 1], [1, 2], [0, 3]])
 ONE: list[Callable[[Tensor], Tensor]] = [
     Tensor.sin,
     Tensor.relu,
@@ -225,6 +257,8 @@ ONE: list[Callable[[Tensor], Tensor]] = [
     lambda a: a.softmax(-1),
     lambda a: a - a.mean(),
     lambda a: a.chunk(2, 1)[0].sum() + a,
+    lambda a: a * torch.tensor([[1.0], [2.0], [3.0], [4.0]]),
+    lambda a: a[TABLE.t()[0]] + TABLE[2, 1],
 ]
 TWO: list[Callable[[Tensor, Tensor], Tensor]] = [
     torch.add,
