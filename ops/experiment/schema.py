@@ -28,6 +28,7 @@ def schema() -> dict[str, Any]:
     """The schema, draft 2020-12, with descriptions and defaults."""
     found = _plain(Experiment.model_json_schema())
     of_runtime = _plain(Runtime.model_json_schema())
+    del of_runtime["properties"]["track"]  # in a file it is a table of its own
     defined: dict[str, Any] = {**found["$defs"], **of_runtime.pop("$defs", {}), "Runtime": of_runtime}
     properties = {key: value for key, value in found["properties"].items() if key not in _NO_SETTINGS}
     properties["runtime"] = {"$ref": "#/$defs/Runtime"}

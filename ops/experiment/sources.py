@@ -120,9 +120,11 @@ def _layered(
 
 
 def _runtime(table: dict[str, Any]) -> Runtime:
-    """This machine's settings. They are taken out of the table: ``[runtime]``, and ``[track]``, a part of it."""
-    own = dict(_section(table.pop("runtime", {}), "runtime"))
-    track = Track.parse(_section(table.pop("track", own.pop("track", {})), "track"))
+    """This machine's settings. They are taken out of the table: ``[runtime]``, and ``[track]``, which it holds here."""
+    own = _section(table.pop("runtime", {}), "runtime")
+    if "track" in own:
+        raise ConfigurationError("runtime.track is no setting; [track] is a table of its own, so write track.to")
+    track = Track.parse(_section(table.pop("track", {}), "track"))
     return Runtime.parse(own).model_copy(update={"track": track})
 
 

@@ -58,7 +58,7 @@ def _play(folder: Path, runtime: Runtime, shown: Shown, seeds: Sequence[int], to
     if seeds:
         command += ["--seeds", ",".join(map(str, seeds))]
     for key, value in runtime.model_dump(exclude_unset=True).items():
-        command += ["--set", f"runtime.{key}={toml(value)}"]
+        command += ["--set", f"{'' if key == 'track' else 'runtime.'}{key}={toml(value)}"]
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

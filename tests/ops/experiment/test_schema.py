@@ -47,6 +47,7 @@ def test_all_presets_and_their_parts_fit_and_so_do_frozen_experiments() -> None:
         {"rounds": 0},
         {"fleet": {"participation": 2}},
         {"runtime": {"trainers": -1}},
+        {"runtime": {"track": {"to": "mlflow"}}},
         {"traces": {}},
         {"zzz": 1},
     ],

@@ -129,5 +129,8 @@ def test_who_is_told_is_no_part_of_the_experiment() -> None:
     assert runtime.track.to == ("mlflow", "wandb")
     with pytest.raises(ConfigurationError, match=r"track.too is no setting; did you mean track.to\?"):
         load_experiment("digits", ["track.too=mlflow"], {})
+    for overrides, environment in ((["runtime.track.to=mlflow"], {}), ([], {"FEDEMU_RUNTIME__TRACK__TO": "mlflow"})):
+        with pytest.raises(ConfigurationError, match=r"runtime\.track is no setting; .* so write track\.to$"):
+            load_experiment("digits", overrides, environment)
     with pytest.raises(ConfigurationError, match=r"track\.patience"):
         load_experiment("digits", ["track.patience=-1"], {})
