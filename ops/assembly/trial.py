@@ -57,8 +57,8 @@ def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
 
     ``say`` gets a line for people while data are decoded, which happens in a process of its own, one if the data look
     like images whose channels come last, one if the first tasks find no public data of their classes, one if there are
-    no validation samples on which to evaluate, one if terms have no period to remember, and one if devices are computed
-    in another way than the experiment says. Its ``local.executor`` is then the one that is taken.
+    no validation samples on which to evaluate, and one if devices are computed in another way than the experiment says.
+    Its ``local.executor`` is then the one that is taken.
     Raises ConfigurationError or DataError if a part cannot be made, or if the parts do not fit together.
     """
     decode_apart(experiment, say)
@@ -66,11 +66,7 @@ def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
     # These are made first, because a wrong name and an impossible partition are found quickly.
     _ = parts.algorithm, parts.stream
     computing = try_out(parts)
-    for warning in (
-        _channels_last(parts.corpus.input_shape),
-        untrained(parts.public, parts.model),
-        _remembering_nothing(experiment),
-    ):
+    for warning in (_channels_last(parts.corpus.input_shape), untrained(parts.public, parts.model)):
         if warning:
             say(warning)
     if experiment.evaluate.validation and not len(parts.partition.validation_indices):
@@ -80,17 +76,6 @@ def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
         local = experiment.local.model_copy(update={"executor": computing.executor})
         parts.experiment = experiment.model_copy(update={"local": local})
     return parts
-
-
-def _remembering_nothing(experiment: Experiment) -> str:
-    """A line for people about built-in terms where no period ends, after which they would act. Empty without them."""
-    terms = [name for name in experiment.algorithm.terms if ":" not in name]
-    if not terms or experiment.stream.period_count > 1:
-        return ""
-    return (
-        f"warning: algorithm.terms ({', '.join(terms)}) has no effect, because it remembers periods that are over, and "
-        "the stream has only one; set stream.kind"
-    )
 
 
 def _channels_last(shape: Sequence[int]) -> str:

@@ -17,6 +17,7 @@ from fedemu.ops.engines.places import patient, require_no_edges, require_process
 from fedemu.ops.engines.slurm import SlurmJob, explained, submit, write_job
 from fedemu.ops.experiment.runtime import MOST_NODES, MOST_TRAINERS
 from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.experiment.without_effect import WithoutEffect
 from fedemu.ops.running.folder import claim, give_back
 from fedemu.ops.running.together import require_metrics_ports
 from fedemu.ops.terminal import say
@@ -92,7 +93,8 @@ def slurm(
         runtime__per_process=per_process,
         runtime__device_type=device_type,
     )
-    checked, runtime = patient(*load_experiment(experiment, overrides, os.environ))
+    without_effect = WithoutEffect()
+    checked, runtime = patient(*load_experiment(experiment, overrides, os.environ, without_effect))
     job = SlurmJob(
         nodes=nodes,
         time=time,
@@ -111,6 +113,7 @@ def slurm(
     directory = claim(checked, out)
     try:
         script = write_job(directory, checked, runtime, job)
+        without_effect.tell(say)
         say(explained(directory, checked, job))
         if submit_it:
             print(submit(script))
@@ -183,7 +186,8 @@ def kubernetes(
     overrides = overrides_of(
         settings, seed=seed, rounds=rounds, fleet__devices=devices, runtime__per_process=per_process
     )
-    checked, runtime = patient(*load_experiment(experiment, overrides, os.environ))
+    without_effect = WithoutEffect()
+    checked, runtime = patient(*load_experiment(experiment, overrides, os.environ, without_effect))
     pods = cluster.Pods(
         name=name or cluster.name_of(checked),
         machines=machines,
@@ -199,5 +203,6 @@ def kubernetes(
     pods.check(checked)
     folder = out or Path(f"kubernetes-{pods.name}")
     cluster.write_manifests(folder, checked, runtime, pods)
+    without_effect.tell(say)
     say(cluster.explained(folder, checked, pods))
     return 0

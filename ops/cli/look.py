@@ -20,6 +20,7 @@ from fedemu.ops.cli.shell.options import Format, overrides_of
 from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import load_experiment, read_frozen
+from fedemu.ops.experiment.without_effect import WithoutEffect
 from fedemu.ops.figures import counted
 from fedemu.ops.pages.paper import paper_of
 from fedemu.ops.results.listing import find
@@ -187,10 +188,12 @@ def validate(
     format: options.FormatOption = Format.TEXT,
 ) -> int:
     """Check an experiment without running it: its settings, data, model, method, partition and first training step."""
-    checked, runtime = load_experiment(experiment, overrides_of(settings, runtime__log_level=log_level), os.environ)
+    overrides, without_effect = overrides_of(settings, runtime__log_level=log_level), WithoutEffect()
+    checked, runtime = load_experiment(experiment, overrides, os.environ, without_effect)
     logging.getLogger().setLevel(runtime.log_level.upper())
     check_trackers(runtime.track.to, runtime.track.out)
     place = find_data(checked)
+    without_effect.tell(complain)
     facts = _facts(checked, runtime) | {"data": f"{checked.data.dataset} ({place.kind.replace('_', ' ')})"}
     # Importing torch takes seconds, and the error of a wrong setting should not wait for it.
     from fedemu.ops.assembly.rehearsal import rehearse

@@ -11,11 +11,13 @@ from fedemu.ops.data.apart import find_data
 from fedemu.ops.engines.places import patient, patient_machine, require_engine, require_no_edges
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.experiment.without_effect import WithoutEffect
 from fedemu.ops.live.starting import start_page
 from fedemu.ops.running.folder import claim, give_back, keep_grown, reopen, require_own_states
 from fedemu.ops.running.portable import start_again_portably
 from fedemu.ops.running.together import refuse_metrics_at, require_metrics_ports, require_room_here
 from fedemu.ops.running.words import is_complete
+from fedemu.ops.terminal import say
 from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError
 
@@ -31,10 +33,12 @@ def open_run(
     """Make a new run directory, or open the one to resume.
 
     Returns it with its experiment and this machine's settings. ``given`` are options that need others to have an
-    effect. ``computes_here`` says that this process computes; with everything in one process it always does.
+    effect. ``computes_here`` says that this process computes; with everything in one process it always does. Settings
+    of a new run that have no effect are told.
     """
+    without_effect = WithoutEffect()
     if resume is None:
-        experiment, runtime = load_experiment(source, overrides, os.environ)
+        experiment, runtime = load_experiment(source, overrides, os.environ, without_effect)
     else:
         refuse_beside_resume(resume, source, out)
         experiment, runtime = reopen(resume, overrides, os.environ)
@@ -56,7 +60,9 @@ def open_run(
     check_trackers(runtime.track.to, runtime.track.out)
     if resume is None:
         find_data(experiment)
-        return claim(experiment, out), experiment, runtime
+        directory = claim(experiment, out)
+        without_effect.tell(say)
+        return directory, experiment, runtime
     if not computes_here and not is_complete(resume, experiment):
         require_own_states(resume, experiment, runtime)
     keep_grown(resume, experiment)

@@ -16,6 +16,7 @@ from fedemu.ops.cli.shell.guarded import guarded
 from fedemu.ops.cli.shell.options import Format, overrides_of
 from fedemu.ops.engines.places import patient_machine, require_engine, require_no_edges, waits
 from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.experiment.without_effect import WithoutEffect
 from fedemu.ops.running.portable import start_again_portably
 from fedemu.ops.running.seeds import (
     SeedGroup,
@@ -28,6 +29,7 @@ from fedemu.ops.running.seeds import (
 )
 from fedemu.ops.running.together import require_metrics_ports, require_room_here, run_together
 from fedemu.ops.running.words import conclude, is_complete
+from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -184,6 +186,9 @@ def _open_group(
             raise ConfigurationError(f"{name} is for one run, and here are several seeds; leave out {name}")
     chosen = None if seeds is None else parse_seeds(seeds)
     if resume is None:
-        return new_group(source, chosen or [], out, overrides, os.environ)
+        without_effect = WithoutEffect()
+        group = new_group(source, chosen or [], out, overrides, os.environ, without_effect)
+        without_effect.tell(say)
+        return group
     refuse_beside_resume(resume, source, out)
     return reopen_group(resume, chosen, overrides, os.environ)

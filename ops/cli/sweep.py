@@ -16,6 +16,7 @@ from fedemu.ops.cli.shell.options import given, overrides_of
 from fedemu.ops.engines.places import require_engine
 from fedemu.ops.experiment.presets import is_preset
 from fedemu.ops.experiment.sources import seed_of
+from fedemu.ops.experiment.without_effect import WithoutEffect
 from fedemu.ops.figures import counted, span
 from fedemu.ops.running.folder import RUNS
 from fedemu.ops.running.seeds import parse_seeds
@@ -145,12 +146,13 @@ def sweep(
         runs = chosen(runs_of(_part(source, grid, seeds, method, overrides)), only)
     chose = {"grid": grid, "method": method, "set": settings, "seeds": seeds, "rounds": rounds, "devices": devices}
     again = _again("sweep", source, {"out": out, **chose, "at-once": at_once, "only": only})
-    experiments = loaded(runs)
+    experiments = loaded(runs, without_effect := WithoutEffect())
     if list_only:
         for run in runs:
             print(run.folder)
         return 0
     prepare(out, experiments)
+    without_effect.tell(say)
     if on == "here":
         return run_sweep(out, runs, experiments, at_once, again)
     from fedemu.ops.sweeps.on_ray import command_on_ray, slots
@@ -169,8 +171,12 @@ def _search(part: Part, out: Path, search: list[str], trials: int, metric: str, 
     chose = {"search": search, "trials": trials, "metric": metric, "seeds": ",".join(map(str, part.seeds))}
     again = _again("sweep", part.experiments[0], {**chose, "out": out, "set": part.set, "at-once": at_once})
     tried = [override_of((space.key, space.least)) for space in spaces]
-    loaded(runs_of(part.model_copy(update={"set": [*part.set, *tried]})))  # a mistake is told before the study begins
+    without_effect = WithoutEffect()
+    # A mistake is told before the study begins.
+    loaded(runs_of(part.model_copy(update={"set": [*part.set, *tried]})), without_effect)
     study = Study(out, spaces, figure, part.seeds[0])
+    if not any(space.choices for space in spaces):  # another choice may give an effect to what has none with the first
+        without_effect.tell(say)
     return run_search(out, part, study, trials, at_once, again)
 
 
@@ -216,7 +222,7 @@ def suite(
         raise ConfigurationError("--alone runs only the methods that --method names; name one")
     parts = with_data(open_suite(source, size, method or [], alone))
     runs = planned_suite(parts, only)
-    experiments = loaded(runs)
+    experiments = loaded(runs, without_effect := WithoutEffect())
     if list_only:
         for run in runs:
             print(run.folder)
@@ -228,6 +234,7 @@ def suite(
     takes = f"; all of it takes about {span(seconds_of(runs))} of one core" if seconds_of(runs) else ""
     say(f"{source}, {size}: {said}{takes}")
     prepare(folder, experiments)
+    without_effect.tell(say)
     chose = {"size": size, "out": folder, "method": method, "alone": alone, "at-once": at_once, "only": only}
 
     def conclude(folder: Path) -> None:

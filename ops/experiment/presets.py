@@ -71,6 +71,14 @@ def preset(name: str) -> dict[str, Any]:
     return table | {"name": name.replace(JOINT, "-")}
 
 
+def parts_of(name: str) -> dict[str, Any]:
+    """The settings of those parts that follow the setting of a preset, without it."""
+    table: dict[str, Any] = {}
+    for part in name.split(JOINT)[1:]:
+        table = merge(table, part_table(part))
+    return table
+
+
 def preset_path(name: str) -> Path:
     """The file of a setting. Raises ConfigurationError with the nearest names if there is none."""
     if name not in (known := preset_names()):

@@ -12,17 +12,18 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedemu.ops.experiment.experiment import Experiment
 from fedemu.ops.experiment.layers import merge
 from fedemu.ops.experiment.mistakes import setting_paths, shown
 from fedemu.ops.experiment.near import near
-from fedemu.ops.experiment.presets import DEFAULT, JOINT, is_preset, preset, preset_names
+from fedemu.ops.experiment.presets import DEFAULT, JOINT, is_preset, parts_of, preset, preset_names
 from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.runtime import Runtime, Track
 from fedemu.ops.experiment.tables.section import FILLED
 from fedemu.ops.experiment.traces import TRACES_FILE, traces_text, with_traces
+from fedemu.ops.experiment.without_effect import WithoutEffect
 from fedemu.ops.homes import expanded
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
@@ -35,23 +36,45 @@ CONFIG_FILE = "config.toml"
 _ROUNDS = "rounds"
 _Setting = tuple[list[str], Any, str]
 """The parts of the key of a setting, its value, and the variable or the override that gives it."""
+_MACHINE = ("runtime", "track")
+"""The tables that belong to a machine."""
+
+
+class _Layers(NamedTuple):
+    """What the sources of an experiment say, one laid over the other.
+
+    ``folder`` is that of its file. ``table`` holds all settings, ``given`` those of the overrides alone, and ``chosen``
+    those that somebody has set: in a file, by a part of a preset, by an override, or by a variable of the environment.
+    A machine's variables are not among the last, because they stand for all of its runs.
+    """
+
+    folder: Path | None
+    table: dict[str, Any]
+    given: dict[str, Any]
+    chosen: dict[str, Any]
 
 
 def load_experiment(
-    source: str | Path | Mapping[str, Any] | None, overrides: Sequence[str], environment: Mapping[str, str]
+    source: str | Path | Mapping[str, Any] | None,
+    overrides: Sequence[str],
+    environment: Mapping[str, str],
+    without_effect: WithoutEffect | None = None,
 ) -> tuple[Experiment, Runtime]:
     """Read an experiment and this machine's settings. ``source`` is a file, a preset, a table, or None (``digits``).
 
     ``overrides`` are ``section.key=value`` with a TOML value; a bare word is text. Trace files that the experiment
-    names are looked for beside the TOML file (for a preset: in the working directory), then in FEDEMU_DATA. Raises
-    ConfigurationError if a file is missing or a setting is wrong.
+    names are looked for beside the TOML file (for a preset: in the working directory), then in FEDEMU_DATA.
+    ``without_effect`` gathers what somebody has set. Raises ConfigurationError if a file is missing or a setting is
+    wrong.
     """
-    folder, table, given = _layered(source, overrides, environment)
+    folder, table, given, chosen = _layered(source, overrides, environment)
     try:
         runtime = _runtime(table)
         experiment = Experiment.parse(table)
     except ConfigurationError as error:
         raise _with_variable(error, environment, given) from None
+    if without_effect is not None:
+        without_effect.look(experiment, runtime, chosen)
     folders = [folder or Path.cwd()]
     if environment.get("FEDEMU_DATA"):
         folders.append(expanded(environment["FEDEMU_DATA"]))
@@ -62,8 +85,7 @@ def seed_of(
     source: str | Path | Mapping[str, Any] | None, overrides: Sequence[str], environment: Mapping[str, str]
 ) -> int:
     """The seed of an experiment, of which other settings may still be missing or wrong."""
-    _, table, _ = _layered(source, overrides, environment)
-    seed = table.get("seed")
+    seed = _layered(source, overrides, environment).table.get("seed")
     return seed if isinstance(seed, int) else int(Experiment.model_fields["seed"].default)
 
 
@@ -112,11 +134,12 @@ def check_resume(
 
 def _layered(
     source: str | Path | Mapping[str, Any] | None, overrides: Sequence[str], environment: Mapping[str, str]
-) -> tuple[Path | None, dict[str, Any], dict[str, Any]]:
-    """The folder of an experiment, the table of all its settings, and those that ``overrides`` give."""
-    folder, table = _open(source)
-    table, _ = _laid(table, _from_environment(environment))
-    return folder, *_laid(table, map(_parsed, overrides))
+) -> _Layers:
+    folder, table, chosen = _open(source)
+    variables, given = _from_environment(environment), [_parsed(override) for override in overrides]
+    table, _ = _laid(table, variables)
+    chosen, _ = _laid(chosen, [variable for variable in variables if variable[0][0] not in _MACHINE])
+    return _Layers(folder, *_laid(table, given), _laid(chosen, given)[0])
 
 
 def _runtime(table: dict[str, Any]) -> Runtime:
@@ -132,15 +155,16 @@ def _shown(value: Any) -> str:
     return "nothing" if value is None else shown(value)
 
 
-def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, dict[str, Any]]:
-    """The table of an experiment, and the folder of its file. A preset or a table has no folder (None).
+def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, dict[str, Any], dict[str, Any]]:
+    """The folder of an experiment's file, its table, and what of it somebody has chosen himself: not a preset's.
 
-    The name of a preset means the preset, even if there is a file or a folder of that name.
+    A preset or a table has no folder (None). The name of a preset means the preset, even if there is a file or a
+    folder of that name.
     """
     if isinstance(source, Mapping):
-        return None, dict(source)
+        return None, dict(source), dict(source)
     if source is None or is_preset(str(source)):
-        return None, preset(str(source or DEFAULT))
+        return None, preset(name := str(source or DEFAULT)), parts_of(name)
     path = Path(source)
     if path.is_dir():
         if (path / CONFIG_FILE).is_file():
@@ -148,7 +172,8 @@ def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, d
             raise ConfigurationError(f"{path} is a folder; name {path / CONFIG_FILE}, or go on with --resume {again}")
         raise ConfigurationError(f"{path} is a folder, not an experiment's file")
     if _exists(path):
-        return path.parent, read_toml(path)
+        table = read_toml(path)
+        return path.parent, table, table
     if path.suffix == ".toml":
         raise ConfigurationError(f"there is no file {path}{_instead_of(path)}")
     file, _, part = str(source).partition(JOINT)
@@ -157,7 +182,7 @@ def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, d
             f'{file} is a file, and only a preset can be followed by "{JOINT}"; write the settings of {part} into the '
             "file: `fedemu presets NAME` prints those of a part"
         )
-    return None, preset(str(source))
+    return None, preset(str(source)), {}
 
 
 def _exists(path: Path) -> bool:
@@ -190,7 +215,7 @@ def _from_environment(environment: Mapping[str, str]) -> list[_Setting]:
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """A sentence for each environment variable that begins like one of fedemu, and is none: it is probably mistyped."""
-    tables = {*Experiment.model_fields, "runtime", "track"}.difference(FILLED)
+    tables = {*Experiment.model_fields, *_MACHINE}.difference(FILLED)
     return [
         f"the environment variable {name} names no setting and no folder{_hint(name)}"
         for name in _variables(environment)

@@ -14,12 +14,13 @@ from typing import Any, Literal, overload
 from fedemu.ops.compare.compare import compare as side_by_side
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.experiment.toml_text import toml_value
+from fedemu.ops.experiment.without_effect import WithoutEffect
 from fedemu.ops.notebook.compared import ComparedRuns
 from fedemu.ops.notebook.play import Ended, play
 from fedemu.ops.notebook.result import Result
 from fedemu.ops.notebook.seeds import SeedResults
 from fedemu.ops.notebook.settings import Source, load, named, overrides
-from fedemu.ops.notebook.shown import Shown, open_shown
+from fedemu.ops.notebook.shown import Shown, Silence, open_shown
 from fedemu.ops.running.codes import INTERRUPTED, USAGE
 from fedemu.ops.running.folder import (
     accept_growth,
@@ -32,6 +33,7 @@ from fedemu.ops.running.folder import (
 )
 from fedemu.ops.running.seeds import SeedGroup, abandon, is_group, new_group, parse_seeds, reopen_group
 from fedemu.ops.running.words import is_complete
+from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, UnreachableError
 from fedemu.protocol.host.own_code import Told, retold
 
@@ -191,12 +193,16 @@ def _begin(
 ) -> Result | SeedResults:
     """Run an experiment from its beginning."""
     place = None if out is None else Path(out)
+    without_effect, told = WithoutEffect(), say if progress else Silence().line
     if seeds is not None:
         with named(experiment) as (source, environment):
-            group = new_group(source, _seeds(seeds), place, written, environment)
+            group = new_group(source, _seeds(seeds), place, written, environment, without_effect)
+        without_effect.tell(told)
         return _run_group(group, progress)
-    checked, runtime = load(experiment, written)
-    return _run_one(claim(checked, place), checked.name, runtime, progress, new=True)
+    checked, runtime = load(experiment, written, without_effect)
+    directory = claim(checked, place)
+    without_effect.tell(told)
+    return _run_one(directory, checked.name, runtime, progress, new=True)
 
 
 def _go_on(folder: Path, seeds: Seeds | None, written: list[str], progress: bool) -> Result | SeedResults:

@@ -14,6 +14,7 @@ from fedemu.ops.data.own.given import store
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, NOT_SETTINGS, PREFIX, load_experiment, write_frozen
 from fedemu.ops.experiment.toml_text import toml_text
+from fedemu.ops.experiment.without_effect import WithoutEffect
 from fedemu.ops.notebook.cells import name_of
 from fedemu.protocol.errors import ConfigurationError
 
@@ -24,10 +25,15 @@ NAMED = frozenset({"model", "algorithm"})
 """The tables that are chosen by their name."""
 
 
-def load(source: Source, settings: list[str]) -> tuple[Experiment, Runtime]:
-    """Check an experiment with the overrides ``settings``. Raises ConfigurationError if something is wrong."""
+def load(
+    source: Source, settings: list[str], without_effect: WithoutEffect | None = None
+) -> tuple[Experiment, Runtime]:
+    """Check an experiment with the overrides ``settings``. Raises ConfigurationError if something is wrong.
+
+    ``without_effect`` gathers what the program has set.
+    """
     with named(source) as (name, environment):
-        return load_experiment(name, settings, environment)
+        return load_experiment(name, settings, environment, without_effect)
 
 
 @contextmanager

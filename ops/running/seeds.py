@@ -22,6 +22,7 @@ from fedemu.device.host.processors import require_processor
 from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, check_resume, load_experiment, read_frozen
+from fedemu.ops.experiment.without_effect import WithoutEffect
 from fedemu.ops.results.results import Results
 from fedemu.ops.running.codes import INTERRUPTED, USAGE
 from fedemu.ops.running.folder import (
@@ -95,12 +96,14 @@ def new_group(
     out: Path | None,
     overrides: Sequence[str],
     environment: Mapping[str, str],
+    without_effect: WithoutEffect | None = None,
 ) -> SeedGroup:
     """Claim a run directory for every seed in ``out``, or in the first free ``runs/NAME-seeds-N``.
 
-    Raises ConfigurationError if the experiment is wrong, or if ``out`` is not empty.
+    ``without_effect`` gathers what somebody has set. Raises ConfigurationError if the experiment is wrong, or if
+    ``out`` is not empty.
     """
-    loaded = [load_experiment(source, [*overrides, f"seed={seed}"], environment) for seed in seeds]
+    loaded = [load_experiment(source, [*overrides, f"seed={seed}"], environment, without_effect) for seed in seeds]
     experiment, runtime = loaded[0]
     require_processor(runtime.device_type)
     check_trackers(runtime.track.to, runtime.track.out)

@@ -12,6 +12,7 @@ from fedemu.coordinator.record.run import read_run
 from fedemu.ops.data.apart import decode_apart, find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, load_experiment
+from fedemu.ops.experiment.without_effect import WithoutEffect
 from fedemu.ops.figures import counted
 from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.exits import complain
@@ -28,15 +29,20 @@ Loaded = Mapping[Path, tuple[Experiment, Runtime]]
 Conclude = Callable[[Path], None]
 
 
-def loaded(runs: Sequence[Planned]) -> dict[Path, tuple[Experiment, Runtime]]:
-    """The experiment of every run. Raises ConfigurationError for the first that is wrong, with the run's folder."""
+def loaded(
+    runs: Sequence[Planned], without_effect: WithoutEffect | None = None
+) -> dict[Path, tuple[Experiment, Runtime]]:
+    """The experiment of every run. Raises ConfigurationError for the first that is wrong, with the run's folder.
+
+    ``without_effect`` gathers what somebody has set.
+    """
     known: dict[tuple[str, tuple[str, ...]], tuple[Experiment, Runtime]] = {}
     found = {}
     for run in runs:
         key = (run.experiment, run.overrides)
         if key not in known:
             try:
-                known[key] = load_experiment(run.experiment, run.overrides, os.environ)
+                known[key] = load_experiment(run.experiment, run.overrides, os.environ, without_effect)
             except ConfigurationError as error:
                 raise ConfigurationError(f"{run.group}: {error}") from None
         experiment, runtime = known[key]

@@ -162,18 +162,6 @@ def test_an_evaluation_on_validation_samples_that_nobody_has_is_told(share: floa
     assert (told in said) == warned
 
 
-@pytest.mark.parametrize(("kind", "warned"), [("static", True), ("drift", False)])
-def test_terms_without_a_period_to_remember_are_told(kind: str, warned: bool) -> None:
-    said: list[str] = []
-    terms = ("algorithm.terms.ewc.coefficient=1.0", "algorithm.terms.lwf.temperature=1.0")
-    tried_parts(experiment(*terms, f"stream.kind={kind}"), said.append)
-    told = (
-        "warning: algorithm.terms (ewc, lwf) has no effect, because it remembers periods that are over, and the stream "
-        "has only one; set stream.kind"
-    )
-    assert (told in said) == warned
-
-
 @pytest.mark.parametrize(("shape", "warned"), [((28, 20, 3), True), ((3, 28, 20), False), ((1, 8, 1), False)])
 def test_images_whose_channels_come_last_are_told(
     shape: tuple[int, ...], warned: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -269,9 +269,12 @@ def test_validate_finds_what_only_data_model_and_method_can_tell(
 
 
 def test_validate_gives_the_resolved_experiment_to_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("validate", "digits-small", "--format", "json") == 0
-    said = json.loads(capsys.readouterr().out)
+    assert call("validate", "digits-small", "--format", "json", "--set", "diagnose.samples=9") == 0
+    captured = capsys.readouterr()
+    said = json.loads(captured.out)
     assert said["ok"] is True
+    told = "diagnose.samples = 9 has no effect, because diagnose.every = 0 diagnoses no round"
+    assert captured.err == f"fedemu: warning: {told}\n"
     assert said["experiment"]["fleet"]["devices"] == 20
     assert len(said["digest"]) == 64
 

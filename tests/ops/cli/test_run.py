@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedemu.ops.cli import commands, opening, run
+from fedemu.ops.cli import commands, opening, run, sweep
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.experiment.sources import load_experiment, read_frozen
 from fedemu.ops.running.folder import claim
@@ -46,6 +46,35 @@ def test_a_run_that_is_resumed_on_an_engine_waits_as_long_as_a_new_one(
         with pytest.raises(SystemExit):
             commands.app(["run", "--resume", where, "--on", "ray", *more], prog_name="fedemu")
     assert [(runtime.connect_seconds, runtime.lost_seconds) for runtime in started] == [(600, 600), (600, 30)]
+
+
+FORGOTTEN = ("--set", "replay.capacity=500")
+TOLD = 'warning: replay.capacity = 500 has no effect, because replay.strategy = "none" keeps no samples\n'
+
+
+@pytest.mark.parametrize("several", [(), ("--seeds", "3,4")])
+def test_a_setting_that_has_no_effect_is_told_once_when_a_run_begins(
+    several: Sequence[str], started: list[Runtime], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new"
+    for more in (["digits-small", "--out", str(out), *FORGOTTEN], ["--resume", str(out)]):
+        with pytest.raises(SystemExit):
+            commands.app(["run", *more, *several], prog_name="fedemu")
+    assert (len(started), capsys.readouterr()) == (2, ("", TOLD))
+
+
+def test_a_sweep_tells_once_what_has_no_effect_in_all_of_its_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep, "run_sweep", lambda *_: 0)
+    words = ["sweep", "digits-small", "--out", str(tmp_path / "new"), "--seeds", "0-2", *FORGOTTEN]
+    for more in (["--list"], [], ["--grid", "evaluate.full_every=2,5"]):
+        with pytest.raises(SystemExit):
+            commands.app([*words, *more], prog_name="fedemu")
+    told = (
+        "warning: evaluate.full_every = 2, 5 has no effect, because evaluate.samples = 0 evaluates every time on all "
+    )
+    assert capsys.readouterr().err == f"{TOLD}{TOLD}{told}test samples\n"
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 4), (FedemuError("it could not be served"), 5)])

@@ -211,6 +211,18 @@ def test_the_transport_is_the_one_that_was_asked_for(
     assert [runtime.transport for runtime in seen] == [transport]
 
 
+@pytest.mark.parametrize("progress", [False, True])
+@pytest.mark.parametrize("seeds", [None, 2])
+def test_what_has_no_effect_is_told_once_if_progress_is_shown(
+    seeds: int | None, progress: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(calls, "play", lambda *_: play.Ended(5, "that is all"))
+    with pytest.raises(FedemuError, match="that is all"):
+        fedemu.run(TINY, out="run", seeds=seeds, progress=progress, diagnose__samples=9)
+    told = "warning: diagnose.samples = 9 has no effect, because diagnose.every = 0 diagnoses no round\n"
+    assert capsys.readouterr().err == told * progress
+
+
 @pytest.mark.usefixtures("_forked")
 def test_an_error_in_somebodys_own_code_is_the_cause(tmp_path: Path) -> None:
     own = tmp_path / "own.py"
