@@ -51,7 +51,8 @@ class Analytic:
         warm_up: int,
         devices: Devices,
     ) -> None:
-        self.programs: Mapping[str, LocalProgram | Query] = {"train": warming, "sums": sums}
+        trained: dict[str, LocalProgram | Query] = {"train": warming} if warm_up else {}
+        self.programs: Mapping[str, LocalProgram | Query] = trained | {"sums": sums}
         self._zero = sums.zero
         self._head = head
         self._solve = solve

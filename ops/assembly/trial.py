@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedemu.algorithms.interface import LocalProgram, Outputs, Plan, Tree, mixes
+from fedemu.algorithms.interface import LocalProgram, Outputs, Plan, Revealing, Tree, mixes
 from fedemu.algorithms.models.randomness.draws import KEY_SHAPE, Draws
 from fedemu.algorithms.models.randomness.random_functions import Keyed
 from fedemu.algorithms.training.local_sgd import LocalSGD
@@ -57,8 +57,8 @@ def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
 
     ``say`` gets a line for people while data are decoded, which happens in a process of its own, one if the data look
     like images whose channels come last, one if the first tasks find no public data of their classes, one if there are
-    no validation samples on which to evaluate, and one if devices are computed in another way than the experiment says.
-    Its ``local.executor`` is then the one that is taken.
+    no validation samples on which to evaluate, one if no device sends a model to diagnose, and one if devices are
+    computed in another way than the experiment says. Its ``local.executor`` is then the one that is taken.
     Raises ConfigurationError or DataError if a part cannot be made, or if the parts do not fit together.
     """
     decode_apart(experiment, say)
@@ -71,6 +71,9 @@ def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
             say(warning)
     if experiment.evaluate.validation and not len(parts.partition.validation_indices):
         say("warning: evaluate.validation has no effect, because no device holds samples back; raise data.validation")
+    if experiment.diagnose.every and not any(isinstance(one, Revealing) for one in parts.algorithm.programs.values()):
+        name = experiment.algorithm.name
+        say(f"warning: diagnose.every has no effect, because no device sends a model with the method {name!r}")
     if computing.why:
         say(computing.why)
         local = experiment.local.model_copy(update={"executor": computing.executor})

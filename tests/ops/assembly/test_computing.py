@@ -162,6 +162,22 @@ def test_an_evaluation_on_validation_samples_that_nobody_has_is_told(share: floa
     assert (told in said) == warned
 
 
+@pytest.mark.parametrize(
+    ("overrides", "warned"),
+    [
+        (["algorithm.name=afl"], True),
+        (["algorithm.name=afl", "algorithm.options.warm_up=1"], False),
+        (["algorithm.name=central", "data.public.fraction=0.2"], True),
+        (["algorithm.name=fedprox"], False),
+    ],
+)
+def test_a_diagnosis_of_models_that_nobody_sends_is_told(overrides: list[str], warned: bool) -> None:
+    said: list[str] = []
+    told = tried_parts(experiment("diagnose.every=1", *overrides), said.append).experiment
+    why = f"no device sends a model with the method {told.algorithm.name!r}"
+    assert (f"warning: diagnose.every has no effect, because {why}" in said) == warned
+
+
 @pytest.mark.parametrize(("shape", "warned"), [((28, 20, 3), True), ((3, 28, 20), False), ((1, 8, 1), False)])
 def test_images_whose_channels_come_last_are_told(
     shape: tuple[int, ...], warned: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
