@@ -46,18 +46,28 @@ def plain(key: Tensor) -> Iterator[None]:
 
 
 def _grad_in_place_of(original: Callable[..., Any]) -> Callable[..., Any]:
+    depth = 0
+
     def grad(function: Callable[..., Any], argnums: Any = 0, has_aux: bool = False) -> Callable[..., Any]:
         def gradients(*arguments: Any, **keywords: Any) -> Any:
             if inside_transform() or not isinstance(argnums, int):
                 return original(function, argnums, has_aux)(*arguments, **keywords)
+            nonlocal depth
             leaves, spec = tree_flatten(arguments[argnums])
-            # The gradient of a gradient needs the way back to the outer variables.
-            nested = any(leaf.requires_grad for leaf in leaves)
+            # The gradient of a gradient needs the way back to the outer variables, which the function may also know
+            # without being given them.
+            nested = depth > 0 or any(leaf.requires_grad for leaf in leaves)
             with torch.enable_grad():
-                taken = [leaf.view_as(leaf) if nested else leaf.detach().requires_grad_() for leaf in leaves]
+                taken = [
+                    leaf.view_as(leaf) if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in leaves
+                ]
                 given = [*arguments]
                 given[argnums] = tree_unflatten(taken, spec)
-                found = function(*given, **keywords)
+                depth += 1
+                try:
+                    found = function(*given, **keywords)
+                finally:
+                    depth -= 1
                 value, aux = found if has_aux else (found, None)
                 slopes = [torch.zeros_like(leaf) for leaf in leaves]
                 if value.requires_grad:

@@ -7,6 +7,7 @@ import random
 import threading
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -42,6 +43,25 @@ def test_a_gradient_of_a_gradient_and_one_under_vmap_work_too() -> None:
     with torch.no_grad(), plain(key(0)):
         assert torch.func.grad(lambda x: slope(x) * 2)(x[1]).item() == 24.0
         assert torch.func.vmap(slope)(x).tolist() == [3.0, 12.0]
+
+
+def test_a_gradient_of_a_gradient_by_variables_that_the_inner_function_was_not_given() -> None:
+    x, w = torch.tensor([1.0, 2.0]), torch.tensor([0.5, -1.0])
+
+    def penalty(w: Tensor) -> Tensor:
+        # By x, (w x)³ has the gradient 3 w³ x², whose squares have the gradient 54 w⁵ x⁴ by w; by w, w² has 2 w.
+        slopes, squares = torch.func.grad(lambda x: (((w * x) ** 3).sum(), (w**2).sum()), has_aux=True)(x)
+        return slopes.square().sum() + squares  # type: ignore[no-any-return]
+
+    def broken(w: Tensor) -> Tensor:
+        torch.func.grad(lambda x: x.sum() if w is None else 1 / 0)(x)
+        return w.sum()
+
+    with torch.no_grad(), plain(key(0)):
+        assert torch.func.grad(penalty)(w).tolist() == [2.6875, -866.0]
+        with pytest.raises(ZeroDivisionError):
+            torch.func.grad(broken)(w)
+        assert not torch.func.grad(lambda x: x.sum())(x).requires_grad
 
 
 def test_all_generators_follow_the_key_and_are_as_before_afterwards() -> None:
