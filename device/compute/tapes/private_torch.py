@@ -1,6 +1,6 @@
 """Everything that the executors use of torch's private parts. No other file of their rooms names one of them.
 
-Private parts may change with any version of torch. ``tests/device/compute/executors/test_private_torch.py`` tests for
+Private parts may change with any version of torch. ``tests/device/compute/tapes/test_private_torch.py`` tests for
 each of them that it exists and does what is relied on here, and says what to do when that is no longer so.
 """
 
