@@ -28,6 +28,7 @@ _HOMES = {
     "fedemu.algorithms.training.local_sgd": (
         "SGD Direction LocalSGD Training first_batches shuffled_epochs shuffled_steps"
     ),
+    "fedemu.algorithms.training.job_device": "job_device",
     "fedemu.algorithms.training.losses": (
         "curvature_penalty dynamic_distillation knowledge_weights model_contrastive not_true_distillation "
         "proximal reweighted_cross_entropy"
@@ -118,6 +119,7 @@ if TYPE_CHECKING:  # The same names once more, for type checkers and editors.
     from fedemu.algorithms.training.class_losses import feature_distillation as feature_distillation
     from fedemu.algorithms.training.class_losses import new_class_cross_entropy as new_class_cross_entropy
     from fedemu.algorithms.training.ingredients import Ingredients as Ingredients
+    from fedemu.algorithms.training.job_device import job_device as job_device
     from fedemu.algorithms.training.local_sgd import SGD as SGD
     from fedemu.algorithms.training.local_sgd import Direction as Direction
     from fedemu.algorithms.training.local_sgd import LocalSGD as LocalSGD

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+DeviceType = Literal["auto", "cpu", "cuda"]
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -64,6 +66,8 @@ class Settings:
     """Whether machines that compute differently may take part (``runtime.mixed_compute``)."""
     threads: int = 1
     """The number of threads for the coordinator's tensor work. It changes the last bits of results."""
+    device_type: DeviceType = "cpu"
+    """Where server jobs compute. ``auto`` and ``cuda`` are the GPU of the coordinator's machine if it has one."""
 
     @property
     def selected(self) -> int:

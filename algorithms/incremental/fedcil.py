@@ -53,6 +53,7 @@ from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.models.image_generator import ARCHITECTURES, AT_ONCE, Generator, NoiseSize, generator_for
 from fedemu.algorithms.models.low_precision import precision_of
 from fedemu.algorithms.training.ingredients import Ingredients, require_variance
+from fedemu.algorithms.training.job_device import device_for, moved, same_every_time, to_host
 from fedemu.algorithms.training.local_sgd import SGD
 from fedemu.algorithms.trees import add, flatten, map_leaves, unflatten, without
 from fedemu.protocol import seeds
@@ -128,7 +129,6 @@ class FedCIL(RememberingFedAvg):
 
         The samples are made when the job begins.
         """
-        classifier, buffers = self.classifier, self.classifier.buffers
 
         def init() -> Tree:
             old = state.kept["generator"][SEEN].double().numpy() if state.task else None
@@ -141,35 +141,44 @@ class FedCIL(RememberingFedAvg):
             return flatten({"model": without_gan(average), "data": data})
 
         def step(carry: Tree, index: int) -> tuple[Tree, bool]:
-            forest = unflatten(carry)
-            variables: Tree = forest["model"]
+            device = device_for(self.classifier, without_gan(average))
+            forest = unflatten(moved(carry, device))
             if "data" not in forest:
                 return carry, True
-            x, y = forest["data"]["x"], forest["data"]["y"]
-            lr = torch.tensor(self._lr)
-            for iteration in range(index * STRIDE, min((index + 1) * STRIDE, self._iterations)):
-                draws = seeds.generator(context.seed, round=context.round, purpose=f"consolidation/{iteration}")
-                rows = torch.from_numpy(draws.integers(0, len(y), self._batch_size))
-                # torch.func.grad is not used: its first call imports a compiler, which takes a second in every job.
-                trained = map_leaves(lambda leaf: leaf.detach().requires_grad_(), without(variables, buffers))
-                outputs, changed = classifier.apply({**variables, **trained}, x[rows], True)
-                loss = row_cross_entropies(outputs.logits, y[rows]).mean()
-                slopes = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
-                named = dict(zip(trained, slopes, strict=True))
-                after, _ = self._optimiser.step(map_leaves(torch.Tensor.detach, trained), named, {}, lr)
-                variables = {**variables, **map_leaves(torch.Tensor.detach, changed), **after}
-            return flatten({"model": variables, "data": forest["data"]}), False
+            with same_every_time(device):
+                model = self._consolidated(forest["model"], forest["data"], index, context)
+            after = flatten({"model": model, "data": forest["data"]})
+            return to_host(after), False
 
         return ServerJob("consolidation", init, step, math.ceil(self._iterations / STRIDE), checkpoint_every=1)
+
+    def _consolidated(self, variables: Tree, data: Tree, index: int, context: Context) -> Tree:
+        """The classifier's variables after the iterations of step ``index``, on samples ``x`` of the classes ``y``."""
+        x, y, buffers = data["x"], data["y"], self.classifier.buffers
+        lr = torch.tensor(self._lr, device=y.device)
+        for iteration in range(index * STRIDE, min((index + 1) * STRIDE, self._iterations)):
+            draws = seeds.generator(context.seed, round=context.round, purpose=f"consolidation/{iteration}")
+            rows = torch.from_numpy(draws.integers(0, len(y), self._batch_size)).to(y.device)
+            # torch.func.grad is not used: its first call imports a compiler, which takes a second in every job.
+            trained = map_leaves(lambda leaf: leaf.detach().requires_grad_(), without(variables, buffers))
+            outputs, changed = self.classifier.apply({**variables, **trained}, x[rows], True)
+            loss = row_cross_entropies(outputs.logits, y[rows]).mean()
+            slopes = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+            named = dict(zip(trained, slopes, strict=True))
+            after, _ = self._optimiser.step(map_leaves(torch.Tensor.detach, trained), named, {}, lr)
+            variables = {**variables, **map_leaves(torch.Tensor.detach, changed), **after}
+        return variables
 
     def _made(self, variables: Tree, shares: NDArray[np.float64], context: Context, handle: Handle) -> Tree:
         """Images ``x [samples, ...]`` of one device's generator, with classes ``y`` drawn by ``shares [classes]``."""
         draws = seeds.generator(context.seed, round=context.round, device=handle.device, purpose="consolidation")
         y = torch.from_numpy(draws.choice(len(shares), self._samples, p=shares))
         z = torch.from_numpy(draws.standard_normal((self._samples, self._gan.latent), "float32"))
-        with torch.no_grad():
-            x, _ = self._gan.images(generator_of(variables), z, y, False)
-        return {"x": x, "y": y}
+        device = device_for(self.classifier, without_gan(variables))
+        generator = moved(generator_of(variables), device)
+        with torch.no_grad(), same_every_time(device):
+            x, _ = self._gan.images(generator, z.to(device), y.to(device), False)
+        return {"x": x.cpu(), "y": y}
 
 
 def class_shares(counts: Sequence[int], old: NDArray[np.float64] | None) -> NDArray[np.float64] | None:

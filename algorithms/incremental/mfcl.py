@@ -136,15 +136,14 @@ def mfcl(
     synthetic_batch: PositiveInt = 32,
     samples: NonNegativeInt = 0,
     weights: Weights = "examples",
-    device: Literal["auto", "cpu"] = "auto",
 ) -> MFCL:
     """MFCL (Babakniya et al., 2023, algorithm 1).
 
     A weight of 0 leaves out its loss, and ``split = false`` lets all classes compete in the loss of new classes: these
     are the variants of table 5. ``noise`` 0 is the size with which the generator was published. ``norm_epsilon`` is the
-    epsilon of batch normalisation in the generator's blocks. ``device`` is where the generator is trained. Raises
-    ConfigurationError if the stream has no tasks, if there is no generator for images of this size, if the model has no
-    statistics, or if the noise has fewer values than there are classes.
+    epsilon of batch normalisation in the generator's blocks. Raises ConfigurationError if the stream has no tasks, if
+    there is no generator for images of this size, if the model has no statistics, or if the noise has fewer values than
+    there are classes.
     """
     settings = GeneratorSettings(
         diversity=diversity,
@@ -157,7 +156,6 @@ def mfcl(
         class_signal=class_signal,
         temperature=temperature,
         entropy=entropy,
-        device=device,
     )
 
     def loss(model: Model, classifier: Growing) -> LossFunction:
@@ -184,7 +182,6 @@ def fedavg_gen(
     entropy: Entropy = "classes",
     synthetic_batch: PositiveInt = 32,
     samples: NonNegativeInt = 0,
-    device: Literal["auto", "cpu"] = "auto",
 ) -> MFCL:
     """FedAvg + Gen (MFCL, table 5): MFCL's generator, whose samples devices use like real ones, without further terms.
 
@@ -201,7 +198,6 @@ def fedavg_gen(
         class_signal=class_signal,
         temperature=temperature,
         entropy=entropy,
-        device=device,
     )
 
     def loss(model: Model, classifier: Growing) -> LossFunction:

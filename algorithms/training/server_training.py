@@ -4,6 +4,9 @@ A method provides the loss and the *lessons*: what the loss needs beside the mod
 teachers' logits of all training samples. Lessons are made once, when the job begins, and are part of its carry.
 
 On a class-incremental stream, the public samples of a class are used from its task on.
+
+A large network is trained on the coordinator's GPU, if there is one (``job_device.py``). Between two steps all lies in
+host memory.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -19,6 +23,7 @@ from torch import Tensor
 from fedemu.algorithms.interface import Context, Labelled, Model, PublicData, Script, ServerJob, Tree
 from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.training.ingredients import normalises_by_batches, require_variance
+from fedemu.algorithms.training.job_device import device_for, moved, same_every_time, to_host
 from fedemu.algorithms.training.local_sgd import SGD
 from fedemu.algorithms.trees import flatten, map_leaves, scale, squared_norm, unflatten, without
 from fedemu.protocol.seeds import generator
@@ -26,7 +31,7 @@ from fedemu.protocol.seeds import generator
 LessonLoss = Callable[[Tensor, Tensor, Tree, Tensor], Tensor]
 """(logits ``[batch, classes]``, y ``[batch]``, lessons, positions ``[batch]`` in the training part) -> mean loss.
 
-The positions tell which rows of the lessons belong to the batch.
+The positions tell which rows of the lessons belong to the batch. All tensors lie on the device that trains.
 """
 
 _ROWS = 100
@@ -129,8 +134,8 @@ class ServerTraining:
     ) -> Script[Trained]:
         """A part of a round: train the model ``variables`` in a server job of this name.
 
-        ``prepare`` makes the lessons, one tree, from the training part. It is called in the job's process. Use it as
-        ``trained = yield from training.train(...)``.
+        ``prepare`` makes the lessons, one tree, from the training part, in host memory. It is called in the job's
+        process. Use it as ``trained = yield from training.train(...)``.
         """
         carry = _Carry.unpacked((yield self.job(name, variables, prepare, context)))
         return Trained(carry.best, carry.lessons, carry.model)
@@ -140,6 +145,11 @@ class ServerTraining:
         assert context.public is not None, "a method that trains at the server is not built without public data"
         public = _of_classes_seen(context.public, variables)
 
+        @cache
+        def here(device: torch.device) -> PublicData:
+            parts = ((part.x.to(device), part.y.to(device)) for part in (public.train, public.validation))
+            return PublicData(*(Labelled(x, y) for x, y in parts))
+
         def init() -> Tree:
             memory = self.optimiser.begin(without(variables, self.model.buffers))
             right = self._right(variables, public.validation)
@@ -148,10 +158,13 @@ class ServerTraining:
         def step(carry: Tree, index: int) -> tuple[Tree, bool]:
             if len(public.train) < self._fewest:
                 return carry, True
-            before = _Carry.unpacked(carry)
-            trained, memory = self._advance(before, public.train, index, context)
-            after = before.after(trained, memory, self._right(trained, public.validation))
-            return after.packed(), int(after.stop["stale"]) >= self.patience
+            device = device_for(self.model, variables)
+            data = here(device)
+            with same_every_time(device):
+                before = _Carry.unpacked(moved(carry, device))
+                trained, memory = self._advance(before, data.train, index, context)
+                after = before.after(trained, memory, self._right(trained, data.validation))
+            return to_host(after.packed()), int(after.stop["stale"]) >= self.patience
 
         return ServerJob(name, init, step, self.steps, checkpoint_every=1)
 
@@ -162,8 +175,8 @@ class ServerTraining:
         first = index * count
         batches = positions(len(data), self.batch_size, first, count, context, self._fewest)
         for number, rows in enumerate(batches, first):
-            gradients, buffers = self._gradients(variables, carry.lessons, data, rows)
-            before, lr = without(variables, self.model.buffers), torch.tensor(self.rate(number))
+            gradients, buffers = self._gradients(variables, carry.lessons, data, rows.to(data.y.device))
+            before, lr = without(variables, self.model.buffers), torch.tensor(self.rate(number), device=data.y.device)
             trained, memory = self.optimiser.step(before, gradients, memory, lr)
             variables = {**variables, **buffers, **trained}
         return variables, memory
@@ -184,13 +197,19 @@ class ServerTraining:
 
 
 def predict(model: Model, variables: Tree, x: Tensor) -> Tensor:
-    """The logits ``[n, classes]`` of samples ``x [n, ...]`` in evaluation mode, without gradients."""
+    """The logits ``[n, classes]`` of samples ``x [n, ...]`` in evaluation mode, without gradients.
+
+    The variables and the samples may lie in host memory, where the logits are then, too. A large network is asked on
+    the coordinator's GPU, if there is one and this is the process of a server job.
+    """
     if not len(x):  # Many models cannot be applied to no samples.
         return predict(model, variables, x.new_zeros(1, *x.shape[1:]))[:0]
-    variables = map_leaves(_channels_last, variables)
-    with torch.no_grad():
-        outputs = [model.apply(variables, _channels_last(part), False)[0] for part in torch.split(x, _ROWS)]
-    return torch.cat([part.logits for part in outputs])
+    device = x.device if x.device.type != "cpu" else device_for(model, variables)
+    variables = map_leaves(_channels_last, moved(variables, device))
+    with torch.no_grad(), same_every_time(device):
+        parts = (_channels_last(part.to(device)) for part in torch.split(x, _ROWS))
+        outputs = [model.apply(variables, part, False)[0] for part in parts]
+    return torch.cat([part.logits for part in outputs]).to(x.device)
 
 
 def per_pass(samples: int, batch_size: int, fewest: int = 1) -> int:

@@ -66,7 +66,7 @@ class Likeness:
 
     def difference(self, compute: Compute) -> str:
         """In what a machine computes otherwise than the first, in words; empty if in nothing."""
-        if len(compute.gpus) > 1 and not self.portable:
+        if len(compute.gpus) > 1 and compute.device == "cuda" and not self.portable:
             return f"its GPUs are of several models ({', '.join(compute.gpus)})"
         return ", ".join(_differences(compute, self.ways[0].compute, self.portable)) if self.ways else ""
 
@@ -82,10 +82,15 @@ class Likeness:
 
 
 def _differences(one: Compute, other: Compute, portable: bool) -> list[str]:
-    """What ``one`` has and what ``other`` has instead, for each fact that changes results."""
+    """What ``one`` has and what ``other`` has instead, for each fact that changes results.
+
+    A trainer on a GPU uses nothing else. A coordinator computes on the processor (``device``), and may have a GPU, too.
+    """
     compared = list(_VERSIONS)
     if not portable:
-        compared += ["device", *(_GPU if "cuda" in (one.device, other.device) else _PROCESSOR)]
+        on_gpu = "cuda" in (one.device, other.device)
+        compared += ["device", *(() if on_gpu else _PROCESSOR)]
+        compared += _GPU if on_gpu or one.gpus or other.gpus else ()
     found = []
     for name in compared:
         here, there = _shown(getattr(one, name)), _shown(getattr(other, name))

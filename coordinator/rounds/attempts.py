@@ -166,6 +166,7 @@ class Attempts(Generic[S]):
             attempt=attempt,
             basis=basis,
             threads=self._settings.threads,
+            device_type=self._settings.device_type,
             seed=self._settings.seed,
             idle_seconds=self._settings.idle_seconds,
             stuck_seconds=self._settings.stuck_seconds,

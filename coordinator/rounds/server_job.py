@@ -20,6 +20,7 @@ import torch
 
 from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.coordinator.rounds.server_job_worker import Place, run_and_exit
+from fedemu.coordinator.settings import DeviceType
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.futures import fail
 from fedemu.protocol.host.idleness import Idleness, Stuckness
@@ -47,6 +48,7 @@ async def run_server_job(
     attempt: int = 0,
     basis: str = "",
     threads: int = 1,
+    device_type: DeviceType = "cpu",
     seed: int = 0,
     idle_seconds: float = 60.0,
     stuck_seconds: float = 1800.0,
@@ -57,10 +59,10 @@ async def run_server_job(
     The result is the job's last carry. A finished job is not run again, and one that was begun is continued, unless it
     began from another ``basis``. A process that dies is replaced once.
     Raises FedemuError if the second one dies too, if the system lets none start, or if the job raises, and
-    ConfigurationError if the job makes something else than trees. ``died`` gets the cause of each death. Cancellation
-    kills the process and keeps its checkpoint. ``threads`` is the number of torch's threads in that process, and
-    ``seed`` that of the run. A process that uses no processor time for ``idle_seconds``, or finishes no step for
-    ``stuck_seconds``, is killed.
+    ConfigurationError if the job makes something else than trees, or if a GPU lacks memory. ``died`` gets the cause of
+    each death. Cancellation kills the process and keeps its checkpoint. ``threads`` is the number of torch's threads in
+    that process, ``device_type`` says whether it may use a GPU, and ``seed`` is that of the run. A process that uses no
+    processor time for ``idle_seconds``, or finishes no step for ``stuck_seconds``, is killed.
 
     The process is forked, because a job is made of closures, which no other start method can carry over. No thread may
     compute meanwhile: the child would wait for ever for a lock that the thread holds, such as that of oneDNN. This is
@@ -93,7 +95,7 @@ async def run_server_job(
     cause = ""
     for _ in range(_TRIES):
         try:
-            ended = await _Child(job, place, threads, stepped, idle_seconds, stuck_seconds).run(loop)
+            ended = await _Child(job, place, threads, device_type, stepped, idle_seconds, stuck_seconds).run(loop)
         except OSError as error:
             raise FedemuError(
                 f"The process of the server job {job.name!r} cannot be started in round {round}: {refusal(error)}, and "
@@ -129,6 +131,7 @@ class _Child:
         job: ServerJob,
         place: Place,
         threads: int,
+        device_type: DeviceType,
         stepped: Callable[[int], None],
         idle_seconds: float,
         stuck_seconds: float,
@@ -136,6 +139,7 @@ class _Child:
         self._job = job
         self._place = place
         self._threads = threads
+        self._device_type = device_type
         self._stepped = stepped
         self._pid: int | None = None
         self._status = 0
@@ -243,7 +247,7 @@ class _Child:
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            run_and_exit(self._job, self._place, self._threads, writing, parent)
+            run_and_exit(self._job, self._place, self._threads, self._device_type, writing, parent)
         return pid
 
 

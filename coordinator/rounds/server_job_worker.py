@@ -8,8 +8,10 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,7 +22,9 @@ from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.algorithms.models.randomness.draws import Draws, keys
 from fedemu.algorithms.models.randomness.private_functions import keeping_activations
 from fedemu.algorithms.models.randomness.random_functions import models_draw_by
+from fedemu.algorithms.training.job_device import gpu_or_processor, jobs_compute_on
 from fedemu.coordinator.record import checkpoint
+from fedemu.coordinator.settings import DeviceType
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.kernel import end_with_parent, name_process
 from fedemu.protocol.host.own_code import account, told
@@ -54,19 +58,34 @@ class Place:
         return Draws(torch.from_numpy(keys(np.array([seed], np.uint64), np.array([step])))[0])
 
 
-def run_and_exit(job: ServerJob, place: Place, threads: int, pipe: int, parent: int) -> NoReturn:
+def run_and_exit(
+    job: ServerJob, place: Place, threads: int, device_type: DeviceType, pipe: int, parent: int
+) -> NoReturn:
     """The life of the child of process ``parent``: run the job, report by lines of JSON on ``pipe``, and exit."""
     code = 1
     try:
         settle(pipe, parent)
         name_process("fedemu-job")
         torch.set_num_threads(threads)
-        run(job, place, lambda step: _tell(pipe, {"step": step}))
+        with jobs_compute_on(partial(gpu_or_processor, device_type)), _advising():
+            run(job, place, lambda step: _tell(pipe, {"step": step}))
         code = 0
     except BaseException as error:
         _tell(pipe, {"error": told(error, account(error))})
     finally:
         os._exit(code)
+
+
+@contextmanager
+def _advising() -> Iterator[None]:
+    """Raise ConfigurationError with advice if a GPU has too little memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ConfigurationError(
+            f"{str(error).partition('. ')[0]}. Trainers and server jobs share the memory of a GPU: a smaller "
+            "local.stack leaves more of it to server jobs, and with --device-type cpu they need none"
+        ) from error
 
 
 def run(job: ServerJob, place: Place, stepped: Callable[[int], None]) -> None:

@@ -47,6 +47,11 @@ def how_it_computes(device_type: str) -> Compute:
     )
 
 
+def how_it_coordinates(device_type: str) -> Compute:
+    """What a coordinator that is resumed compares of its machine: it computes on the processor, and jobs on its GPU."""
+    return replace(how_it_computes(device_type), device="cpu")
+
+
 def instructions(flags: frozenset[str], environment: Mapping[str, str]) -> str:
     """What torch would answer as its CPU capability, from the flags of the processor and from the environment."""
     if platform.machine() not in ("x86_64", "AMD64"):

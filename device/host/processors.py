@@ -46,14 +46,23 @@ def cuda_here() -> Cuda | None:
 
     A process of its own asks torch, whose import takes seconds, and only if there may be a GPU.
     """
-    if not (gpus() or any(map(os.path.exists, ("/dev/dxg", "/dev/nvhost-gpu", "/dev/nvmap")))):
+    asked = ask_for_cuda()
+    if asked is None:
         return None
-    asked = subprocess.run([sys.executable, "-P", "-c", _ASK], capture_output=True, check=False)
     try:
-        models, version = json.loads(asked.stdout)
+        models, version = json.loads(asked.communicate()[0])
     except ValueError:
         return None
     return Cuda(tuple(sorted(set(models))), str(version)) if models else None
+
+
+@cache
+def ask_for_cuda() -> subprocess.Popen[bytes] | None:
+    """Begin to ask torch. Then ``cuda_here`` need not wait as long. None if there can be no GPU."""
+    if not (gpus() or any(map(os.path.exists, ("/dev/dxg", "/dev/nvhost-gpu", "/dev/nvmap")))):
+        return None
+    command = [sys.executable, "-P", "-c", _ASK]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
 def default_trainers(device_type: str) -> int:

@@ -23,7 +23,8 @@ from fedemu.coordinator.fleet.admission import Quotas
 from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
-from fedemu.device.host.computing import how_it_computes
+from fedemu.device.host.computing import how_it_coordinates
+from fedemu.device.host.processors import ask_for_cuda
 from fedemu.ops.assembly.coordinator import assemble
 from fedemu.ops.assembly.named_code import named_places
 from fedemu.ops.experiment import Experiment, Runtime
@@ -191,14 +192,18 @@ async def _serve(
     try:
         quotas = Quotas(runtime.devices_per_key, runtime.connections_per_key, runtime.messages_per_second)
         watched = FleetFeed(directory / LIVE)
+        device_type = "cpu" if experiment.compute.portable else runtime.device_type
+        if device_type != "cpu":
+            ask_for_cuda()
         made = assemble(directory, experiment, network, runtime.bind, [*observers, watched])
         settings = replace(
             made.settings,
             idle_seconds=runtime.idle_seconds,
             stuck_seconds=runtime.stuck_seconds,
             mixed_compute=runtime.mixed_compute,
+            device_type=device_type,
         )
-        compute = how_it_computes("cpu")
+        compute = how_it_coordinates(device_type)
         plan = replace(made, opened=opened, quotas=quotas, shown=watched.start, settings=settings, compute=compute)
         mark("coordinator", "data and method")
         try:

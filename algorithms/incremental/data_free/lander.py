@@ -38,7 +38,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import torch
@@ -159,15 +159,14 @@ def lander(
     student_lr: PositiveFloat = 0.05,
     student_decay: NonNegativeFloat = 0.0002,
     student_temperature: PositiveFloat = 20.0,
-    device: Literal["auto", "cpu"] = "auto",
 ) -> AnchoredRehearsal:
     """LANDER (Tran et al., 2024): features near anchors, and samples that are made from noisy anchors.
 
     ``anchors`` is ``orthonormal`` or a function ``module:Name`` of (classes, anchor_width). The samples of the first
-    ``warm_up`` rounds of synthesis are not kept. A weight of 0 leaves out its loss. ``device`` is where samples are
-    made. Raises ConfigurationError if the stream has no tasks, if there is no generator for images of this size, if the
-    model has no statistics, if ``warm_up`` is not below ``synthesis_rounds``, if the anchors do not fit, or if
-    ``synthetic_batch`` is 1 although the model has batch normalisation.
+    ``warm_up`` rounds of synthesis are not kept. A weight of 0 leaves out its loss. Raises ConfigurationError if
+    the stream has no tasks, if there is no generator for images of this size, if the model has no statistics, if
+    ``warm_up`` is not below ``synthesis_rounds``, if the anchors do not fit, or if ``synthetic_batch`` is 1 although
+    the model has batch normalisation.
     """
     classifier = classifier_of(ingredients, "lander")
     ingredients.require_cross_entropy("lander")
@@ -188,7 +187,6 @@ def lander(
         student_decay=student_decay,
         temperature=student_temperature,
         keep_all=False,
-        device=device,
     )
     points = anchors_of(anchors, ingredients.classes, anchor_width, anchor_scale)
     features = classifier.init(0)[classifier.head.weight].shape[1]

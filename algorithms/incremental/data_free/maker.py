@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, Protocol
+from typing import Annotated, Final, Protocol
 
 import numpy as np
 from pydantic import Field
@@ -58,7 +58,7 @@ class SynthesisSettings:
     There are ``rounds`` rounds of ``steps`` iterations, with ``batch_size`` samples each. The student is trained after
     each round from number ``warm_up`` (counted from 0) on: ``student_steps`` batches of SGD. ``keep_all`` says whether
     the samples of earlier rounds are kept too. ``statistics_momentum`` is the share of earlier rounds in the statistics
-    of layers that are compared with the running ones. ``device`` ``auto`` is the coordinator's GPU if there is one.
+    of layers that are compared with the running ones.
     """
 
     rounds: int
@@ -75,7 +75,6 @@ class SynthesisSettings:
     temperature: float
     keep_all: bool
     statistics_momentum: float = 0.9
-    device: Literal["auto", "cpu"] = "auto"
 
     @property
     def samples(self) -> int:

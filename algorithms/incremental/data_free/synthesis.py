@@ -23,11 +23,11 @@ from torch.nn import functional
 
 from fedemu.algorithms.incremental.data_free.losses import agreement_divergence, statistics_distance
 from fedemu.algorithms.incremental.data_free.maker import OPTIMISER, Maker, SynthesisSettings
-from fedemu.algorithms.incremental.generator.training import same_every_time, training_device
 from fedemu.algorithms.interface import Context, Forest, Model, Outputs, ServerJob, Tree
 from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.models.layer_statistics import running_statistics, unwatched
 from fedemu.algorithms.training.class_losses import distillation_among
+from fedemu.algorithms.training.job_device import job_device, moved, same_every_time, to_host
 from fedemu.algorithms.training.local_sgd import SGD
 from fedemu.algorithms.trees import add, flatten, map_leaves, unflatten, without, zeros_like
 from fedemu.protocol import seeds
@@ -89,12 +89,11 @@ class Synthesis:
             return flatten({**forest, **{KEPT + key: tree for key, tree in kept.items()}})
 
         def step(carry: Tree, index: int) -> tuple[Tree, bool]:
-            device = training_device(self.settings.device)
-            forest = unflatten({name: leaf.to(device) for name, leaf in carry.items()})
-            frozen = map_leaves(lambda leaf: leaf.to(device), teacher)
-            with same_every_time():
-                after = flatten(self._round(forest, frozen, index, context))
-            return {name: leaf.cpu() for name, leaf in after.items()}, False
+            device = job_device()
+            forest = unflatten(moved(carry, device))
+            with same_every_time(device):
+                after = flatten(self._round(forest, moved(teacher, device), index, context))
+            return to_host(after), False
 
         return ServerJob("synthesis", init, step, self.settings.rounds, CHECKPOINT_EVERY)
 

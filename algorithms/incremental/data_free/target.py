@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -140,14 +139,13 @@ def target(
     student_lr: PositiveFloat = 0.05,
     student_decay: NonNegativeFloat = 0.0001,
     student_temperature: PositiveFloat = 20.0,
-    device: Literal["auto", "cpu"] = "auto",
 ) -> SampleRehearsal:
     """TARGET (Zhang et al., 2023): distillation by samples that are made when a task begins.
 
-    ``synthesis_rounds`` times ``generator_batch`` samples are made. A weight of 0 leaves out its loss. ``device`` is
-    where they are made. Raises ConfigurationError if the stream has no tasks, if there is no generator for images of
-    this size, if the model has no statistics, if ``warm_up`` is not below ``synthesis_rounds``, or if
-    ``synthetic_batch`` is 1 although the model has batch normalisation.
+    ``synthesis_rounds`` times ``generator_batch`` samples are made. A weight of 0 leaves out its loss. Raises
+    ConfigurationError if the stream has no tasks, if there is no generator for images of this size, if the model has no
+    statistics, if ``warm_up`` is not below ``synthesis_rounds``, or if ``synthetic_batch`` is 1 although the model has
+    batch normalisation.
     """
     classifier = classifier_of(ingredients, "target")
     ingredients.require_cross_entropy("target")
@@ -167,7 +165,6 @@ def target(
         student_decay=student_decay,
         temperature=student_temperature,
         keep_all=True,
-        device=device,
     )
     model: Model = watched(classifier, ingredients.input_shape) if batch_statistics else classifier
     observed = classifier.observed() if batch_statistics else classifier

@@ -26,9 +26,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
@@ -44,6 +43,7 @@ from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.models.image_generator import Generator
 from fedemu.algorithms.models.layer_statistics import running_statistics, unwatched
 from fedemu.algorithms.training.adam import Adam
+from fedemu.algorithms.training.job_device import job_device, moved, same_every_time, to_host
 from fedemu.algorithms.trees import flatten, map_leaves, unflatten, without
 from fedemu.protocol import seeds
 
@@ -60,8 +60,7 @@ Entropy = Literal["classes", "logarithm"]
 class GeneratorSettings:
     """How a generator is trained.
 
-    The first three fields are the weights of its losses; a weight of 0 leaves a loss out. ``device`` is where it is
-    trained: ``auto`` takes the coordinator's GPU if there is one.
+    The first three fields are the weights of its losses; a weight of 0 leaves a loss out.
     """
 
     diversity: float = 1.0
@@ -74,7 +73,6 @@ class GeneratorSettings:
     class_signal: float = 0.0
     temperature: float = 1.0
     entropy: Entropy = "classes"
-    device: Literal["auto", "cpu"] = "auto"
 
     @property
     def signal(self) -> float:
@@ -114,21 +112,21 @@ class GeneratorTraining:
             return flatten({"generator": variables, "memory": memory})
 
         def step(carry: Tree, index: int) -> tuple[Tree, bool]:
-            device = training_device(self.settings.device)
-            forest = unflatten({name: leaf.to(device) for name, leaf in carry.items()})
+            device = job_device()
+            forest = unflatten(moved(carry, device))
             variables: Tree = forest["generator"]
             memory: Tree = forest["memory"]
-            frozen = map_leaves(lambda leaf: leaf.to(device), classifier)
+            frozen = moved(classifier, device)
             first = index * STRIDE
             lr = torch.tensor(self.settings.lr, device=device)
-            with same_every_time():
+            with same_every_time(device):
                 for iteration in range(first, min(first + STRIDE, self.settings.iterations)):
                     z = self._noise(iteration, context).to(device)
                     gradients, changed = self._gradients(variables, frozen, z)
                     trained, memory = optimiser.step(without(variables, buffers), gradients, memory, lr)
                     variables = {**variables, **changed, **trained}
             after = flatten({"generator": variables, "memory": memory})
-            return {name: leaf.cpu() for name, leaf in after.items()}, False
+            return to_host(after), False
 
         steps = math.ceil(self.settings.iterations / STRIDE)
         return ServerJob("generator", init, step, steps, CHECKPOINT_EVERY)
@@ -208,19 +206,3 @@ def told(classifier: Growing, seen: Tensor, z: Tensor, signal: float) -> Tensor:
     chosen = position.index_select(0, intended_classes(classifier, seen, z))
     marked = torch.arange(len(position), device=z.device) == chosen[:, None]
     return torch.cat([signal * marked.to(z.dtype), z[:, len(position) :]], 1)
-
-
-def training_device(choice: Literal["auto", "cpu"]) -> torch.device:
-    """The device to train on: the GPU if the choice is ``auto`` and there is one.
-
-    The job's own process asks for it, because the coordinator must not use the GPU before it forks.
-    """
-    return torch.device("cuda" if choice == "auto" and torch.cuda.is_available() else "cpu")
-
-
-def same_every_time() -> AbstractContextManager[Any]:
-    """A context in which the convolutions of a GPU add up in the same order every time."""
-    flags: AbstractContextManager[Any] = torch.backends.cudnn.flags(
-        enabled=True, benchmark=False, deterministic=True, allow_tf32=False
-    )
-    return flags

@@ -190,7 +190,7 @@ DeviceTypeOption = Annotated[
     typer.Option(
         "--device-type",
         metavar="auto|cpu|cuda",
-        help="Where trainers compute. Default: auto, which is CUDA if there is a GPU.",
+        help="Where trainers and server jobs compute. Default: auto, which is CUDA if there is a GPU.",
         show_default=False,
     ),
 ]

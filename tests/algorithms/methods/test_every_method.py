@@ -7,6 +7,7 @@ that bring two classes each. Methods that remember earlier tasks are played only
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args, get_type_hints
@@ -25,6 +26,7 @@ from fedemu.algorithms.interface import (
     Model,
     PublicData,
     Revealing,
+    ServerJob,
     Tree,
 )
 from fedemu.algorithms.models.feed_forward import mlp
@@ -32,8 +34,10 @@ from fedemu.algorithms.models.growing import SEEN, growing
 from fedemu.algorithms.models.image_generator import generator_for
 from fedemu.algorithms.registry import ALGORITHMS, build_algorithm, find_criterion
 from fedemu.algorithms.streams.tasks import ClassTasks
+from fedemu.algorithms.training import job_device
 from fedemu.algorithms.training.ingredients import Ingredients
-from fedemu.algorithms.trees import map_leaves, model_digest
+from fedemu.algorithms.training.job_device import jobs_compute_on
+from fedemu.algorithms.trees import map_leaves, model_digest, squared_norm
 from fedemu.coordinator.asks.payload import PayloadTemplate
 from fedemu.device.compute.executors.checked import Checked
 from fedemu.device.compute.executors.executor import Job, JobResult, Source
@@ -74,6 +78,9 @@ OWN_LOSS = {"central", "flashback", "mfcl", "fedavg_gen", "fedcil", "icarl", "gl
 SUM_UP = {"ncm", "afl", "icarl", "glfc"}
 ASK_NOBODY = {"central"}
 TELL_LABEL_COUNTS = {"flashback", "fedcil"}
+TRAIN_BY_SGD = {"central", "fedavg_finetuned", "flashback", "fedcil"}
+HAVE_JOBS = {*TRAIN_BY_SGD, "feddf", "mfcl", "fedavg_gen", "target", "lander"}
+"""The methods with server jobs. Adam's first steps have one length, whatever the gradient, so they are less alike."""
 LONGER = {"synthesis_rounds": 4, "synthesis_steps": 3, "student_steps": 2}
 WHERE_OPTIONS_COUNT: dict[str, dict[str, Any]] = {
     "flashback": {"server_epochs": 12, "server_lr": 0.03, "patience": 6, "temperature": 1.0, "gamma": 0.5},
@@ -106,7 +113,6 @@ OTHER_VALUES: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 """By option: other values, each with what it needs beside it, where the one next to the default tells nothing."""
 NO_DIFFERENCE = {
     **dict.fromkeys(("ncm.devices", "afl.devices"), "says who is asked, and here everybody is"),
-    **{f"{name}.device": "says where the server computes" for name in ("mfcl", "fedavg_gen", "target", "lander")},
     "lander.anchors": "is one of two, and the other is a file",
 }
 
@@ -208,6 +214,33 @@ def test_a_method_computes_on_a_gpu_what_it_computes_on_a_processor(fleet: Calla
         for _ in range(2):
             played.play([0, 1, 3], [])
         assert all(bool(torch.isfinite(leaf).all()) for leaf in played.model.values()), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", sorted(HAVE_JOBS))
+def test_a_server_job_computes_on_a_gpu_what_it_computes_on_a_processor(
+    name: str, fleet: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def computed(fleet: Any, job: ServerJob) -> Tree:
+        with jobs_compute_on(lambda: torch.device("cuda")):
+            found, again = played(fleet, job), played(fleet, job)
+        assert model_digest(found) == model_digest(again)
+        expected, first = played(fleet, job), job.init()
+        moved = {key: leaf for key, leaf in expected.items() if key.startswith("model/")}
+        if name in TRAIN_BY_SGD:
+            apart = math.sqrt(squared_norm({key: found[key] - leaf for key, leaf in moved.items()}))
+            far = math.sqrt(squared_norm({key: first[key] - leaf for key, leaf in moved.items()}))
+            assert apart < 1e-3 * far > 0
+        return expected
+
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(job_device, "is_large", lambda model, variables: True)
+    little = fleet(name, True, rounds_per_period=1)
+    played = type(little)._compute
+    monkeypatch.setattr(type(little), "_compute", computed)
+    for _ in range(2):
+        little.play([0, 1, 3])
+    assert little.jobs
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -1,31 +1,52 @@
-"""Programs of all methods on a GPU that only pretends to be there: tensors without values, so no GPU is needed."""
+"""Programs and server jobs of all methods on a GPU that only pretends to be there, so that no GPU is needed.
+
+``fake_gpu.py`` and ``fake_gpu_with_values.py`` tell why they have processes of their own.
+"""
 
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedemu.algorithms.registry import ALGORITHMS
 
+MIXED = "one that mixes"
 
-@pytest.mark.timeout(600)
-def test_no_program_mixes_devices_reads_values_or_copies_from_the_gpu() -> None:
-    """Each program runs for one device and for a stack. ``fake_gpu.py`` tells why it has a process of its own."""
+
+def found_by(script: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "fake_gpu.py"), "one that mixes", *ALGORITHMS],
+        [sys.executable, str(Path(__file__).parent / script), MIXED, *ALGORITHMS],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    complaints = json.loads(done.stdout)
-    mixing = complaints.pop("one that mixes")
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert set(found) == {MIXED, *ALGORITHMS}
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_no_program_mixes_devices_reads_values_or_copies_from_the_gpu() -> None:
+    """Each program runs for one device and for a stack."""
+    complaints = found_by("fake_gpu.py")
+    mixing = complaints.pop(MIXED)
     assert len(mixing) == 2
     assert all(re.search(r"found (at least )?two (different )?devices,? gpu:0(,| and) cpu", each) for each in mixing), (
         mixing
     )
     assert {name: found for name, found in complaints.items() if found} == {}
-    assert set(complaints) == set(ALGORITHMS)
+
+
+def test_a_server_job_on_a_gpu_mixes_no_devices_and_ends_with_the_same_values_in_host_memory() -> None:
+    found = found_by("fake_gpu_with_values.py")
+    mixing, _ = found.pop(MIXED)
+    assert mixing == ["distillation: RuntimeError: aten.mul.Tensor mixes devices"] * 2
+    assert {name: complaints for name, (complaints, _) in found.items() if complaints} == {}
+    with_jobs = {name for name, (_, jobs) in found.items() if jobs}
+    by_sgd = {"central", "fedavg_finetuned", "flashback", "fedcil"}
+    assert with_jobs == {*by_sgd, "feddf", "mfcl", "fedavg_gen", "target", "lander"}

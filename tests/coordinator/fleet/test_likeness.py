@@ -19,6 +19,11 @@ def on_gpu(**facts: Any) -> Compute:
     return compute(**{"device": "cuda", "gpus": ("H100",), "driver": "550", "cuda": "12.8", **facts})
 
 
+def with_gpu(**facts: Any) -> Compute:
+    """A coordinator's machine, whose server jobs use the GPU."""
+    return on_gpu(**{"device": "cpu", **facts})
+
+
 def test_the_first_machine_sets_the_way() -> None:
     likeness = Likeness()
     assert likeness.refusal(compute(), "a") == likeness.note(compute(), "a") == ""
@@ -45,6 +50,13 @@ def test_the_first_machine_sets_the_way() -> None:
         (on_gpu(), on_gpu(processor="AMD", instructions="AVX2"), ""),
         (on_gpu(), on_gpu(gpus=("A100", "H100")), "its GPUs are of several models (A100, H100)"),
         (on_gpu(), None, ""),
+        (with_gpu(), with_gpu(gpus=("A100",)), "gpus A100 instead of H100"),
+        (with_gpu(), with_gpu(processor="AMD"), "processor AMD instead of Intel"),
+        (
+            with_gpu(),
+            compute(),
+            "gpus unknown instead of H100, cuda unknown instead of 12.8, driver unknown instead of 550",
+        ),
     ],
 )
 def test_what_differs_is_named(first: Compute, other: Compute | None, difference: str) -> None:
@@ -60,6 +72,7 @@ def test_gpus_of_several_models_in_one_machine_compute_differently() -> None:
     assert "its GPUs are of several models (A100, H100)" in likeness.refusal(on_gpu(gpus=("A100", "H100")), "a")
     likeness.note(on_gpu(gpus=("A100", "H100")), "a")
     assert likeness.mixes
+    assert Likeness().refusal(with_gpu(gpus=("A100", "H100")), "a") == "", "server jobs use one of them"
 
 
 def test_a_portable_run_compares_versions_alone() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import multiprocessing
 import os
+import re
 import select
 import signal
 import socket
@@ -21,10 +22,12 @@ import torch
 from torch.utils.checkpoint import checkpoint as checkpoint_activations
 
 from fedemu.algorithms.interface import ServerJob
+from fedemu.algorithms.training.job_device import job_device
 from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.rounds import server_job
 from fedemu.coordinator.rounds.server_job import run_server_job
+from fedemu.coordinator.settings import DeviceType
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.wording import KILLED
 
@@ -296,6 +299,32 @@ async def test_what_a_job_says_last_is_heard_also_if_it_ends_just_after_a_look(
     with pytest.raises(FedemuError, match="no public data"):
         await run_server_job(train(fail), tmp_path, 1, 0, ignore, died=died.append)
     assert died == []
+
+
+@pytest.mark.parametrize(("device_type", "on_gpu"), [("auto", True), ("cpu", False)])
+async def test_a_job_may_use_the_gpu_unless_the_processor_is_chosen(
+    device_type: DeviceType, on_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def step(carry, index):
+        return {"on_gpu": torch.tensor(job_device().type == "cuda")}, True
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    job = ServerJob("place", lambda: {"on_gpu": torch.tensor(False)}, step, 1, 1)
+    found = await run_server_job(job, tmp_path, 1, 0, ignore, device_type=device_type)
+    assert bool(found["on_gpu"]) == on_gpu
+    assert job_device().type == "cpu", "this process must not use the GPU"
+
+
+async def test_a_gpu_without_memory_is_told_with_what_takes_less(tmp_path: Path):
+    def fail(index: int) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 8 GiB in all.")
+
+    said = (
+        "'train' failed: CUDA out of memory. Trainers and server jobs share the memory of a GPU: a smaller local.stack "
+        "leaves more of it to server jobs, and with --device-type cpu they need none"
+    )
+    with pytest.raises(ConfigurationError, match=f"{re.escape(said)}$"):
+        await run_server_job(train(fail), tmp_path, 1, 0, ignore)
 
 
 W = torch.zeros(1)

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from fedemu.device.host import computing
-from fedemu.device.host.computing import how_it_computes, instructions
+from fedemu.device.host.computing import how_it_computes, how_it_coordinates, instructions
 from fedemu.device.host.processors import Cuda
 from fedemu.protocol.host.hardware import processor
 
@@ -60,6 +60,8 @@ def test_a_machine_with_gpus_names_them_unless_trainers_stay_on_the_processor(mo
     assert (found.device, found.gpus, found.cuda) == ("cuda", ("NVIDIA H100 80GB HBM3",), "12.8")
     assert found.driver == "550.54.15"
     assert how_it_computes("cpu") == replace(found, device="cpu", gpus=(), cuda="", driver="")
+    assert how_it_coordinates("auto") == replace(found, device="cpu")
+    assert how_it_coordinates("cpu") == how_it_computes("cpu")
 
 
 def test_without_a_gpu_everything_that_counts_is_known() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,9 +15,9 @@ from fedemu.protocol.errors import ConfigurationError
 
 @pytest.fixture(autouse=True)
 def nothing_is_known_from_before() -> Iterator[None]:
-    processors.cuda_here.cache_clear()
     yield
     processors.cuda_here.cache_clear()
+    processors.ask_for_cuda.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -73,16 +72,20 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("answer", "found"),
     [
-        (b'[["B", "A", "B"], "12.8"]', processors.Cuda(("A", "B"), "12.8")),
-        (b"[[], null]", None),
-        (b"", None),
+        ('[["B", "A", "B"], "12.8"]', processors.Cuda(("A", "B"), "12.8")),
+        ("[[], null]", None),
+        ("", None),
     ],
 )
 def test_torch_is_asked_in_a_process_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, answer: bytes, found: processors.Cuda | None
+    monkeypatch: pytest.MonkeyPatch, answer: str, found: processors.Cuda | None
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, answer))
+    monkeypatch.setattr(processors, "_ASK", f"print({answer!r})")
+    asked = processors.ask_for_cuda()
+    assert asked is not None
     assert processors.cuda_here() == found
+    assert asked is processors.ask_for_cuda(), "it is asked once"
+    assert asked.returncode == 0
     with nullcontext() if found else pytest.raises(ConfigurationError):
         processors.require_processor("cuda")

@@ -1,11 +1,14 @@
 """What a coordinator asks of its machine before it begins, and how it is resumed."""
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedemu.coordinator.settings import Settings
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.running import coordinator
 from fedemu.ops.running.coordinator import allow_files, coordinate_alone, files_for
@@ -55,3 +58,32 @@ def test_the_command_that_brings_devices_can_be_given_to_any_shell(
     monkeypatch.setattr(coordinator, "conclude", lambda *_, **__: 4)
     coordinate_alone(Path("run"), Experiment(), Runtime(bind="tcp://[::1]:5577"), new=True, print_summary=False)
     assert "(fedemu device --n 300 --connect 'tcp://[::1]:5577')" in capsys.readouterr().err
+
+
+@dataclass
+class Plan:
+    settings: Settings
+    opened: Any = None
+    quotas: Any = None
+    shown: Any = None
+    compute: Any = None
+
+
+@pytest.mark.parametrize(
+    ("device_type", "portable", "found"),
+    [("auto", False, "auto"), ("cuda", False, "cuda"), ("cpu", False, "cpu"), ("auto", True, "cpu")],
+)
+def test_server_jobs_compute_where_trainers_may_and_never_on_a_gpu_if_a_run_is_portable(
+    device_type: Any, portable: bool, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def serve(plan: Plan) -> None:
+        served.append(plan.settings.device_type)
+
+    served: list[str] = []
+    settings = Settings(run="r", seed=0, rounds=1, devices=1, per_round=1)
+    experiment = Experiment.parse({"compute": {"portable": portable}})
+    monkeypatch.setattr(coordinator, "assemble", lambda *_: Plan(settings))
+    monkeypatch.setattr(coordinator, "serve", serve)
+    runtime = Runtime(bind=f"ipc://{tmp_path}/c", device_type=device_type)
+    asyncio.run(coordinator._serve(tmp_path, experiment, runtime, [], print))
+    assert served == [found]

@@ -21,7 +21,6 @@ def making() -> tuple[dict[str, Any], SynthesisSettings]:
         "student_batch": 5,
         "student_lr": 0.2,
         "student_decay": 0.01,
-        "device": "cpu",
         "warm_up": 2,
     }
     named = {"synthesis_rounds": 9, "synthesis_steps": 8, "generator_batch": 10, "student_temperature": 12.0}

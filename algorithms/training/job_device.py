@@ -1,0 +1,100 @@
+"""Where a server job computes: on the processor, or on the coordinator's GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+import torch
+
+from fedemu.algorithms.interface import Model, Tree
+from fedemu.algorithms.trees import map_leaves
+
+LEAST_VARIABLES: Final = 100_000
+"""A model with fewer variables is trained on the processor.
+
+The process of a job takes a second or two to open a GPU, and small steps wait there for Python. So a job with a small
+model is over sooner on the processor.
+"""
+
+_PROCESSOR: Final = torch.device("cpu")
+
+FindDevice = Callable[[], torch.device]
+
+
+def processor() -> torch.device:
+    """The device of jobs that no process of their own runs."""
+    return _PROCESSOR
+
+
+def gpu_or_processor(device_type: str) -> torch.device:
+    """This machine's GPU if there is one, unless ``device_type`` (``auto``, ``cpu`` or ``cuda``) is ``cpu``.
+
+    A process that has asked for the GPU cannot fork any more. So only the job's own process may ask.
+    """
+    if device_type == "cpu" or not torch.cuda.is_available():
+        return _PROCESSOR
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # products are deterministic only with a fixed size
+    return torch.device("cuda")
+
+
+_find: ContextVar[FindDevice] = ContextVar("find", default=processor)
+
+
+@contextmanager
+def jobs_compute_on(find: FindDevice) -> Iterator[None]:
+    """A context in which server jobs compute on the device that ``find`` gives. It is called when a job needs it."""
+    token = _find.set(find)
+    try:
+        yield
+    finally:
+        _find.reset(token)
+
+
+def job_device() -> torch.device:
+    """The device that a server job computes on. Only its ``init`` and its ``step`` may ask."""
+    return _find.get()()
+
+
+def device_for(model: Model, variables: Tree) -> torch.device:
+    """The device for a server job that trains or asks ``model`` with these ``variables``: a GPU only if it is large.
+
+    The model alone decides and no measurement does, because devices differ in the last bits of results.
+    """
+    return job_device() if is_large(model, variables) else _PROCESSOR
+
+
+def is_large(model: Model, variables: Tree) -> bool:
+    """Whether a step of the model takes long enough on a processor. Dense models never do."""
+    return model.kind != "dense" and sum(leaf.numel() for leaf in variables.values()) >= LEAST_VARIABLES
+
+
+def moved(tree: Tree, device: torch.device) -> Tree:
+    """The tree on ``device``. Leaves that are there already are not copied."""
+    return map_leaves(lambda leaf: leaf.to(device), tree)
+
+
+def to_host(tree: Tree) -> Tree:
+    """The tree in host memory, where the carry of a server job lies between its steps."""
+    return moved(tree, _PROCESSOR)
+
+
+@contextmanager
+def same_every_time(device: torch.device) -> Iterator[None]:
+    """A context in which a GPU gives the same bits every time, in float32. On a processor it changes nothing.
+
+    An operation that has no deterministic algorithm on a GPU is a RuntimeError, as at trainers.
+    """
+    if device.type == "cpu":
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)

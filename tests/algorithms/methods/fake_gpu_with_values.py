@@ -1,0 +1,174 @@
+"""Plays the server jobs of every method on a processor, and on a GPU that only pretends to be there.
+
+Run as ``python fake_gpu_with_values.py METHOD...``, it prints what it found as JSON: complaints by method, and the jobs
+that were computed in both ways. Tensors on the pretended GPU have values, which the processor computes, so a job must
+end with the same bits. As on a real GPU, an operation may not mix devices, unless a tensor of the processor has no
+dimensions. ``fake_gpu.py`` tells why this has a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import conftest  # noqa: E402
+import test_every_method as every  # noqa: E402
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_flatten, tree_map  # noqa: E402
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend  # noqa: E402
+
+from fedemu.algorithms.interface import ServerJob, Tree  # noqa: E402
+from fedemu.algorithms.methods import flashback  # noqa: E402
+from fedemu.algorithms.training import job_device  # noqa: E402
+
+GPU = "gpu"
+MIXED = "one that mixes"
+
+
+class OnGPU(Tensor):
+    """A tensor that says it is on the GPU. ``raw`` has its values, in host memory."""
+
+    raw: Tensor
+
+    @staticmethod
+    def __new__(cls, raw: Tensor) -> OnGPU:
+        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, raw.shape, raw.stride(), raw.storage_offset(), dtype=raw.dtype, device=torch.device(GPU, 0)
+        )
+        made.raw = raw
+        return made  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return computed(func, args, kwargs or {})
+
+
+class Factories(TorchDispatchMode):
+    """Makes tensors on the GPU where a function is given no tensor that is there."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would import the compiler
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return computed(func, args, kwargs or {})
+
+
+class Literals(TorchFunctionMode):
+    """Copies what ``torch.tensor`` makes to the GPU: torch itself makes it there, where no Python is asked."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        device = kwargs.pop("device", None) if func is torch.tensor else None
+        made = func(*args, **kwargs)
+        return made if device is None else made.to(device)
+
+
+MADE = 0
+"""The number of tensors that were made on the GPU."""
+
+
+def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """What the function gives, with its values from the processor. Raises RuntimeError if it mixes devices."""
+    global MADE
+    given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+    there = any(isinstance(leaf, OnGPU) for leaf in given)
+    copies = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+    if there and not copies and any(leaf.dim() and not isinstance(leaf, OnGPU) for leaf in given):
+        raise RuntimeError(f"{func} mixes devices")
+    device = kwargs.get("device")
+    wanted = there if device is None else torch.device(device).type == GPU
+    plain = {**kwargs, **({} if device is None else {"device": torch.device("cpu")})}
+    raw_args, raw_kwargs = tree_map(lambda leaf: leaf.raw if isinstance(leaf, OnGPU) else leaf, (args, plain))
+    made = func(*raw_args, **raw_kwargs)
+    if func._schema.name.endswith("_") and isinstance(args[0], OnGPU):
+        return args[0]
+    if not wanted:
+        return made
+    MADE += 1
+    return tree_map(lambda leaf: OnGPU(leaf) if isinstance(leaf, Tensor) else leaf, made)
+
+
+def result_of(job: ServerJob) -> Tree:
+    carry = job.init()
+    for index in range(job.steps):
+        carry, finished = job.step(carry, index)
+        if finished:
+            break
+    return carry
+
+
+class Playing(conftest.LittleFleet):
+    """A fleet whose server jobs are computed in both ways."""
+
+    complaints: list[str]
+
+    def _compute(self, job: ServerJob) -> Tree:
+        expected = result_of(job)
+        before = MADE
+        try:
+            with job_device.jobs_compute_on(lambda: torch.device(GPU)), Factories(), Literals():
+                found = result_of(job)
+        except Exception as error:
+            self.complaints.append(f"{job.name}: {type(error).__name__}: {str(error).splitlines()[0]}")
+            return expected
+        if before == MADE:
+            self.complaints.append(f"{job.name} computes nothing on the GPU")
+        self.complaints += [f"{job.name}: {name} lies there" for name, leaf in found.items() if isinstance(leaf, OnGPU)]
+        self.complaints += [
+            f"{job.name}: {name} differs"
+            for name, leaf in expected.items()
+            if not isinstance(found[name], OnGPU) and not torch.equal(leaf, found[name])
+        ]
+        self.jobs.append(job.name)
+        return expected
+
+
+def mixing(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The loss with a constant in host memory."""
+    return lambda *given: loss(*given) + torch.ones(2).sum() * given[1].new_ones(2).float().mul(torch.ones(2)).mean()
+
+
+def complaints_of(name: str) -> tuple[list[str], list[str]]:
+    """Play two rounds of a method, on a stream of two tasks. Returns the complaints, and the names of the jobs.
+
+    The method ``MIXED`` is Flashback with a constant in host memory.
+    """
+    ordinary = flashback.taught
+    if name == MIXED:
+        flashback.taught = mixing(ordinary)
+    try:
+        corpus = conftest.noisy_corpus()
+        split = every.replace(corpus.train, x=every.np.ascontiguousarray(corpus.train.x[:, :, 2:10, 2:10]))
+        corpus = every.replace(corpus, train=split, test=split, input_shape=every.SHAPE)
+        parts = [every.Labelled(*corpus.batch(split, every.np.arange(start, start + 40))) for start in (300, 340)]
+        fleet = Playing(
+            every.build("flashback" if name == MIXED else name, True),
+            corpus,
+            every.SHARES,
+            every.model_of(True).init(0),
+            stream=every.STREAM,
+            public=every.PublicData(*parts),
+            rounds_per_period=1,
+        )
+        fleet.complaints = []
+        for _ in range(2):
+            fleet.play([0, 1])
+        return fleet.complaints, fleet.jobs
+    finally:
+        flashback.taught = ordinary
+
+
+if __name__ == "__main__":
+    _setup_privateuseone_for_python_backend(GPU)
+    job_device.is_large = lambda model, variables: True
+    json.dump({name: complaints_of(name) for name in sys.argv[1:]}, sys.stdout)

@@ -1,0 +1,71 @@
+"""Where server jobs compute: which models are worth a GPU, and what is around a job as it was before it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedemu.algorithms.interface import Model
+from fedemu.algorithms.models.feed_forward import cnn, lenet, mlp
+from fedemu.algorithms.training.job_device import (
+    device_for,
+    gpu_or_processor,
+    job_device,
+    jobs_compute_on,
+    same_every_time,
+)
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("there", "device_type", "found"),
+    [(True, "auto", GPU), (True, "cuda", GPU), (True, "cpu", CPU), (False, "auto", CPU), (False, "cuda", CPU)],
+)
+def test_a_gpu_is_taken_where_there_is_one_and_it_may_be_used(
+    there: bool, device_type: str, found: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    assert gpu_or_processor(device_type) == found
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [(cnn((3, 32, 32), 10), GPU), (lenet((1, 28, 28), 10), CPU), (mlp((1, 28, 28), 10, hidden=[400]), CPU)],
+    ids=["2,156,490 variables and convolutions", "61,706", "318,010, and dense"],
+)
+def test_only_large_models_that_are_not_dense_are_trained_on_a_gpu(model: Model, found: torch.device) -> None:
+    variables = model.init(0)
+    assert device_for(model, variables) == CPU, "outside of a job's process nothing may ask for the GPU"
+    with jobs_compute_on(lambda: GPU):
+        assert device_for(model, variables) == found
+        assert job_device() == GPU
+    assert job_device() == CPU
+
+
+def test_the_device_is_looked_for_only_when_a_job_needs_it() -> None:
+    def refuse() -> torch.device:
+        raise AssertionError("opening a GPU takes time")
+
+    with jobs_compute_on(refuse):
+        model = lenet((1, 28, 28), 10)
+        assert device_for(model, model.init(0)) == CPU
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_on_a_gpu_algorithms_are_deterministic_and_not_rounded_and_afterwards_as_before(before: bool) -> None:
+    def found() -> tuple[bool, bool, bool, bool]:
+        flags = torch.backends.cudnn
+        return torch.are_deterministic_algorithms_enabled(), flags.deterministic, flags.benchmark, flags.allow_tf32
+
+    torch.use_deterministic_algorithms(before)
+    try:
+        ordinary = found()
+        with same_every_time(CPU):
+            assert found() == ordinary
+        with same_every_time(GPU):
+            assert found() == (True, True, False, False)
+        assert found() == ordinary
+    finally:
+        torch.use_deterministic_algorithms(False)
