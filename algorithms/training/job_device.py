@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -91,10 +91,14 @@ def same_every_time(device: torch.device) -> Iterator[None]:
     if device.type == "cpu":
         yield
         return
-    before = torch.are_deterministic_algorithms_enabled()
+    settings: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
+    # No job reads memory that nobody wrote, and filling it would take time.
+    settings.fill_uninitialized_memory = False
     try:
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
             yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        deterministic, settings.fill_uninitialized_memory = before
+        torch.use_deterministic_algorithms(deterministic)

@@ -55,9 +55,10 @@ def test_the_device_is_looked_for_only_when_a_job_needs_it() -> None:
 
 @pytest.mark.parametrize("before", [False, True])
 def test_on_a_gpu_algorithms_are_deterministic_and_not_rounded_and_afterwards_as_before(before: bool) -> None:
-    def found() -> tuple[bool, bool, bool, bool]:
-        flags = torch.backends.cudnn
-        return torch.are_deterministic_algorithms_enabled(), flags.deterministic, flags.benchmark, flags.allow_tf32
+    def found() -> tuple[bool, ...]:
+        flags, filled = torch.backends.cudnn, torch.utils.deterministic.fill_uninitialized_memory
+        ours = torch.are_deterministic_algorithms_enabled(), bool(filled)
+        return *ours, flags.deterministic, flags.benchmark, flags.allow_tf32
 
     torch.use_deterministic_algorithms(before)
     try:
@@ -65,7 +66,7 @@ def test_on_a_gpu_algorithms_are_deterministic_and_not_rounded_and_afterwards_as
         with same_every_time(CPU):
             assert found() == ordinary
         with same_every_time(GPU):
-            assert found() == (True, True, False, False)
+            assert found() == (True, False, True, False, False)
         assert found() == ordinary
     finally:
         torch.use_deterministic_algorithms(False)
