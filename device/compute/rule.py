@@ -35,13 +35,17 @@ ResNet-18, batches of 20               36         157          180          198 
 BERT of two layers of 64               21         678        1,107        1,568        1,695         1,965
 =================================  ======  ==========  ===========  ===========  ===========  ============
 
-A stack takes nearly as long half empty as full. A stack of 64 perceptrons takes 4.1 ms and one of 32 takes 2.5 ms, so
-stacks of 64 cost small cohorts little. Those of 32 convolutions take 3.6 times as long as those of 8, and four times as
-much memory, so convolutions stay at 8. A stack of 64 sequences takes 1.9 times as long as one of 32.
+A stack of 64 perceptrons takes 4.1 ms and one of 32 takes 2.5 ms. Those of 32 convolutions take 3.6 times as long as
+those of 8, and four times as much memory, so convolutions stay at 8. A stack of 64 sequences takes 1.9 times as long as
+one of 32.
+
+A stack takes nearly as long half empty as full: with 10 devices in a round, two stacks of 8 would do the work of 16. So
+on a GPU the sizes of the table are limits, and stacks are as even as the number of devices allows: two of 5.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Final, Literal, NamedTuple, get_args
 
 from fedemu.algorithms.interface import Kind, OfItsOwnKind
@@ -72,11 +76,13 @@ STACK_SIZE_WHERE_FORCED: Final = 8
 """The stack size of a vmapped or checked executor, if the experiment names one where the table says ``serial``."""
 
 
-def compute_rule(name: str, kind: Kind, device_type: DeviceType, stack_size: int = 0) -> ComputeRule:
+def compute_rule(name: str, kind: Kind, device_type: DeviceType, stack_size: int = 0, cohort: int = 0) -> ComputeRule:
     """The executor that runs programs of this kind, for the ``name`` that an experiment gives.
 
     ``auto`` takes the executor of the table; every other name takes the executor of that name. ``stack_size``, if it
-    is not 0, replaces the table's. Raises ConfigurationError if no executor has this name.
+    is not 0, replaces the table's, which on a GPU is a limit: the fewest stacks that hold ``cohort`` devices have one
+    size, and no more slots than needed. A cohort of 0 is not known. Raises ConfigurationError if no executor has this
+    name.
     """
     if name not in get_args(ExecutorName):
         raise ConfigurationError(f"local.executor = {name!r} is none of {', '.join(get_args(ExecutorName))}")
@@ -87,6 +93,8 @@ def compute_rule(name: str, kind: Kind, device_type: DeviceType, stack_size: int
         return ComputeRule("serial", 1)
     if not stack_size:
         stack_size = rule.stack_size if rule.executor == "vmapped" else STACK_SIZE_WHERE_FORCED
+        if device_type == "cuda" and cohort:
+            stack_size = max(2, math.ceil(cohort / math.ceil(cohort / stack_size)))
     return ComputeRule("checked" if name == "checked" else "vmapped", stack_size)
 
 

@@ -29,6 +29,7 @@ def open_trainer(experiment: bytes, device_type: str) -> Trainer:
         device_type=device_type,
         executor=parts.experiment.local.executor,
         stack=parts.experiment.local.stack,
+        cohort=parts.experiment.fleet.asked,
         kind=model.kind,
         examples={} if ask is None else {ask.program: ask.shared},
         selection=algorithm.selection if isinstance(algorithm, Selecting) else None,

@@ -47,10 +47,14 @@ class Fleet(Section):
     wake: Literal["at-once", "on-demand"] = "at-once"
 
     @property
+    def asked(self) -> int:
+        """The number of devices that a round asks."""
+        return min(ceil_share(self.over_selection, self.per_round), self.devices)
+
+    @property
     def awake(self) -> int:
-        """The most devices that are alive in a round that asks ``per_round`` devices."""
-        asked = ceil_share(self.over_selection, self.per_round)
-        return self.devices if self.wake == "at-once" else min(asked, self.devices)
+        """The most devices that are alive in a round that asks ``asked`` devices."""
+        return self.devices if self.wake == "at-once" else self.asked
 
 
 class Tree(Section):

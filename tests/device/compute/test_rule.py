@@ -37,6 +37,29 @@ def test_a_given_stack_size_replaces_that_of_the_table_and_does_not_make_a_stack
     assert compute_rule("auto", "convolutional", "cpu", stack_size=2) == ("serial", 1)
 
 
+@pytest.mark.parametrize(
+    ("kind", "cohort", "size"),
+    [
+        ("convolutional", 0, 8),
+        ("convolutional", 1, 2),
+        ("convolutional", 5, 5),
+        ("convolutional", 8, 8),
+        ("convolutional", 9, 5),
+        ("convolutional", 10, 5),
+        ("convolutional", 13, 7),
+        ("convolutional", 50, 8),
+        ("dense", 30, 30),
+        ("dense", 100, 50),
+        ("sequence", 10, 10),
+        ("sequence", 33, 17),
+    ],
+)
+def test_stacks_on_a_gpu_are_as_even_as_the_cohort_allows(kind: Kind, cohort: int, size: int) -> None:
+    assert compute_rule("auto", kind, "cuda", cohort=cohort) == ("vmapped", size)
+    assert compute_rule("auto", kind, "cuda", stack_size=4, cohort=cohort) == ("vmapped", 4)
+    assert compute_rule("auto", kind, "cpu", cohort=cohort) == RULES[kind, "cpu"]
+
+
 def test_an_unknown_executor_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"local.executor = 'fast' is none of auto, serial, vmapped, checked"):
         compute_rule("fast", "dense", "cpu")
