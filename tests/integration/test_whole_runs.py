@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,19 @@ def test_neither_trainers_nor_packing_change_the_digest(
     fleet.start_devices(20, *options)
     assert fleet.wait_for_end() == 0, fleet.tail()
     assert fleet.summary()["model_digest"] == undisturbed["model_digest"]
+
+
+def test_neither_does_it_where_sizes_are_odd(new_fleet: FleetMaker, tmp_path: Path, warm: WarmStart) -> None:
+    """Libraries compute by other instructions what does not lie at a multiple of 64 bytes, or is left at the end."""
+    odd = (*SHORT.settings, "model.hidden=[13]", "local.batch_size=7")
+    fleet = new_fleet(*odd)
+    fleet.start_coordinator()
+    fleet.start_devices(20, "--trainers", "3")
+    words = ["run", "digits-small", *_overrides(odd), "--transport", "memory", "--out", str(tmp_path / "run")]
+    assert warm.start(words, tmp_path / "log", os.environ).wait(120) == 0, (tmp_path / "log").read_text()
+    assert fleet.wait_for_end() == 0, fleet.tail()
+    alone = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert fleet.summary()["model_digest"] == alone["model_digest"]
 
 
 def test_three_machines_share_the_fleet_by_three_connections(
@@ -139,6 +152,6 @@ def test_an_interrupted_run_resumes_to_the_same_digest(new_fleet: FleetMaker, un
     assert fleet.summary()["model_digest"] == undisturbed["model_digest"]
 
 
-def _overrides() -> list[str]:
-    """The settings of the run that the fixture ``undisturbed`` made."""
-    return [word for setting in SHORT.settings for word in ("--set", setting)]
+def _overrides(settings: Sequence[str] = SHORT.settings) -> list[str]:
+    """The settings, by default those of the run that the fixture ``undisturbed`` made."""
+    return [word for setting in settings for word in ("--set", setting)]

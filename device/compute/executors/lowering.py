@@ -19,6 +19,7 @@ from fedemu.algorithms.models.randomness.draws import Draws
 from fedemu.algorithms.models.randomness.random_functions import Keyed
 from fedemu.device.compute.executors.arguments import Arguments, Names
 from fedemu.device.compute.executors.plain import plain
+from fedemu.device.compute.tapes.alike import all_alike
 from fedemu.device.compute.tapes.flat_function import Flat
 from fedemu.device.compute.tapes.private_torch import TreeSpec, tree_flatten, tree_unflatten, without_compiler
 from fedemu.device.compute.tapes.tracing import Untraceable, differentiable, trace
@@ -161,7 +162,7 @@ class Lowering:
             return outputs
 
         def untraced(*leaves: Tensor) -> list[Tensor]:
-            with torch.inference_mode(False), torch.no_grad(), without_compiler():
+            with torch.inference_mode(False), torch.no_grad(), without_compiler(), all_alike(self.stack or 0):
                 return laid_out(*differentiable(leaves))
 
         def by_autograd(*leaves: Tensor) -> list[Tensor]:
@@ -180,7 +181,7 @@ class Lowering:
                 with warnings.catch_warnings():
                     # vmap tells that it computes some operation, such as an LSTM, device by device.
                     warnings.filterwarnings("ignore", "There is a performance drop")
-                    run = trace(laid_out, inputs, spent=len(given.carry), apart=apart)
+                    run = trace(laid_out, inputs, len(given.carry), apart, slots=self.stack or 0)
                 recorded = True
             except Untraceable:
                 run = untraced

@@ -9,12 +9,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from fedemu.device.compute.tapes.alike import alike
 from fedemu.device.compute.tapes.private_torch import (
     LOG_SOFTMAX,
     changes_memory,
     has_product,
     operator_name,
     product,
+    tree_map_only,
 )
 from fedemu.device.compute.tapes.tape import Operation, Value, parts, values
 from fedemu.protocol.host.hardware import processor
@@ -81,10 +83,12 @@ def emit(
     inputs: Sequence[Value],
     outputs: Sequence[Value],
     writers: Mapping[int, Callable[..., Any]],
+    slots: int = 0,
 ) -> Flat:
     """The tape as one Python function of the inputs. It drops each result after the last use.
 
-    ``writers`` replaces operations by methods that write over their first argument; see ``in_place``.
+    ``writers`` replaces operations by methods that write over their first argument; see ``in_place``. In a
+    stack of so many ``slots`` each slot has the same bits for the same numbers; see ``alike.py``.
     """
     names: dict[int, str] = {id(value): f"a{i}" for i, value in enumerate(inputs)}
     scope: dict[str, Any] = {}
@@ -112,7 +116,7 @@ def emit(
     for i, operation in enumerate(tape):
         arguments = [written(argument) for argument in operation.args]
         arguments += [f"{name}={written(argument)}" for name, argument in operation.kwargs.items()]
-        call = f"{constant(writers.get(i) or _callable(operation))}({', '.join(arguments)})"
+        call = f"{constant(writers.get(i) or _callable(operation, slots))}({', '.join(arguments)})"
         targets = []
         for j, leaf in enumerate(parts(operation.result)):
             target = f"t{i}_{j}"
@@ -171,7 +175,17 @@ as long as MKL from 8 million on, and the most where the left matrix is transpos
 """
 
 
-def _callable(operation: Operation) -> Callable[..., Any]:
+def _callable(operation: Operation, slots: int) -> Callable[..., Any]:
+    ordinary = _ordinary(operation)
+    if not slots or not operation.outputs:
+        return ordinary
+    plain = operation.args, operation.kwargs, parts(operation.result)
+    args, kwargs, results = tree_map_only(Value, lambda value: value.layout, plain)
+    device = operation.outputs[0].device
+    return alike(operation.function, ordinary, args, kwargs, results, device, slots) or ordinary
+
+
+def _ordinary(operation: Operation) -> Callable[..., Any]:
     if _is_large_product(operation):
         return product
     binding = _BINDINGS.get(operator_name(operation.function))

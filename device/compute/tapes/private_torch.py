@@ -30,6 +30,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 __all__ = [
     "LOG_SOFTMAX",
     "MemoryReference",
+    "OperationReplacer",
     "OperationWatcher",
     "TreeSpec",
     "WeakTensorKeyDictionary",
@@ -108,6 +109,24 @@ class OperationWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         self._seen(func, tuple(args), dict(kwargs or {}), result)
         return result
+
+
+class OperationReplacer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context in which ``instead`` is called with each operator and its arguments, and gives the result.
+
+    Within ``instead`` operators are those of torch. A watcher that is entered later sees the operator and this result.
+    """
+
+    def __init__(self, instead: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._instead = instead
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as above
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._instead(func, tuple(args), dict(kwargs or {}))
 
 
 # Only an operator's schema, which is private, tells what the operator writes to.

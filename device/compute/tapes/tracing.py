@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedemu.device.compute.tapes.alike import all_alike
 from fedemu.device.compute.tapes.flat_function import Flat, emit, in_place
 from fedemu.device.compute.tapes.private_torch import (
     OperationWatcher,
@@ -29,25 +30,25 @@ class Untraceable(Exception):
     """The function cannot be recorded, because it reads values or changes its inputs."""
 
 
-def trace(function: Flat, inputs: Sequence[Tensor], spent: int = 0, apart: int | None = None) -> Flat:
+def trace(function: Flat, inputs: Sequence[Tensor], spent: int = 0, apart: int | None = None, slots: int = 0) -> Flat:
     """A function that does the operations of ``function``, for inputs of exactly these shapes, dtypes and layouts.
 
     The last ``spent`` inputs belong to the function: it may write over them. So they must not overlap with other
     tensors. The first ``apart`` outputs (``spent`` if it is None) do not either, so that they can be the inputs of the
-    next call. Raises Untraceable if the function reads values or writes to an input, and TrainingError if it draws
-    random numbers.
+    next call. In a stack of so many ``slots`` each slot has the same bits for the same numbers (``alike.py``). Raises
+    Untraceable if the function reads values or writes to an input, and TrainingError if it draws random numbers.
     """
     with torch.inference_mode(False), torch.no_grad():
         inputs = _distinct(differentiable(inputs))
         recording = Recording(inputs)
-        with without_compiler(), OperationWatcher(recording.note):
+        with without_compiler(), all_alike(slots), OperationWatcher(recording.note):
             results = list(function(*inputs))
     outputs = [recording.value(tensor) for tensor in results]
     _check(recording.operations, recording.inputs, outputs)
     tape, outputs = simplify(recording.operations, outputs)
     free = recording.inputs[len(inputs) - spent :]
     tape, outputs = _apart(recording, tape, outputs, free, spent if apart is None else apart)
-    return emit(tape, recording.inputs, outputs, in_place(tape, outputs, free))
+    return emit(tape, recording.inputs, outputs, in_place(tape, outputs, free), slots)
 
 
 def _apart(

@@ -1,0 +1,76 @@
+"""Operations on a stack of devices, with the same bits in every slot.
+
+On a processor the last bits of some operations depend on where numbers lie in memory, and so on the slot of a device.
+Here are the ways to compute them in which they do not. On a GPU they never do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedemu.device.compute.tapes.elements import depends_on_place, evenly
+from fedemu.device.compute.tapes.private_torch import (
+    OperationReplacer,
+    changes_memory,
+    operator_name,
+    tree_map_only,
+)
+from fedemu.device.compute.tapes.products import PRODUCTS, alike_in_slots
+from fedemu.device.compute.tapes.side_by_side import SIDE_BY_SIDE, alike_side_by_side
+from fedemu.device.compute.tapes.tape import Layout, parts
+
+Way = Callable[..., Any]
+
+
+def alike(
+    operator: Any,
+    function: Way,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    results: Sequence[Any],
+    device: torch.device,
+    slots: int,
+) -> Way | None:
+    """A function that does what ``function`` does, with the same bits in every one of ``slots``. None if that does.
+
+    ``function`` computes ``operator`` for the arguments ``args`` and ``kwargs``. Layouts stand for tensors in them and
+    in ``results``.
+    """
+    name = operator_name(operator)
+    if device.type != "cpu" or not all(_counts(layout) for layout in results):
+        return None
+    if depends_on_place(operator):
+        return evenly(operator, results[0].shape, results[0].strides)
+    if name in PRODUCTS:
+        return alike_in_slots(name, function, args[0], args[1], slots)
+    if name in SIDE_BY_SIDE:
+        return alike_side_by_side(operator, function, args, kwargs, results, slots)
+    return None
+
+
+def _counts(layout: Layout | None) -> bool:
+    return layout is None or layout.dtype.is_floating_point
+
+
+def all_alike(slots: int) -> AbstractContextManager[object]:
+    """A context in which all operations give the same bits in every slot. With 0 slots it changes nothing."""
+    return OperationReplacer(partial(_computed, slots)) if slots else nullcontext()
+
+
+def _computed(slots: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not depends_on_place(operator) and operator_name(operator) not in (*PRODUCTS, *SIDE_BY_SIDE):
+        return operator(*args, **kwargs)
+    in_place = changes_memory(operator)
+    made = args[0] if in_place else operator(*args, **kwargs)
+    given, named, results = tree_map_only(Tensor, Layout.of, (args, kwargs, parts(made)))
+    [device, *_] = {leaf.device for leaf in parts(made) if leaf is not None}
+    instead = alike(operator, operator, given, named, results, device, slots)
+    if instead is not None:
+        return instead(*args, **kwargs)
+    return operator(*args, **kwargs) if in_place else made

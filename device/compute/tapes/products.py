@@ -1,0 +1,126 @@
+"""Products of matrices in a stack of devices on a processor, with the same bits in every slot.
+
+The libraries of processors choose other instructions for a matrix that does not begin at a multiple of 64 bytes, and
+for the last rows of one. Then sums are made in another order, and the last bits differ. So a product is tried once for
+its layouts, with the same numbers in all slots, and from several places in memory. If the results differ, all matrices
+are copied to places that are alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from fedemu.device.compute.tapes.tape import Layout
+
+ALIGNED_BYTES: Final = 64
+_SHIFTS: Final = (0, 1, 2, 4, 8)
+"""So many elements behind a multiple of 64 bytes a matrix begins when it is tried."""
+
+Product = Callable[[Tensor, Tensor], Tensor]
+
+PRODUCTS: Final = ("aten::bmm", "aten::mm")
+
+
+@lru_cache(maxsize=4096)
+def alike_in_slots(name: str, function: Product, left: Layout, right: Layout, slots: int) -> Product | None:
+    """A product of a stack that gives all slots the same bits. None if ``function`` does.
+
+    ``function`` is ``aten::bmm`` of ``[n, i, k]`` and ``[n, k, j]``, or ``aten::mm`` of ``[slots · i, k]`` and
+    ``[k, j]``, where the rows of a slot lie together. It is for arguments with these layouts.
+    """
+    if name == "aten::mm":
+        if left.shape[0] % slots:
+            return None  # it belongs to no slot
+        ways: Sequence[Product] = (function, partial(_rows, slots, _aligned), partial(_rows, slots, _one_by_one))
+    else:
+        ways = function, _aligned, _one_by_one
+    parts = slots if name == "aten::mm" else left.shape[0]
+    chosen = next((way for way in ways[:-1] if _is_alike(way, left, right, parts)), ways[-1])
+    return None if chosen is function else chosen
+
+
+def _is_alike(way: Product, left: Layout, right: Layout, parts: int) -> bool:
+    """Whether equal matrices in all parts have equal products, wherever the arguments begin."""
+    draws = torch.Generator().manual_seed(0)
+    for _ in range(trials(left.shape.numel())):
+        numbers = _repeated(left, parts, draws), _repeated(right, parts if len(right.shape) == 3 else 1, draws)
+        reference: Tensor | None = None
+        for shifts in _places():
+            made = way(
+                *(placed(layout, shift, of) for layout, shift, of in zip((left, right), shifts, numbers, strict=True))
+            )
+            each = made.reshape(parts, -1)
+            reference = each[0] if reference is None else reference
+            if not all(torch.equal(reference, one) for one in each):
+                return False
+    return True
+
+
+def trials(elements: int) -> int:
+    """How often something is tried. In a small one few bits can differ, so it is tried more often."""
+    return max(2, min(32, 100_000 // elements))
+
+
+def _places() -> Iterator[tuple[int, int]]:
+    yield from ((shift, 0) for shift in _SHIFTS)
+    yield from ((0, shift) for shift in _SHIFTS[1:])
+
+
+def _repeated(layout: Layout, parts: int, draws: torch.Generator) -> Tensor:
+    """Random numbers of the layout's shape: the same matrix in each of the parts that lie behind each other."""
+    rows = layout.shape[0] // parts
+    one = torch.randn((1, rows, *layout.shape[1:]), generator=draws).to(layout.dtype)
+    return one.expand(parts, *one.shape[1:]).reshape(layout.shape)
+
+
+def placed(layout: Layout, shift: int, numbers: Tensor) -> Tensor:
+    """The numbers in the memory order of the layout, so many elements behind a multiple of 64 bytes."""
+    length = sum((size - 1) * stride for size, stride in zip(layout.shape, layout.strides, strict=True)) + 1
+    line = torch.zeros(length + shift, dtype=layout.dtype)
+    placed = line.as_strided(layout.shape, layout.strides, shift)
+    first = [slice(0, 1) if stride == 0 else slice(None) for stride in layout.strides]
+    placed[tuple(first)] = numbers[tuple(first)]
+    return placed
+
+
+def _rows(slots: int, way: Product, left: Tensor, right: Tensor) -> Tensor:
+    """A product of all rows of a stack with one matrix, slot by slot."""
+    (rows, inner), (down, along) = left.shape, left.stride()
+    each = rows // slots
+    matrices = left.as_strided((slots, each, inner), (each * down, down, along))
+    return way(matrices, right.expand(slots, *right.shape)).flatten(0, 1)
+
+
+def _aligned(left: Tensor, right: Tensor) -> Tensor:
+    """The products ``[n, i, j]``, of matrices that each begin at a multiple of 64 bytes."""
+    count, rows, columns = len(left), left.shape[1], right.shape[2]
+    made = torch.empty(count * _room(rows * columns, left), dtype=left.dtype)
+    made = made.as_strided((count, rows, columns), (_room(rows * columns, left), columns, 1))
+    return torch.bmm(_apart(left), _apart(right), out=made).contiguous()
+
+
+def _apart(matrices: Tensor) -> Tensor:
+    """The matrices ``[n, i, j]`` in their order of rows or columns, each at a multiple of 64 bytes."""
+    if matrices.stride(0) == 0 and len(matrices) > 1:
+        return _apart(matrices[:1]).expand_as(matrices)
+    count, rows, columns = matrices.shape
+    by_columns = matrices.stride(1) == 1 and matrices.stride(2) != 1
+    room = _room(rows * columns, matrices)
+    line = torch.empty(count * room, dtype=matrices.dtype)
+    return line.as_strided(matrices.shape, (room, 1, rows) if by_columns else (room, columns, 1)).copy_(matrices)
+
+
+def _room(count: int, like: Tensor) -> int:
+    """The number of elements from one matrix of ``count`` elements to the next."""
+    return math.ceil(count * like.itemsize / ALIGNED_BYTES) * ALIGNED_BYTES // like.itemsize
+
+
+def _one_by_one(left: Tensor, right: Tensor) -> Tensor:
+    """The products ``[n, i, j]``, each by itself."""
+    return torch.stack([torch.mm(one.clone(), other.clone()) for one, other in zip(left, right, strict=True)])
