@@ -6,10 +6,10 @@ Here are the ways to compute them in which they do not. On a GPU they never do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -27,6 +27,10 @@ from fedemu.device.compute.tapes.tape import Layout, parts
 
 Way = Callable[..., Any]
 
+MAX_FOUND: Final = 4096
+_found: dict[Hashable, Way | None] = {}
+"""What ``alike`` has found, by operator, function, slots and layouts."""
+
 
 def alike(
     operator: Any,
@@ -40,21 +44,34 @@ def alike(
     """A function that does what ``function`` does, with the same bits in every one of ``slots``. None if that does.
 
     ``function`` computes ``operator`` for the arguments ``args`` and ``kwargs``. Layouts stand for tensors in them and
-    in ``results``.
+    in ``results``. What is found is kept, because to find it takes some calls of the operator.
     """
-    name = operator_name(operator)
-    if device.type != "cpu" or not all(_counts(layout) for layout in results):
+    if device.type != "cpu" or not is_concerned(operator) or not all(map(_is_real, results)):
         return None
+    key = operator, function, slots, repr((args, kwargs, results))
+    if key not in _found:
+        if len(_found) >= MAX_FOUND:
+            _found.clear()
+        _found[key] = _alike(operator, function, args, kwargs, results, slots)
+    return _found[key]
+
+
+def _alike(
+    operator: Any, function: Way, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Any], slots: int
+) -> Way | None:
     if depends_on_place(operator):
         return evenly(operator, results[0].shape, results[0].strides)
-    if name in PRODUCTS:
+    if (name := operator_name(operator)) in PRODUCTS:
         return alike_in_slots(name, function, args[0], args[1], slots)
-    if name in SIDE_BY_SIDE:
-        return alike_side_by_side(operator, function, args, kwargs, results, slots)
-    return None
+    return alike_side_by_side(operator, function, args, kwargs, results, slots)
 
 
-def _counts(layout: Layout | None) -> bool:
+def is_concerned(operator: Any) -> bool:
+    """Whether there are layouts for which the operator does not give all slots the same bits."""
+    return depends_on_place(operator) or operator_name(operator) in (*PRODUCTS, *SIDE_BY_SIDE)
+
+
+def _is_real(layout: Layout | None) -> bool:
     return layout is None or layout.dtype.is_floating_point
 
 
@@ -64,7 +81,7 @@ def all_alike(slots: int) -> AbstractContextManager[object]:
 
 
 def _computed(slots: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not depends_on_place(operator) and operator_name(operator) not in (*PRODUCTS, *SIDE_BY_SIDE):
+    if not is_concerned(operator):
         return operator(*args, **kwargs)
     in_place = changes_memory(operator)
     made = args[0] if in_place else operator(*args, **kwargs)

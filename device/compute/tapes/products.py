@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Final
 
 import torch
@@ -27,20 +27,24 @@ Product = Callable[[Tensor, Tensor], Tensor]
 PRODUCTS: Final = ("aten::bmm", "aten::mm")
 
 
-@lru_cache(maxsize=4096)
 def alike_in_slots(name: str, function: Product, left: Layout, right: Layout, slots: int) -> Product | None:
     """A product of a stack that gives all slots the same bits. None if ``function`` does.
 
     ``function`` is ``aten::bmm`` of ``[n, i, k]`` and ``[n, k, j]``, or ``aten::mm`` of ``[slots · i, k]`` and
     ``[k, j]``, where the rows of a slot lie together. It is for arguments with these layouts.
     """
+    ways: Sequence[Product]
     if name == "aten::mm":
         if left.shape[0] % slots:
             return None  # it belongs to no slot
-        ways: Sequence[Product] = (function, partial(_rows, slots, _aligned), partial(_rows, slots, _one_by_one))
+        ways, parts = (function, partial(_rows, slots, _aligned), partial(_rows, slots, _one_by_one)), slots
     else:
-        ways = function, _aligned, _one_by_one
-    parts = slots if name == "aten::mm" else left.shape[0]
+        step = left.shape[1] * right.shape[2]
+        if all(
+            stride * left.dtype.itemsize % ALIGNED_BYTES == 0 for stride in (left.strides[0], right.strides[0], step)
+        ):
+            return None  # all matrices begin at such a place
+        ways, parts = (function, _aligned, _one_by_one), left.shape[0]
     chosen = next((way for way in ways[:-1] if _is_alike(way, left, right, parts)), ways[-1])
     return None if chosen is function else chosen
 
@@ -64,7 +68,7 @@ def _is_alike(way: Product, left: Layout, right: Layout, parts: int) -> bool:
 
 def trials(elements: int) -> int:
     """How often something is tried. In a small one few bits can differ, so it is tried more often."""
-    return max(2, min(32, 100_000 // elements))
+    return max(2, min(32, 100_000 // max(1, elements)))
 
 
 def _places() -> Iterator[tuple[int, int]]:

@@ -77,7 +77,7 @@ def test_a_product_that_depends_on_the_slot_is_replaced_and_another_is_not() -> 
     def even(left: Tensor, right: Tensor) -> Tensor:
         return torch.zeros(*left.shape[:-1], right.shape[-1])
 
-    batched, folded = layouts((4, 16, 16), (4, 16, 16)), layouts((64, 16), (16, 16))
+    batched, folded = layouts((4, 5, 16), (4, 16, 5)), layouts((64, 16), (16, 16))
     for name, function, given in ((BMM, by_slot, batched), (MM, by_row, folded)):
         way = alike_in_slots(name, function, *given, 4)
         assert way is not None
@@ -90,11 +90,14 @@ def test_a_product_that_depends_on_where_an_argument_begins_is_replaced() -> Non
     def by_place(left: Tensor, right: Tensor) -> Tensor:
         return torch.zeros(len(left), left.shape[1], right.shape[2]) + right.storage_offset()
 
-    assert alike_in_slots(BMM, by_place, *layouts((2, 16, 16), (2, 16, 16)), 2) is not None
+    assert alike_in_slots(BMM, by_place, *layouts((2, 5, 16), (2, 16, 5)), 2) is not None
 
 
-def test_a_product_whose_rows_belong_to_no_slot_is_left_alone() -> None:
+def test_rows_of_no_slot_and_matrices_that_all_begin_alike_need_not_be_tried() -> None:
     def fails(left: Tensor, right: Tensor) -> Tensor:
         raise AssertionError("it need not be tried")
 
     assert alike_in_slots(MM, fails, *layouts((7, 3), (3, 2)), 4) is None
+    assert alike_in_slots(BMM, fails, *layouts((3, 4, 8), (3, 8, 16)), 3) is None
+    with pytest.raises(AssertionError):
+        alike_in_slots(BMM, fails, *layouts((3, 4, 7), (3, 7, 16)), 3)
