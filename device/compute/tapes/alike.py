@@ -1,7 +1,7 @@
 """Operations on a stack of devices, with the same bits in every slot.
 
 On a processor the last bits of some operations depend on where numbers lie in memory, and so on the slot of a device.
-Here are the ways to compute them in which they do not. On a GPU they never do.
+Here are the ways to compute them in which they do not. A GPU computes all slots by the same instructions.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.trees import model_digest
 from fedemu.device.compute.executors.executor import Job, JobResult, Source
 from fedemu.device.compute.executors.vmapped import Vmapped
+from fedemu.device.compute.trainer import open_device
 from fedemu.protocol.ids import Digest
 
 SAMPLES, DEVICES = 200, 9
@@ -65,8 +66,10 @@ def bits(result: object) -> list[str]:
     return [*map(model_digest, filter(None, trees)), repr(sorted(result.metrics.items()))]
 
 
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("seed", range(24))
-def test_a_device_has_the_same_bits_in_every_slot(seed: int) -> None:
+def test_a_device_has_the_same_bits_in_every_slot(seed: int, where: str) -> None:
+    place = open_device(where)
     random = Random(seed)
     height = random.choice([4, 5, 6])
     shape, classes = (random.choice([1, 3]), height, height), random.choice([2, 3, 5, 7, 10])
@@ -82,12 +85,13 @@ def test_a_device_has_the_same_bits_in_every_slot(seed: int) -> None:
     context = Context(1, 0, 5, classes, None)
     ask: Any = next(algorithm.round(algorithm.init(model.init(1), context), context))
     program: Any = algorithm.programs[ask.program]
-    source = Source(noise(shape, classes), 1, torch.device("cpu"))
+    shared = {key: {name: leaf.to(place) for name, leaf in tree.items()} for key, tree in ask.shared.items()}
+    source = Source(noise(shape, classes), 1, place)
     jobs = [Job(i, 1, 0, np.arange(17 * i, 17 * i + 4 + 3 * i)) for i in range(DEVICES)]
     executor = Vmapped(stack)
 
     def played(chosen: Sequence[int]) -> list[list[str]]:
-        return [*map(bits, executor.run(program, ask.shared, [jobs[i] for i in chosen], source))]
+        return [*map(bits, executor.run(program, shared, [jobs[i] for i in chosen], source))]
 
     expected = played(range(DEVICES))
     for _ in range(3):
