@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -35,10 +34,7 @@ def gpu_or_processor(device_type: str) -> torch.device:
 
     A process that has asked for the GPU cannot fork any more. So only the job's own process may ask.
     """
-    if device_type == "cpu" or not torch.cuda.is_available():
-        return _PROCESSOR
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # products are deterministic only with a fixed size
-    return torch.device("cuda")
+    return torch.device("cuda") if device_type != "cpu" and torch.cuda.is_available() else _PROCESSOR
 
 
 _find: ContextVar[FindDevice] = ContextVar("find", default=processor)

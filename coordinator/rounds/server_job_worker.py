@@ -67,6 +67,7 @@ def run_and_exit(
         settle(pipe, parent)
         name_process("fedemu-job")
         torch.set_num_threads(threads)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # only so products on a GPU are deterministic
         with jobs_compute_on(partial(gpu_or_processor, device_type)), _advising():
             run(job, place, lambda step: _tell(pipe, {"step": step}))
         code = 0

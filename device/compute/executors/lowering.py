@@ -181,7 +181,7 @@ class Lowering:
                 with warnings.catch_warnings():
                     # vmap tells that it computes some operation, such as an LSTM, device by device.
                     warnings.filterwarnings("ignore", "There is a performance drop")
-                    run = trace(laid_out, inputs, len(given.carry), apart, slots=self.stack or 0)
+                    run = trace(laid_out, inputs, spent=len(given.carry), apart=apart, slots=self.stack or 0)
                 recorded = True
             except Untraceable:
                 run = untraced

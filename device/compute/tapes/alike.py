@@ -21,7 +21,7 @@ from fedemu.device.compute.tapes.private_torch import (
     operator_name,
     tree_map_only,
 )
-from fedemu.device.compute.tapes.products import PRODUCTS, alike_in_slots
+from fedemu.device.compute.tapes.products import PRODUCTS, Begins, alike_in_slots
 from fedemu.device.compute.tapes.side_by_side import SIDE_BY_SIDE, alike_side_by_side
 from fedemu.device.compute.tapes.tape import Layout, parts
 
@@ -40,29 +40,37 @@ def alike(
     results: Sequence[Any],
     device: torch.device,
     slots: int,
+    begins: Begins = (None, None),
 ) -> Way | None:
     """A function that does what ``function`` does, with the same bits in every one of ``slots``. None if that does.
 
     ``function`` computes ``operator`` for the arguments ``args`` and ``kwargs``. Layouts stand for tensors in them and
-    in ``results``. What is found is kept, because to find it takes some calls of the operator.
+    in ``results``. The first two tensors begin where ``begins`` says. What is found is kept, because to find it takes
+    some calls of the operator.
     """
     if device.type != "cpu" or not is_concerned(operator) or not all(map(_is_real, results)):
         return None
-    key = operator, function, slots, repr((args, kwargs, results))
+    key = operator, function, slots, repr((args, kwargs, results, begins))
     if key not in _found:
         if len(_found) >= MAX_FOUND:
             _found.clear()
-        _found[key] = _alike(operator, function, args, kwargs, results, slots)
+        _found[key] = _alike(operator, function, args, kwargs, results, slots, begins)
     return _found[key]
 
 
 def _alike(
-    operator: Any, function: Way, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Any], slots: int
+    operator: Any,
+    function: Way,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    results: Sequence[Any],
+    slots: int,
+    begins: Begins,
 ) -> Way | None:
     if depends_on_place(operator):
         return evenly(operator, results[0].shape, results[0].strides)
     if (name := operator_name(operator)) in PRODUCTS:
-        return alike_in_slots(name, function, args[0], args[1], slots)
+        return alike_in_slots(name, function, args[0], args[1], slots, begins)
     return alike_side_by_side(operator, function, args, kwargs, results, slots)
 
 

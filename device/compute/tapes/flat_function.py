@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -18,7 +18,8 @@ from fedemu.device.compute.tapes.private_torch import (
     product,
     tree_map_only,
 )
-from fedemu.device.compute.tapes.tape import Operation, Value, parts, values
+from fedemu.device.compute.tapes.products import ALIGNED_BYTES
+from fedemu.device.compute.tapes.tape import Layout, Operation, Value, parts, values
 from fedemu.protocol.host.hardware import processor
 
 Flat = Callable[..., Sequence[Tensor]]
@@ -110,13 +111,14 @@ def emit(
             return f"[{', '.join(written(element) for element in value)}]"
         return constant(value)
 
+    loose = {value.memory for value in inputs if not _fills_lines(value.layout)}
     last_use = {id(value): i for i, operation in enumerate(tape) for value in operation.inputs}
     ends = {id(value) for value in outputs}
     lines = []
     for i, operation in enumerate(tape):
         arguments = [written(argument) for argument in operation.args]
         arguments += [f"{name}={written(argument)}" for name, argument in operation.kwargs.items()]
-        call = f"{constant(writers.get(i) or _callable(operation, slots))}({', '.join(arguments)})"
+        call = f"{constant(writers.get(i) or _callable(operation, slots, loose))}({', '.join(arguments)})"
         targets = []
         for j, leaf in enumerate(parts(operation.result)):
             target = f"t{i}_{j}"
@@ -175,14 +177,31 @@ as long as MKL from 8 million on, and the most where the left matrix is transpos
 """
 
 
-def _callable(operation: Operation, slots: int) -> Callable[..., Any]:
+def _callable(operation: Operation, slots: int, loose: Collection[int]) -> Callable[..., Any]:
+    """What computes an operation. Values in the memories ``loose`` may begin anywhere."""
     ordinary = _ordinary(operation)
     if not slots or not operation.outputs:
         return ordinary
     plain = operation.args, operation.kwargs, parts(operation.result)
     args, kwargs, results = tree_map_only(Value, lambda value: value.layout, plain)
+    begins = [_begin(value, loose) for value in operation.inputs[:2]]
     device = operation.outputs[0].device
-    return alike(operation.function, ordinary, args, kwargs, results, device, slots) or ordinary
+    return alike(operation.function, ordinary, args, kwargs, results, device, slots, begins) or ordinary
+
+
+def _begin(value: Value, loose: Collection[int]) -> int | None:
+    """How many elements behind a multiple of 64 bytes a tensor begins; None if it may begin anywhere.
+
+    What torch has made begins at such a multiple.
+    """
+    if value.memory in loose or value.held is not None:
+        return None
+    return value.offset % (ALIGNED_BYTES // value.layout.dtype.itemsize)
+
+
+def _fills_lines(layout: Layout) -> bool:
+    """Whether a tensor takes a multiple of 64 bytes. An input may be one of many that lie behind each other."""
+    return layout.shape.numel() * layout.dtype.itemsize % ALIGNED_BYTES == 0
 
 
 def _ordinary(operation: Operation) -> Callable[..., Any]:

@@ -19,19 +19,25 @@ from torch import Tensor
 from fedemu.device.compute.tapes.tape import Layout
 
 ALIGNED_BYTES: Final = 64
-_SHIFTS: Final = (0, 1, 2, 4, 8)
-"""So many elements behind a multiple of 64 bytes a matrix begins when it is tried."""
+_SHIFTS: Final = (1, 2, 4, 8)
+"""So many elements behind a multiple of 64 bytes an argument begins when it is tried, if it may begin anywhere."""
 
 Product = Callable[[Tensor, Tensor], Tensor]
+
+Begins = Sequence[int | None]
+"""How many elements behind a multiple of 64 bytes each argument begins. None if it may begin anywhere."""
 
 PRODUCTS: Final = ("aten::bmm", "aten::mm")
 
 
-def alike_in_slots(name: str, function: Product, left: Layout, right: Layout, slots: int) -> Product | None:
+def alike_in_slots(
+    name: str, function: Product, left: Layout, right: Layout, slots: int, begins: Begins = (None, None)
+) -> Product | None:
     """A product of a stack that gives all slots the same bits. None if ``function`` does.
 
     ``function`` is ``aten::bmm`` of ``[n, i, k]`` and ``[n, k, j]``, or ``aten::mm`` of ``[slots · i, k]`` and
-    ``[k, j]``, where the rows of a slot lie together. It is for arguments with these layouts.
+    ``[k, j]``, where the rows of a slot lie together. It is for arguments with these layouts, which begin where
+    ``begins`` says.
     """
     ways: Sequence[Product]
     if name == "aten::mm":
@@ -43,19 +49,19 @@ def alike_in_slots(name: str, function: Product, left: Layout, right: Layout, sl
         if all(
             stride * left.dtype.itemsize % ALIGNED_BYTES == 0 for stride in (left.strides[0], right.strides[0], step)
         ):
-            return None  # all matrices begin at such a place
+            return None  # all matrices begin at such a place, because a stack of them takes a multiple of 64 bytes, too
         ways, parts = (function, _aligned, _one_by_one), left.shape[0]
-    chosen = next((way for way in ways[:-1] if _is_alike(way, left, right, parts)), ways[-1])
+    chosen = next((way for way in ways[:-1] if _is_alike(way, left, right, parts, begins)), ways[-1])
     return None if chosen is function else chosen
 
 
-def _is_alike(way: Product, left: Layout, right: Layout, parts: int) -> bool:
-    """Whether equal matrices in all parts have equal products, wherever the arguments begin."""
+def _is_alike(way: Product, left: Layout, right: Layout, parts: int, begins: Begins) -> bool:
+    """Whether equal matrices in all parts have equal products, wherever the arguments may begin."""
     draws = torch.Generator().manual_seed(0)
     for _ in range(trials(left.shape.numel())):
         numbers = _repeated(left, parts, draws), _repeated(right, parts if len(right.shape) == 3 else 1, draws)
         reference: Tensor | None = None
-        for shifts in _places():
+        for shifts in _places(*begins):
             made = way(
                 *(placed(layout, shift, of) for layout, shift, of in zip((left, right), shifts, numbers, strict=True))
             )
@@ -71,9 +77,10 @@ def trials(elements: int) -> int:
     return max(2, min(32, 100_000 // max(1, elements)))
 
 
-def _places() -> Iterator[tuple[int, int]]:
-    yield from ((shift, 0) for shift in _SHIFTS)
-    yield from ((0, shift) for shift in _SHIFTS[1:])
+def _places(left: int | None, right: int | None) -> Iterator[tuple[int, int]]:
+    yield left or 0, right or 0
+    yield from ((shift, right or 0) for shift in _SHIFTS if left is None)
+    yield from ((left or 0, shift) for shift in _SHIFTS if right is None)
 
 
 def _repeated(layout: Layout, parts: int, draws: torch.Generator) -> Tensor:

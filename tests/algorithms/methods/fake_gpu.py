@@ -9,6 +9,7 @@ process of its own, because from then on torch starts a thread for the GPU, and 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import unittest.mock
 from collections.abc import Iterator, Sequence
@@ -221,3 +222,5 @@ def _complaints_of(name: str) -> list[str]:
 if __name__ == "__main__":
     _setup_privateuseone_for_python_backend(GPU)
     json.dump({name: complaints_of(name) for name in sys.argv[1:]}, sys.stdout)
+    sys.stdout.flush()
+    os._exit(0)  # torch's thread for the GPU calls Python, and must not while Python ends

@@ -9,6 +9,7 @@ dimensions. ``fake_gpu.py`` tells why this has a process of its own.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -172,3 +173,5 @@ if __name__ == "__main__":
     _setup_privateuseone_for_python_backend(GPU)
     job_device.is_large = lambda model, variables: True
     json.dump({name: complaints_of(name) for name in sys.argv[1:]}, sys.stdout)
+    sys.stdout.flush()
+    os._exit(0)  # torch's thread for the GPU calls Python, and must not while Python ends

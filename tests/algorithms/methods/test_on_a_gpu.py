@@ -24,7 +24,7 @@ def found_by(script: str) -> dict[str, Any]:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
     found: dict[str, Any] = json.loads(done.stdout)
     assert set(found) == {MIXED, *ALGORITHMS}
     return found

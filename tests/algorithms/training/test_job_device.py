@@ -25,7 +25,6 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 def test_a_gpu_is_taken_where_there_is_one_and_it_may_be_used(
     there: bool, device_type: str, found: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     assert gpu_or_processor(device_type) == found
 
