@@ -94,10 +94,10 @@ def placed(layout: Layout, shift: int, numbers: Tensor) -> Tensor:
     """The numbers in the memory order of the layout, so many elements behind a multiple of 64 bytes."""
     length = sum((size - 1) * stride for size, stride in zip(layout.shape, layout.strides, strict=True)) + 1
     line = torch.zeros(length + shift, dtype=layout.dtype)
-    placed = line.as_strided(layout.shape, layout.strides, shift)
+    found = line.as_strided(layout.shape, layout.strides, shift)
     first = [slice(0, 1) if stride == 0 else slice(None) for stride in layout.strides]
-    placed[tuple(first)] = numbers[tuple(first)]
-    return placed
+    found[tuple(first)] = numbers[tuple(first)]
+    return found
 
 
 def _rows(slots: int, way: Product, left: Tensor, right: Tensor) -> Tensor:

@@ -90,9 +90,11 @@ def _sides(name: str, args: Sequence[Any], results: Sequence[Layout | None], slo
     """Where the slots lie. None if the operator belongs to no slot."""
     first: Layout = args[0]
     if name in _SUMS:
+        if not all(layout is not None and layout.shape[:1] == first.shape[:1] == (slots,) for layout in results):
+            return None
         over = args[_SUMS[name]] if len(args) > _SUMS[name] else None
-        over = [over] if isinstance(over, int) else over
-        if not over or any(dimension % len(first.shape) == 0 for dimension in over) or first.shape[0] != slots:
+        over = [over] if type(over) is int else over  # a truth value says something else
+        if not isinstance(over, list | tuple) or any(dimension % len(first.shape) == 0 for dimension in over):
             return None
         return Sides([0 if isinstance(each, Layout) else None for each in args], [0] * len(results))
     if name in _NORMS:

@@ -150,14 +150,19 @@ def _zeros(results: Sequence[Any], *_: Any) -> Any:
         (ATEN.sum.dim_IntList, [drawn(SLOTS, 4), [0]]),
         (ATEN.sum.dim_IntList, [drawn(SLOTS, 4), [-2, 1]]),
         (ATEN.sum.dim_IntList, [drawn(SLOTS, 4), []]),
+        (ATEN.sum.dim_IntList, [drawn(), [0]]),
+        (ATEN.sum.dim_IntList, [drawn(SLOTS, SLOTS), [0]]),
         (ATEN.sum.default, [drawn(SLOTS, 4)]),
+        (ATEN.var.default, [drawn(SLOTS, 4), True]),
+        (ATEN._softmax.default, [drawn(SLOTS, 4), 0, False]),
         (ATEN.mean.dim, [drawn(4, 5), [1]]),
-        (ATEN.convolution.default, [*_convolution(False)[:1], drawn(5, 2, 3, 3), None, [1], [0], [1], False, [0], 5]),
+        (ATEN.native_batch_norm.default, [drawn(6, 4), None, None, None, None, True, 0.1, 1e-5]),
+        (ATEN.convolution.default, [drawn(4, 2, 6, 6), drawn(5, 2, 3, 3), None, [1], [0], [1], False, [0], 1]),
     ],
 )
 def test_an_operator_of_no_slot_is_left_alone(operator: Any, args: list[Any]) -> None:
     def fails(*given: Any) -> Any:
         raise AssertionError("it need not be tried")
 
-    slots = 7 if operator is ATEN.convolution.default else SLOTS
-    assert alike_side_by_side(operator, fails, layouts(args), {}, [Layout.of(drawn(4))], slots) is None
+    results = layouts(listed(operator(*copies(args))))
+    assert alike_side_by_side(operator, fails, layouts(args), {}, results, SLOTS) is None
