@@ -104,6 +104,21 @@ def _for(*strategies: str) -> Reason:
     return reason
 
 
+def _untrained(experiment: Experiment, runtime: Runtime) -> str:
+    """Why no device trains. Empty if devices do."""
+    method, options = experiment.algorithm.name, experiment.algorithm.options
+    if method == "central":
+        return 'algorithm.name = "central" trains at the coordinator alone, as its own options say'
+    if method in ("afl", "ncm") and not options.get("warm_up"):
+        return f'algorithm.name = "{method}" trains nothing without algorithm.options.warm_up'
+    return ""
+
+
+def _in_training(reason: Reason = lambda experiment, runtime: "") -> Reason:
+    """The reason for a setting of the training at devices: that there is none, or else ``reason``."""
+    return lambda experiment, runtime: _untrained(experiment, runtime) or reason(experiment, runtime)
+
+
 def _restarts(experiment: Experiment, runtime: Runtime) -> str:
     replay = experiment.replay
     if replay.strategy == "coordinated" and replay.final == "convex":
@@ -134,8 +149,12 @@ _REASONS: Final[Mapping[str, Reason]] = {
         lambda it: it.stream.period_count > 1,
         "it remembers periods that are over, and the stream has only one; set stream.kind",
     ),
-    "local.epochs": _unless(lambda it: not it.local.steps, "local.steps counts in its place"),
-    "local.lr_restart": _lr_restart,
+    **{
+        f"local.{key}": _in_training()
+        for key in ("steps", "batch_size", "lr", "momentum", "weight_decay", "lr_decay", "augment")
+    },
+    "local.epochs": _in_training(_unless(lambda it: not it.local.steps, "local.steps counts in its place")),
+    "local.lr_restart": _in_training(_lr_restart),
     "local.stack": _unless(
         lambda it: it.local.executor not in _ALONE, "local.executor computes devices one after another"
     ),

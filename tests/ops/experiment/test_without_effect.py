@@ -33,6 +33,8 @@ def told_of(runs: Sequence[tuple[Source, Sequence[str]]], environment: Mapping[s
 NOTHING_KEPT = 'replay.strategy = "none" keeps no samples'
 NOT_PUBLIC = "data.public.fraction = 0.0 makes no data public"
 ONE_PERIOD = "it remembers periods that are over, and the stream has only one; set stream.kind"
+AT_THE_COORDINATOR = 'algorithm.name = "central" trains at the coordinator alone, as its own options say'
+UNTRAINED = 'algorithm.name = "ncm" trains nothing without algorithm.options.warm_up'
 REPLAY = "digits-tasks+uniform-replay"
 
 
@@ -65,6 +67,16 @@ REPLAY = "digits-tasks+uniform-replay"
             "local.lr_decay = 1.0 leaves the learning rate as it is",
             ["local.lr_decay=0.9"],
         ),
+        ("digits+public+central", "local.lr = 0.5", AT_THE_COORDINATOR, ["algorithm.name=fedavg"]),
+        ("digits+public+central", "local.epochs = 3", AT_THE_COORDINATOR, ["algorithm.name=fedavg"]),
+        (
+            "digits-tasks+public+central",
+            "local.lr_restart = true",
+            AT_THE_COORDINATOR,
+            ["algorithm.name=fedavg", "local.lr_decay=0.9"],
+        ),
+        ("digits+ncm", "local.momentum = 0.5", UNTRAINED, ["algorithm.options.warm_up=3"]),
+        ("digits+ncm-random", "local.steps = 4", UNTRAINED, ["algorithm.name=fedavg", "algorithm.options={}"]),
         ("digits-tasks", "replay.capacity = 500", NOTHING_KEPT, ["replay.strategy=reservoir"]),
         ("digits-tasks", "replay.census = false", NOTHING_KEPT, ["replay.strategy=herding", "replay.capacity=9"]),
         (
