@@ -55,9 +55,9 @@ from fedemu.algorithms.training.asymmetric import AsymmetricCrossEntropy
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import Criterion, cross_entropy, token_cross_entropy
 from fedemu.algorithms.training.wsm import reweighted_softmax
+from fedemu.protocol.code.named import load
+from fedemu.protocol.code.own_code import account, own_frames
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.named import load
-from fedemu.protocol.host.own_code import account, own_frames
 from fedemu.protocol.wording import an_object, demand
 
 ALGORITHMS: Mapping[str, Callable[..., Algorithm[Any]]] = {

@@ -13,6 +13,7 @@ from fedemu.ops.data.source import entry_of, locate
 from fedemu.ops.experiment import Data, Experiment
 from fedemu.ops.homes import expanded, user_folder
 from fedemu.protocol.errors import DataError
+from fedemu.protocol.host.paths import is_file, is_folder
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ def needed(table: Mapping[str, Any], environment: Mapping[str, str]) -> Needed:
     files = list(dict.fromkeys(_files(table.get("availability")) + _files(table.get("profile"))))
     folder = _data_folder(environment)
     here = [place for place in (Path.cwd(), folder) if place is not None]
-    missing = [name for name in files if not any((place / name).is_file() for place in here)]
+    missing = [name for name in files if not any(is_file(place / name) for place in here)]
     if not _is_here(dataset, table, folder, environment):
         missing.insert(0, dataset)
     return Needed((dataset, *files), tuple(missing))
@@ -41,7 +42,7 @@ def where_looked(environment: Mapping[str, str]) -> str:
     if folder is None:
         chosen = "FEDEMU_DATA is not set"
     else:
-        chosen = f"FEDEMU_DATA = {folder}{'' if folder.is_dir() else ', which is no folder'}"
+        chosen = f"FEDEMU_DATA = {folder}{'' if is_folder(folder) else ', which is no folder'}"
     return f"this folder; {chosen}; decoded data in {cache_folder(environment)}"
 
 
@@ -58,7 +59,7 @@ def _is_here(dataset: str, table: Mapping[str, Any], folder: Path | None, enviro
         return True
     experiment = Experiment.parse(table)
     source = source_of(experiment.data, experiment.stream.columns)
-    if (entry_of(source, place, cache_folder(environment)) / "meta.json").is_file():
+    if is_file(entry_of(source, place, cache_folder(environment)) / "meta.json"):
         return True
     if named := environment.get("HF_HUB_CACHE"):
         hub = expanded(named)
@@ -66,7 +67,7 @@ def _is_here(dataset: str, table: Mapping[str, Any], folder: Path | None, enviro
         hub = expanded(named) / "hub"
     else:
         hub = user_folder(environment, "XDG_CACHE_HOME", ".cache", "HF_HOME") / "huggingface" / "hub"
-    return (hub / f"datasets--{place.where.replace('/', '--')}").is_dir()
+    return is_folder(hub / f"datasets--{place.where.replace('/', '--')}")
 
 
 def _data_folder(environment: Mapping[str, str]) -> Path | None:

@@ -22,6 +22,7 @@ from fedemu.ops.data.cache import cache_folder
 from fedemu.ops.extras import EXTRAS
 from fedemu.ops.homes import expanded
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.paths import exists, is_folder
 
 DEVICES = 300
 """The number of devices for which the limits of the machine are checked: that of the default experiment."""
@@ -125,7 +126,7 @@ def _compiled() -> Finding:
     """Whether Python keeps compiled modules. If not, each process compiles all that it imports."""
     torch = importlib.util.find_spec("torch")
     cached = None if torch is None or torch.cached is None else Path(torch.cached)
-    if cached is None or cached.exists():
+    if cached is None or exists(cached):
         return Finding("ok", "compiled modules", "Python keeps them, so processes start quickly")
     library = cached.parent.parent.parent
     compiling = f"make them once: {sys.executable} -m compileall -q {library}"
@@ -193,7 +194,7 @@ def _cache(environment: Mapping[str, str]) -> Finding:
     except ConfigurationError as error:
         return Finding("bad", "data cache", str(error))
     try:
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        existing = next(path for path in (folder, *folder.parents) if exists(path))
     except OSError as error:
         return Finding("bad", "data cache", f"{folder}: {error.strerror}; set FEDEMU_CACHE to another folder")
     if not os.access(existing, os.W_OK | os.X_OK):
@@ -211,9 +212,9 @@ def _data(environment: Mapping[str, str]) -> Finding:
         )
     try:
         folder = expanded(chosen)
-        if not folder.is_dir():
+        if not is_folder(folder):
             return Finding("bad", "data folder", f"FEDEMU_DATA = {chosen} is no folder; correct or unset it")
-        names = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        names = sorted(path.name for path in folder.iterdir() if is_folder(path))
     except OSError as error:
         return Finding("bad", "data folder", f"FEDEMU_DATA = {chosen}: {error.strerror}; correct or unset it")
     except ConfigurationError as error:

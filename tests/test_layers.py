@@ -22,7 +22,8 @@ ALLOWED = {
 }
 ORDER = {
     "protocol": (
-        "errors generators ids seeds wording messages liveness lookup | codec host | tensors transport | blobs sharing"
+        "errors generators ids seeds wording messages liveness lookup | codec host | code tensors transport "
+        "| blobs sharing"
     ),
     "algorithms": (
         "names interface measures replay/selection models/randomness | trees data | streams | models | training "
@@ -57,13 +58,13 @@ SCIENCE_MAY_USE = {
     "protocol.seeds",
     "protocol.errors",
     "protocol.wording",
-    "protocol.host.named",
-    "protocol.host.own_code",
+    "protocol.code.named",
+    "protocol.code.own_code",
 }
 """What ``algorithms`` may import of the protocol: pure functions and errors, and nothing that sends.
 
-``protocol.generators`` keeps threads from seeding generators at the same time. ``protocol.host.named`` is the one place
-that loads code by name, such as a user's own method, and ``protocol.host.own_code`` tells the errors of such code.
+``protocol.generators`` keeps threads from seeding generators at the same time. ``protocol.code.named`` is the one place
+that loads code by name, such as a user's own method, and ``protocol.code.own_code`` tells the errors of such code.
 """
 METHODS = re.compile(
     r"fedavg|fedprox|fedntd|moon|fednova|scaffold|fedcurv|fedreg|mfcl|fedcil|fedlwf|flashback|lander", re.IGNORECASE
@@ -330,6 +331,19 @@ def test_no_module_goes_by_its_folder_alone() -> None:
         for path in [*sources(), *tests]
         for line, name in imports(path)
         if name.split(".")[0] in FLOORS
+    ]
+    assert wrong == []
+
+
+def test_no_path_is_asked_what_it_denies_on_a_damaged_disk() -> None:
+    """From Python 3.14 on ``Path.exists`` is False after any error. An ``entry`` is one of ``os.scandir``."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: take fedemu.protocol.host.paths in place of .{node.func.attr}()"
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if node.func.attr in ("exists", "is_file", "is_dir") and not node.args
+        if not (isinstance(node.func.value, ast.Name) and node.func.value.id == "entry")
     ]
     assert wrong == []
 

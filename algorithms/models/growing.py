@@ -23,8 +23,8 @@ from fedemu.algorithms.models.layers import uniform
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.trees import add
 from fedemu.protocol import seeds
+from fedemu.protocol.code.own_code import account
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.own_code import account
 
 SEEN: Final = "classes_seen"
 """The name of the buffer ``[classes]`` float32 that is 1 for a class that a task has brought, and 0 for others."""

@@ -21,8 +21,8 @@ from fedemu.algorithms.training.objective import (
     with_terms,
 )
 from fedemu.algorithms.training.wsm import reweighted_softmax
+from fedemu.protocol.code.own_code import account
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.own_code import account
 
 P = TypeVar("P", bound=LocalSGD)
 

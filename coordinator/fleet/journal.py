@@ -15,6 +15,7 @@ from typing import Any
 
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import make_durable, named_failure, wait_for_disk
+from fedemu.protocol.host.paths import exists, is_file
 
 
 class LeaseJournal:
@@ -29,7 +30,7 @@ class LeaseJournal:
         line = b"%b %08x\n" % (text, zlib.crc32(text))
         with named_failure(self._path):
             make_durable(self._path.parent)
-            is_new = not self._path.exists()
+            is_new = not exists(self._path)
             with self._path.open("ab", buffering=0) as file:
                 before = os.fstat(file.fileno()).st_size
                 if file.write(line) != len(line):
@@ -45,7 +46,7 @@ class LeaseJournal:
         Raises ConfigurationError if another line is damaged, or if the file is there and has fewer lines than
         ``least``, the number of changes of which a checkpoint knows.
         """
-        if not self._path.is_file():
+        if not is_file(self._path):
             return
         text = self._path.read_bytes()
         whole = text[: text.rfind(b"\n") + 1]

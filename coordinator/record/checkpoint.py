@@ -26,9 +26,10 @@ from torch import Tensor
 from fedemu.algorithms.interface import Tree
 from fedemu.coordinator.record.outline import put_together, taken_apart
 from fedemu.coordinator.record.records import DamagedError, read_record, record_name, recorded_rounds, write_record
+from fedemu.protocol.code.named import SHOWN
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import PARTIAL, make_durable, named_failure, write_whole
-from fedemu.protocol.host.named import SHOWN
+from fedemu.protocol.host.paths import exists, is_folder
 from fedemu.protocol.ids import Digest, digest_of
 
 S = TypeVar("S")
@@ -76,7 +77,7 @@ def save(directory: Path, round: int, state: Any, record: dict[str, Any]) -> Non
     with named_failure(directory):
         make_durable(directory)
     # No durable record names this file, so saving a round again never harms the checkpoint that is there.
-    name = next(name for n in range(1 << 30) if not (directory / (name := f"state-{round}.{n}.safetensors")).exists())
+    name = next(name for n in range(1 << 30) if not exists(directory / (name := f"state-{round}.{n}.safetensors")))
     content = serialize(tensors)
     write_whole(directory / name, content, durable=True)
     document = {
@@ -206,7 +207,7 @@ def _checksum(tree: Tree) -> str:
 def _job_files(directory: Path, round: int, attempt: int, ordinal: int) -> list[Path]:
     """The files of one server job, ascending by step."""
     # A glob of each round would leave its pattern in the caches of Python.
-    matches = map(_JOB.fullmatch, os.listdir(directory) if directory.is_dir() else ())
+    matches = map(_JOB.fullmatch, os.listdir(directory) if is_folder(directory) else ())
     beginning = f"job-{round}.{attempt}.{ordinal}."
     steps = {int(match[2]): directory / match[0] for match in matches if match and match[0].startswith(beginning)}
     return [steps[step] for step in sorted(steps)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedemu.protocol.host.paths import is_file
+
 _SEAM = 64
 """The number of last bytes by which a log is known again. A resumed run cuts lines off and writes others."""
 
@@ -23,7 +25,7 @@ class GrowingLog:
         file counts as removed, such as a pipe, at which a reader would wait. Raises OSError for a file that cannot be
         read.
         """
-        if not self._path.is_file():
+        if not is_file(self._path):
             anew = self._offset > 0
             self._offset, self._seam = 0, b""
             return b"", anew

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.paths import is_file
 
 
 def plain(value: Any) -> Any:
@@ -53,7 +54,7 @@ def to_line(values: Mapping[str, Any]) -> bytes:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a log; empty if there is no such file. Raises ConfigurationError for a damaged line."""
-    text = path.read_bytes() if path.is_file() else b""
+    text = path.read_bytes() if is_file(path) else b""
     # A last line without a line break is still being written and does not count.
     return [value for _, value in numbered_lines(path, text[: text.rfind(b"\n") + 1])]
 

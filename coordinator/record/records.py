@@ -14,6 +14,7 @@ from typing import Any
 
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.paths import is_folder
 from fedemu.protocol.ids import digest_of
 
 _RECORD = re.compile(r"record-(\d+)\.json")
@@ -67,7 +68,7 @@ def newest_record(directory: Path) -> dict[str, Any] | None:
 
 def recorded_rounds(directory: Path) -> list[int]:
     """The rounds that have a record, readable or not, from the newest to the oldest."""
-    if not directory.is_dir():
+    if not is_folder(directory):
         return []
     found = [_RECORD.fullmatch(name) for name in os.listdir(directory)]
     return sorted((int(match[1]) for match in found if match), reverse=True)

@@ -19,6 +19,7 @@ from fedemu.coordinator.record.data_file import read_class_names
 from fedemu.coordinator.record.json_lines import read_lines, read_object
 from fedemu.coordinator.record.row import Row, read_rows
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.paths import is_file
 
 Line = Mapping[str, Any]
 """One line of ``events.jsonl`` or of ``diagnosis.jsonl``."""
@@ -51,7 +52,7 @@ class Run:
 def read_run(path: Path) -> Run:
     """Read a run, finished or not. Raises ConfigurationError if ``path`` holds none, or a file of it is damaged."""
     config = path / "config.toml"
-    if not config.is_file() and not (path / "metrics.jsonl").is_file():
+    if not is_file(config) and not is_file(path / "metrics.jsonl"):
         if inner := sorted(path.glob("*/config.toml")):
             raise ConfigurationError(
                 f"{path} is a folder of runs and no run itself; name one of them, such as {inner[0].parent}."
@@ -60,7 +61,7 @@ def read_run(path: Path) -> Run:
     try:
         return Run(
             path=path,
-            config=config.read_text(encoding="utf-8") if config.is_file() else "",
+            config=config.read_text(encoding="utf-8") if is_file(config) else "",
             rows=read_rows(path),
             events=read_lines(path / "events.jsonl"),
             summary=read_summary(path),
@@ -74,7 +75,7 @@ def read_run(path: Path) -> Run:
 def read_summary(path: Path) -> dict[str, Any] | None:
     """The summary of a run; None while it is unfinished. Raises ConfigurationError if it is damaged."""
     file = path / "summary.json"
-    return read_object(file.read_bytes(), file) if file.is_file() else None
+    return read_object(file.read_bytes(), file) if is_file(file) else None
 
 
 def read_generated(path: Path) -> dict[int, dict[str, NDArray[Any]]]:

@@ -38,6 +38,7 @@ from fedemu.protocol.host.files import (
     wait_for_disk,
     write_whole,
 )
+from fedemu.protocol.host.paths import exists, is_file, is_folder
 from fedemu.protocol.ids import digest_of_file
 from fedemu.protocol.wording import no_utf8
 
@@ -63,9 +64,9 @@ def frozen_files(directory: Path) -> dict[str, str]:
     A file that is not there is left out.
     """
     found = {}
-    if (directory / CONFIG).is_file():
+    if is_file(directory / CONFIG):
         found[CONFIG] = (directory / CONFIG).read_text(encoding="utf-8", errors="replace")
-    if (directory / TRACES).is_file():
+    if is_file(directory / TRACES):
         found[TRACES] = digest_of_file(directory / TRACES)
     return found
 
@@ -79,7 +80,7 @@ def claim_folder(path: Path) -> None:
         str(path.absolute()).encode()
     except UnicodeEncodeError:  # messages, logs and pages could not name it
         raise ConfigurationError(f"the path of the folder {str(path)!a} {no_utf8('choose another --out')}") from None
-    if path.exists() or path.is_symlink():
+    if exists(path) or path.is_symlink():
         _require_empty(path)
     with usable(path, "choose another --out"):
         make_durable(path)
@@ -93,7 +94,7 @@ def require_kinds(path: Path) -> None:
     """
     for names, is_right, kind in ((_FOLDERS, Path.is_dir, "folder"), (_FILES, Path.is_file, "file")):
         for place in (path / name for name in names):
-            if place.exists() and not is_right(place):
+            if exists(place) and not is_right(place):
                 raise ConfigurationError(f"{place} is no {kind}; move it away, or go on in a copy without it")
 
 
@@ -118,14 +119,14 @@ class RunDirectory:
         self.checkpoint = path / "checkpoint"
         self.spill = path / "spill"
         """The folder of large payloads, while their ask is open. Nothing in it is needed later."""
-        if not (path / CONFIG).is_file():
+        if not is_file(path / CONFIG):
             raise ConfigurationError(f"There is no run to resume in {path}: it has no {CONFIG}.")
         require_kinds(path)
         with usable(path, GO_ON):
             self._lock = _locked(path)
             self.frozen = frozen_files(path)
             logs = ("metrics", "events", "asks", *(["diagnosis"] if diagnosed else []))
-            self._new = [place for log in logs if not (place := path / f"{log}.jsonl").exists()]
+            self._new = [place for log in logs if not exists(place := path / f"{log}.jsonl")]
             self._logs: dict[str, BinaryIO] = {log: _log(path / f"{log}.jsonl") for log in logs}
             self._sums = {log: _sum_of(path / f"{log}.jsonl", None) for log in self._logs}
             self.checkpoint.mkdir(exist_ok=True)
@@ -150,7 +151,7 @@ class RunDirectory:
     def about_data(self, told: Mapping[str, Any]) -> None:
         """Write ``data.json``, unless there is nothing to tell, or it tells this already."""
         path, text = self.path / DATA, json.dumps(plain(told), indent=1, allow_nan=False) + "\n"
-        if told and not (path.is_file() and path.read_bytes() == text.encode()):
+        if told and not (is_file(path) and path.read_bytes() == text.encode()):
             write_whole(path, text)
 
     def generated(self, task: int, page: Mapping[str, NDArray[Any]]) -> None:
@@ -223,7 +224,7 @@ class RunDirectory:
         path = self.path / f"{log}.jsonl"
         harmed = path.read_bytes()
         names = chain([f"{log}.damaged.jsonl"], (f"{log}.damaged-{number}.jsonl" for number in count(2)))
-        kept = next(place for name in names if not (place := self.path / name).exists())
+        kept = next(place for name in names if not exists(place := self.path / name))
         write_whole(kept, harmed)
         lines = b"".join(line for line in harmed[:size].splitlines(keepends=True) if is_object(line))
         write_whole(path, lines)
@@ -242,7 +243,7 @@ class RunDirectory:
 
     def close(self) -> None:
         """Close the logs and give up the lock. If nothing was written, as if a run is refused, no new log stays."""
-        if not any(place.stat().st_size for place in self._new if place.is_file()):
+        if not any(place.stat().st_size for place in self._new if is_file(place)):
             for place in self._new:
                 place.unlink(missing_ok=True)
         for file in (*self._logs.values(), self._lock):
@@ -306,9 +307,9 @@ def _locked(path: Path) -> BinaryIO:
 
 
 def _require_empty(path: Path) -> None:
-    if not path.is_dir():
+    if not is_folder(path):
         raise ConfigurationError(f"{path} exists and is not a folder; choose another --out.")
     if any(path.iterdir()):
-        begun = (path / CONFIG).is_file()
+        begun = is_file(path / CONFIG)
         hint = f", or continue its run (fedemu run --resume {shlex.quote(str(path))})" if begun else ""
         raise ConfigurationError(f"{path} exists and is not empty; choose another folder (--out){hint}.")

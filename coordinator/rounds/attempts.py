@@ -21,8 +21,8 @@ from fedemu.coordinator.rounds.shortfall import Shortfall
 from fedemu.coordinator.rounds.tally import Tally
 from fedemu.coordinator.service.service import Service
 from fedemu.coordinator.settings import Settings
+from fedemu.protocol.code.own_code import Elsewhere
 from fedemu.protocol.errors import ConfigurationError, QuorumError
-from fedemu.protocol.host.own_code import Elsewhere
 from fedemu.protocol.ids import AskId, digest_of
 from fedemu.protocol.wording import an_object
 

@@ -25,8 +25,8 @@ from fedemu.coordinator.rounds.numerics import Numerics
 from fedemu.coordinator.rounds.tally import Tally
 from fedemu.coordinator.service.service import Service
 from fedemu.coordinator.sums.partial import RULE
+from fedemu.protocol.code.own_code import account
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.own_code import account
 from fedemu.protocol.wording import an_object
 
 S = TypeVar("S")

@@ -21,10 +21,10 @@ import torch
 from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.coordinator.rounds.server_job_worker import Place, run_and_exit
 from fedemu.coordinator.settings import DeviceType
+from fedemu.protocol.code.own_code import Told, retold
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.futures import fail
 from fedemu.protocol.host.idleness import Idleness, Stuckness
-from fedemu.protocol.host.own_code import Told, retold
 from fedemu.protocol.wording import refusal, signal_name
 
 ReportStep = Callable[[int, int], None]

@@ -25,9 +25,9 @@ from fedemu.algorithms.models.randomness.random_functions import models_draw_by
 from fedemu.algorithms.training.job_device import gpu_or_processor, jobs_compute_on
 from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.settings import DeviceType
+from fedemu.protocol.code.own_code import account, told
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.kernel import end_with_parent, name_process
-from fedemu.protocol.host.own_code import account, told
 from fedemu.protocol.seeds import integer
 from fedemu.protocol.wording import an_object
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from fedemu.device.compute.shell import Runner, run_trainer
 from fedemu.device.forking import Forker, begin, tell_end
 from fedemu.device.pipe import TO_NURSERY, TrainerSetup
+from fedemu.protocol.code.named import load
 from fedemu.protocol.host.garbage import settle
-from fedemu.protocol.host.named import load
 from fedemu.protocol.host.phases import mark
 from fedemu.protocol.messages import Message
 

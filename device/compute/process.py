@@ -26,10 +26,11 @@ from fedemu.device.memory.replay_buffer import buffer_leaves, split_own
 from fedemu.device.memory.store import read_own, write_own
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.blobs.tree_file import decode_tree
+from fedemu.protocol.code.named import load, restrict
+from fedemu.protocol.code.own_code import account, own_frames
 from fedemu.protocol.errors import BlobError, ConfigurationError, DataError, FedemuError, MachineFault, TrainingError
 from fedemu.protocol.host.files import shortage
-from fedemu.protocol.host.named import load, restrict
-from fedemu.protocol.host.own_code import account, own_frames
+from fedemu.protocol.host.paths import exists
 from fedemu.protocol.host.phases import mark
 from fedemu.protocol.ids import AskId, digest_of_file
 from fedemu.protocol.tensors import pack, unpack
@@ -166,7 +167,7 @@ class TorchRunner:
         if isinstance(result, TrainingError):
             self._log(result, job.device)
             return _failed(train, job, "training", str(result))
-        if (result.own or result.buffer is not None) and job.own is not None and not Path(job.own).exists():
+        if (result.own or result.buffer is not None) and job.own is not None and not exists(Path(job.own)):
             return _failed(train, job, "own_state", f"the device's own state {job.own} is gone")
         return _encode(train, job, result, self._trainer.sample_bytes, seconds)
 
@@ -209,7 +210,7 @@ def _decode(train: Train, job: TrainJob, frames: Sequence[memoryview], part: sli
     sealed = {int(name.removeprefix(SEALED)): arrays.pop(name) for name in list(arrays) if name.startswith(SEALED)}
     own = Path(job.own) if job.own is not None else None
     # A program without own state writes no versions. So there may be no file, although an ask was accepted before.
-    program, buffer = split_own(read_own(own) if own is not None and own.exists() else {})
+    program, buffer = split_own(read_own(own) if own is not None and exists(own) else {})
     answered, notes = from_arrays(buffer.answered), from_arrays(buffer.notes)
     return Job(
         device=job.device,

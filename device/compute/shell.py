@@ -25,10 +25,10 @@ from fedemu.device.bus import (
     Unusable,
 )
 from fedemu.device.pipe import TrainerSetup
+from fedemu.protocol.code.own_code import account
 from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.errors import FedemuError, MachineFault, ProtocolError
 from fedemu.protocol.host.files import shortage
-from fedemu.protocol.host.own_code import account
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.interface import Dialer
 

@@ -19,8 +19,8 @@ from fedemu.device.machine.link import CoordinatorLink
 from fedemu.device.machine.observer import MachineObserver, Silent
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.blobs.store import BlobStore
+from fedemu.protocol.code.named import load
 from fedemu.protocol.host.futures import fail
-from fedemu.protocol.host.named import load
 from fedemu.protocol.messages import Compute, Granted
 from fedemu.protocol.sharing.trunk import Trunk
 from fedemu.protocol.transport.curve import ClientKeys

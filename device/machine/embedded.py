@@ -25,8 +25,8 @@ from fedemu.device.machine.sleepers import Lives, Sleepers
 from fedemu.device.pipe import TrainerSetup
 from fedemu.device.process.birth import Birthplace
 from fedemu.device.process.process import MOST_ON_BUS, DeviceProcess
+from fedemu.protocol.code.named import load
 from fedemu.protocol.host.futures import listen
-from fedemu.protocol.host.named import load
 from fedemu.protocol.transport.interface import Network
 from fedemu.protocol.transport.memory import MemoryNetwork
 

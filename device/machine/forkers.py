@@ -8,8 +8,8 @@ import socket
 from collections.abc import Mapping
 from typing import Final
 
+from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import FedemuError
-from fedemu.protocol.host.source import interpreter
 from fedemu.protocol.wording import refusal
 
 END_SECONDS: Final = 5.0

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from fedemu.protocol.code.named import load, restrict
+from fedemu.protocol.code.own_code import Told, account, own_frames, retold, told
+from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError
 from fedemu.protocol.host.files import shortage
 from fedemu.protocol.host.kernel import end_with_parent
-from fedemu.protocol.host.named import load, restrict
-from fedemu.protocol.host.own_code import Told, account, own_frames, retold, told
 from fedemu.protocol.host.phases import mark
-from fedemu.protocol.host.source import interpreter
 from fedemu.protocol.wording import ending, refusal
 
 log = logging.getLogger(__name__)

@@ -28,11 +28,11 @@ from fedemu.device.machine.shared import share_link
 from fedemu.device.machine.sleepers import Sleepers
 from fedemu.device.machine.trainers import Nursery, Trainers
 from fedemu.device.pipe import Setup
+from fedemu.protocol.code.named import load
 from fedemu.protocol.errors import Interrupted
 from fedemu.protocol.host.futures import listen
 from fedemu.protocol.host.idleness import Idleness, Stuckness
 from fedemu.protocol.host.kernel import stop_signals
-from fedemu.protocol.host.named import load
 from fedemu.protocol.host.phases import mark, used
 from fedemu.protocol.host.private import private_folder
 from fedemu.protocol.transport.direct import DirectNetwork

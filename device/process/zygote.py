@@ -15,10 +15,10 @@ from fedemu.device.pipe import TO_ZYGOTE, Broken, Fork, Setup, ZygoteReady
 from fedemu.device.process import process
 from fedemu.device.process.birth import Birthplace
 from fedemu.device.process.rehearsal import rehearse
+from fedemu.protocol.code.named import load, restrict
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.files import refusal_of
 from fedemu.protocol.host.garbage import settle
-from fedemu.protocol.host.named import load, restrict
 from fedemu.protocol.host.phases import mark
 from fedemu.protocol.messages import Message
 

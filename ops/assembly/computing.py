@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fedemu.ops.experiment import Experiment
+from fedemu.protocol.code.own_code import cause_of, own_frames, place
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.own_code import cause_of, own_frames, place
 
 Attempt = Callable[[str], Exception | None]
 """Takes the first step by the executor of this name. Returns what went wrong, or None."""

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.ops.experiment import Experiment
+from fedemu.protocol.code.named import SHOWN, expect, is_name, is_open, place_of, require
+from fedemu.protocol.code.source import digest_of_source
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
-from fedemu.protocol.host.named import SHOWN, expect, is_name, is_open, place_of, require
-from fedemu.protocol.host.source import digest_of_source
 from fedemu.protocol.ids import Digest
 
 CODE_FILE = "code.json"

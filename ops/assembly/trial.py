@@ -40,8 +40,8 @@ from fedemu.ops.assembly.public_data import untrained
 from fedemu.ops.data.apart import decode_apart
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.figures import readable_bytes
+from fedemu.protocol.code.own_code import Told, account, own_frames, retold, told
 from fedemu.protocol.errors import ConfigurationError, TrainingError
-from fedemu.protocol.host.own_code import Told, account, own_frames, retold, told
 from fedemu.protocol.tensors import DTYPES
 
 SAMPLES = 2

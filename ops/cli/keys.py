@@ -15,6 +15,7 @@ from fedemu.ops.cli.shell.guarded import guarded
 from fedemu.ops.cli.shell.options import Format
 from fedemu.ops.keys.store import KeyFolder, read_public
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.paths import exists, is_folder
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name for the other machine.", show_default=False)]
 
@@ -39,7 +40,7 @@ def new(keys: options.Keys = None) -> int:
 def show(keys: options.Keys = None, format: options.FormatOption = Format.TEXT) -> int:
     """Show the public key of this machine, and the machines that its coordinators let in."""
     folder = _folder(keys)
-    own = folder.pair()[0] if folder.secret_file.exists() else None
+    own = folder.pair()[0] if exists(folder.secret_file) else None
     approved = folder.approved()
     if format is Format.JSON:
         print(
@@ -93,7 +94,7 @@ def revoke(name: Name, keys: options.Keys = None) -> int:
 
 def _folder(named: Path | None) -> KeyFolder:
     folder = KeyFolder.of("" if named is None else str(named), os.environ)
-    if folder.path.exists() and not folder.path.is_dir():
+    if exists(folder.path) and not is_folder(folder.path):
         raise ConfigurationError(f"{folder.path} is no folder; name that of the keys with --keys")
     return folder
 

@@ -18,6 +18,7 @@ from fedemu.ops.figures import counted, percent, readable_bytes, span
 from fedemu.ops.results.listing import Listed, find, listed
 from fedemu.ops.running.folder import RUNS
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.paths import exists, is_folder
 
 _TITLES = ("run", "method", "seed", "state", "rounds", "accuracy", "time", "ended (UTC)", "size", "digest")
 _TO_THE_RIGHT = ("seed", "rounds", "accuracy", "time", "size")
@@ -42,8 +43,8 @@ def ls(
     A run is running, completed, diverged, interrupted, failed, quorum (it had too few replies), unfinished (killed),
     not begun, or damaged.
     """
-    if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "does not exist"
+    if not is_folder(folder):
+        what = "is no folder" if exists(folder) else "does not exist"
         raise ConfigurationError(f"{folder} {what}; name the folder of some runs")
     runs = [listed(directory) for directory in find(folder)]
     if as_json or format is Format.JSON:

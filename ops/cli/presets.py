@@ -33,6 +33,7 @@ from fedemu.ops.experiment.starter import STARTER, starter_text
 from fedemu.ops.experiment.toml_text import SCHEMA_FILE
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import usable, write_whole
+from fedemu.protocol.host.paths import exists, is_file, is_folder
 
 
 @guarded
@@ -138,9 +139,9 @@ def init(
 
     As it is written it runs in seconds. Prints the path of the file.
     """
-    if file.is_dir():
+    if is_folder(file):
         raise ConfigurationError(f"{file} is a folder; name a file in it, such as {file / 'experiment.toml'}")
-    if file.exists() or file.is_symlink():
+    if exists(file) or file.is_symlink():
         raise ConfigurationError(f"{file} exists, and is not overwritten; name another file")
     if not is_preset(source) and source not in part_names() and "+" not in source:
         hint = did_you_mean(source, preset_names(), 3) or f"; {LISTED}"
@@ -151,7 +152,7 @@ def init(
     quoted = shlex.quote(f"./{file}" if str(file).startswith("-") else str(file))
     print(f"check it with: fedemu validate {quoted}\nrun it with:   fedemu run {quoted}", file=sys.stderr)
     beside = file.parent / SCHEMA_FILE
-    if not beside.exists():
+    if not exists(beside):
         print(f"editors explain its keys after: fedemu schema --out {shlex.quote(str(beside))}", file=sys.stderr)
     return 0
 
@@ -179,10 +180,10 @@ def schema(
     if out is None:
         print(text, end="")
         return 0
-    if out.is_dir():
+    if is_folder(out):
         raise ConfigurationError(f"{out} is a folder; name a file in it, such as {out / SCHEMA_FILE}")
     mark = f'"title": "{TITLE}"'
-    if out.exists() and not (out.is_file() and mark in _beginning(out)):
+    if exists(out) and not (is_file(out) and mark in _beginning(out)):
         raise ConfigurationError(f"{out} exists, is no schema of fedemu, and is not overwritten; name another file")
     _write(out, text)
     print(out)

@@ -26,6 +26,7 @@ from fedemu.ops.stress.scenarios import FULL, SHORT, Scale, Scenario, scenarios
 from fedemu.ops.stress.strangers.play import AttackResult
 from fedemu.ops.stress.strangers.telling import play_strangers
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.paths import exists
 
 FAILED = 1
 CAMPAIGN = "campaign"
@@ -181,9 +182,9 @@ def _folder(out: Path | None, keep: Callable[[], bool] = lambda: False) -> Itera
             if not keep():
                 shutil.rmtree(folder, ignore_errors=True)
     else:
-        if out.exists() and any(out.iterdir()):
+        if exists(out) and any(out.iterdir()):
             raise ConfigurationError(f"{out} is not empty; name a new folder with --out")
-        is_new = not out.exists()
+        is_new = not exists(out)
         out.mkdir(parents=True, exist_ok=True)
         try:
             yield out

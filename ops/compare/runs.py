@@ -20,8 +20,9 @@ from fedemu.ops.experiment.sources import CONFIG_FILE
 from fedemu.ops.experiment.traces import TRACES_FILE
 from fedemu.ops.results.listing import find
 from fedemu.ops.results.words import Keys, Table, at, shown
+from fedemu.protocol.code.named import SHOWN
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.named import SHOWN
+from fedemu.protocol.host.paths import is_file, is_folder
 from fedemu.protocol.ids import digest_of_file
 
 _NOT_SCIENCE = ("name", "seed", "diagnose")
@@ -55,7 +56,7 @@ def find_runs(path: Path) -> list[Path]:
 
     Raises ConfigurationError if there is none.
     """
-    if not path.is_dir():
+    if not is_folder(path):
         raise ConfigurationError(f"{path} is no folder; name run directories, or folders of run directories")
     if is_run(path):
         return [path]
@@ -67,7 +68,7 @@ def find_runs(path: Path) -> list[Path]:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is a run directory."""
-    return (path / CONFIG_FILE).is_file() or (path / "metrics.jsonl").is_file()
+    return is_file(path / CONFIG_FILE) or is_file(path / "metrics.jsonl")
 
 
 def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
@@ -173,7 +174,7 @@ def _read(directory: Path, place: Path) -> _Found:
             table = Experiment.parse(table).table()
     experiment = {key: value for key, value in table.items() if key not in _NOT_SCIENCE}
     traces = directory / TRACES_FILE
-    digest = digest_of_file(traces) if traces.is_file() else ""
+    digest = digest_of_file(traces) if is_file(traces) else ""
     return _Found(run, place, experiment, table.get("seed"), _code(directory / "code.json"), digest)
 
 

@@ -15,8 +15,8 @@ from fedemu.ops.data.source import Place, entry_of, locate
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.extras import require_flwr
 from fedemu.ops.homes import expanded
+from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import DataError
-from fedemu.protocol.host.source import interpreter
 from fedemu.protocol.wording import ending
 
 

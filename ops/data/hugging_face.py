@@ -25,6 +25,7 @@ from fedemu.ops.data.regroup import regrouped
 from fedemu.ops.data.source import DataSource, Place
 from fedemu.ops.data.split import Part, Rows, chosen_splits, divided
 from fedemu.protocol.errors import DataError
+from fedemu.protocol.host.paths import is_file
 
 PROBE_SECONDS = 5.0
 """Seconds that the hub may take to accept a connection. After that it counts as out of reach."""
@@ -124,7 +125,7 @@ def _open_folder(place: Place, scratch: Path) -> datasets.DatasetDict | datasets
     if place.kind == "file":
         kind = "parquet" if folder.suffix.lower() == ".parquet" else "json"
         return datasets.load_dataset(kind, data_files=str(folder), cache_dir=str(scratch))
-    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+    if is_file(folder / "dataset_dict.json") or is_file(folder / "state.json"):
         return datasets.load_from_disk(str(folder))
     _require_no_links(folder)
     return datasets.load_dataset(str(folder), place.subset, cache_dir=str(scratch))

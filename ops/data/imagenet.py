@@ -23,6 +23,7 @@ from fedemu.ops.data.regroup import regrouped
 from fedemu.ops.data.source import DataSource, Place
 from fedemu.ops.data.split import Part, Rows, chosen_splits, divided
 from fedemu.protocol.errors import DataError
+from fedemu.protocol.host.paths import is_file, is_folder
 
 WNID = re.compile(r"n\d{8}")
 ANNOTATIONS = "val_annotations.txt"
@@ -45,7 +46,7 @@ def imagenet_folder(place: Place) -> Path | None:
     if place.kind == "folder":
         for below in _BELOW:
             train = Path(place.where, below, "train")
-            names = _folders(train) if train.is_dir() else []
+            names = _folders(train) if is_folder(train) else []
             if names and all(map(WNID.fullmatch, names)):
                 return train.parent
     return None
@@ -60,7 +61,7 @@ def decode_imagenet(source: DataSource, place: Place, folder: Path, grey: bool) 
     splits = {"train": _by_folder(folder / "train")}
     known = tuple(images.wnid for images in splits["train"])
     _check_listed(folder / "wnids.txt", known, folder / "train")
-    if (folder / "val").is_dir():
+    if is_folder(folder / "val"):
         splits["val"] = _validation(folder, Path(place.where), known)
     train, test = chosen_splits(source, list(splits))
 
@@ -95,7 +96,7 @@ def _by_folder(split: Path) -> list[Images]:
     found = []
     for wnid in filter(WNID.fullmatch, _folders(split)):
         folder = split / wnid / "images"
-        if not folder.is_dir():
+        if not is_folder(folder):
             folder = split / wnid
         found.append(Images(wnid, folder, _image_names(folder)))
         if not found[-1].names:
@@ -104,7 +105,7 @@ def _by_folder(split: Path) -> list[Images]:
 
 
 def _check_listed(file: Path, known: Sequence[str], train: Path) -> None:
-    if file.is_file() and (missing := sorted({*file.read_text().split()} - {*known})):
+    if is_file(file) and (missing := sorted({*file.read_text().split()} - {*known})):
         raise DataError(f"{file} lists {_some(missing)}, but {train} has no such folder; unpack the data set again")
 
 
@@ -115,9 +116,9 @@ def _validation(folder: Path, archive: Path, known: Sequence[str]) -> list[Image
         if unknown := [images.wnid for images in found if images.wnid not in known]:
             raise DataError(f"{val} has folders of classes that {folder / 'train'} lacks: {_some(unknown)}")
         return found
-    together = val / "images" if (val / "images").is_dir() else val
+    together = val / "images" if is_folder(val / "images") else val
     files = [val / ANNOTATIONS, archive / SOLUTION, folder / SOLUTION]
-    file = next((file for file in files if file.is_file()), None)
+    file = next((file for file in files if is_file(file)), None)
     if file is None:
         raise DataError(
             f"nothing tells the classes of the images in {together}: there is no {files[0]} and no {files[1]}; "

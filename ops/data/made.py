@@ -17,9 +17,10 @@ from fedemu.ops.data.own.objects import called, held_in
 from fedemu.ops.data.source import LABEL, DataSource, Place
 from fedemu.ops.data.split import Part, divided
 from fedemu.ops.data.texts import decode_columns
+from fedemu.protocol.code.named import load
+from fedemu.protocol.code.own_code import account
 from fedemu.protocol.errors import ConfigurationError, DataError
-from fedemu.protocol.host.named import load
-from fedemu.protocol.host.own_code import account
+from fedemu.protocol.host.paths import is_file
 
 SYNTHETIC_SAMPLES = 20_000
 """The number of samples of ``synthetic``. ``synthetic#N`` has N."""
@@ -74,7 +75,7 @@ def digits() -> Labelled:
     # The file is read without importing scikit-learn, because the import takes over a second and 160 MB.
     package = importlib.util.find_spec("sklearn")
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz" if package and package.origin else None
-    if file is None or not file.is_file():
+    if file is None or not is_file(file):
         raise DataError("the digits are part of scikit-learn, which is not installed; install scikit-learn")
     with gzip.open(file, "rt") as text:
         table = np.loadtxt(text, delimiter=",").astype(np.uint8)

@@ -14,9 +14,10 @@ from fedemu.algorithms.data.language import TextKind
 from fedemu.ops.data.cache import FORMAT, cache_folder
 from fedemu.ops.data.own import given
 from fedemu.ops.homes import expanded
+from fedemu.protocol.code.named import is_name, is_restricted
+from fedemu.protocol.code.source import digest_of_source, source_of
 from fedemu.protocol.errors import ConfigurationError, DataError
-from fedemu.protocol.host.named import is_name, is_restricted
-from fedemu.protocol.host.source import digest_of_source, source_of
+from fedemu.protocol.host.paths import exists, is_file, is_folder
 
 BUILT_IN = ("digits", "synthetic")
 LABEL = "label"
@@ -104,14 +105,14 @@ def locate(dataset: str, data: Path | None) -> Place:
         return Place("function", dataset)
     name, _, subset = dataset.partition("#")
     folders = _places(name, data)
-    if subset and any(folder.exists() for folder in _places(dataset, data)):
+    if subset and any(exists(folder) for folder in _places(dataset, data)):
         name, subset, folders = dataset, "", _places(dataset, data)  # a path with this sign in it
     for folder in folders:
-        if folder.exists() and is_restricted():
+        if exists(folder) and is_restricted():
             _require_shared(dataset, folder, data)
-        if folder.is_dir():
+        if is_folder(folder):
             return Place("folder", str(folder.resolve()), subset or None)
-        if folder.is_file():
+        if is_file(folder):
             return Place("file", _checked_ending(folder))
     if ends_in(name, FILES):
         raise DataError(
@@ -213,7 +214,7 @@ def _checked_ending(file: Path) -> str:
 def _module_file(where: str) -> Path:
     place = where.rpartition(":")[0]
     if place.endswith(".py"):
-        if not Path(place).is_file():
+        if not is_file(Path(place)):
             raise DataError(f"the data set {where} names the file {place!r}, which is not there")
         return Path(place)
     try:

@@ -28,6 +28,7 @@ from fedemu.ops.running.codes import COMPLAINT
 from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command, last_words
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.paths import exists
 from fedemu.protocol.host.private import private_folder
 
 MOST_RESTARTS: Final = 5
@@ -189,7 +190,7 @@ def place_folder(handed: Handed) -> Path:
 def _receive(state: Path, handed: Handed) -> None:
     """Put in place what an earlier life of the place has had elsewhere, unless it is here."""
     known = handed.leases or {}
-    if handed.packed and not all((state / name).exists() for name in known):
+    if handed.packed and not all(exists(state / name) for name in known):
         with tarfile.open(fileobj=io.BytesIO(handed.packed)) as archive:
             archive.extractall(state, filter="data")
     for name, text in known.items():

@@ -32,6 +32,7 @@ from fedemu.ops.running.folder import PLACES, read_places
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError, UnreachableError
 from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.paths import exists
 
 LOOK_SECONDS: Final = 0.5
 """The pause between two looks at the nodes and the places."""
@@ -287,6 +288,6 @@ def _cause(error: str) -> str:
 def _pair(keys: Path, place: int) -> dict[str, str]:
     """The two files of a place's pair of keys, which is made and approved here if it is new."""
     own = KeyFolder(keys / f"place-{place}")
-    if not own.secret_file.exists():
+    if not exists(own.secret_file):
         KeyFolder(keys).approve(f"place-{place}", own.new())
     return {path.name: path.read_text(encoding="utf-8") for path in (own.public_file, own.secret_file)}

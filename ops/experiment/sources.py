@@ -27,6 +27,7 @@ from fedemu.ops.experiment.without_effect import WithoutEffect
 from fedemu.ops.homes import expanded
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.paths import exists, is_file, is_folder
 
 PREFIX = "FEDEMU_"
 NOT_SETTINGS = ("FEDEMU_DATA", "FEDEMU_CACHE", "FEDEMU_STATE", "FEDEMU_KEYS", "FEDEMU_SENT")
@@ -102,7 +103,7 @@ def write_frozen(experiment: Experiment, directory: Path) -> None:
 def read_frozen(directory: Path) -> Experiment:
     """Read the experiment of a run directory. Raises ConfigurationError if there is none."""
     path = directory / CONFIG_FILE
-    if not path.is_file():
+    if not is_file(path):
         raise ConfigurationError(f"{directory} is no run directory: it has no {CONFIG_FILE}")
     experiment, _ = load_experiment(path, (), {})
     return experiment
@@ -166,8 +167,8 @@ def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, d
     if source is None or is_preset(str(source)):
         return None, preset(name := str(source or DEFAULT)), parts_of(name)
     path = Path(source)
-    if path.is_dir():
-        if (path / CONFIG_FILE).is_file():
+    if is_folder(path):
+        if is_file(path / CONFIG_FILE):
             again = shlex.quote(str(path))
             raise ConfigurationError(f"{path} is a folder; name {path / CONFIG_FILE}, or go on with --resume {again}")
         raise ConfigurationError(f"{path} is a folder, not an experiment's file")
@@ -188,7 +189,7 @@ def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, d
 def _exists(path: Path) -> bool:
     """Whether there is a file. A pipe of the shell, as in ``fedemu run <(...)``, is one, too."""
     try:
-        return path.exists()
+        return exists(path)
     except (OSError, ValueError):
         return False
 
@@ -196,7 +197,7 @@ def _exists(path: Path) -> bool:
 def _instead_of(path: Path) -> str:
     """What to do where there is no file of this name."""
     folder = path.parent
-    if not folder.is_dir():
+    if not is_folder(folder):
         return "; there is no such folder"
     files = {file.stem: str(file) for file in folder.glob("*.toml")}
     for known in (files, {name: name for name in preset_names()} if folder == Path() else {}):

@@ -15,6 +15,7 @@ from fedemu.ops.experiment.tables.fleet import AvailabilityTrace, ComputeTrace, 
 from fedemu.ops.experiment.tables.section import AUTO
 from fedemu.ops.homes import expanded
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.paths import is_file
 
 TRACES_FILE = "traces.json"
 """The file beside the ``config.toml`` of a run directory that holds the content of its trace files."""
@@ -34,7 +35,7 @@ def with_traces(experiment: Experiment, folders: Sequence[Path], frozen: Path | 
     named = _named_tables(experiment)
     if not named:
         return experiment
-    kept = _frozen_traces(frozen, named) if frozen is not None and frozen.is_file() else None
+    kept = _frozen_traces(frozen, named) if frozen is not None and is_file(frozen) else None
     return experiment.model_copy(update={"traces": kept or _read_traces(experiment, folders)})
 
 
@@ -85,7 +86,7 @@ def _read_profile(key: str, quantity: ComputeTrace | NetworkTrace, path: Path) -
 def _locate(setting: str, name: str, folders: Sequence[Path]) -> Path:
     file = expanded(name)
     for folder in folders:
-        if (folder / file).is_file():
+        if is_file(folder / file):
             return folder / file
     looked = " and ".join(str(folder) for folder in folders)
     hint = "" if len(folders) > 1 else "; set FEDEMU_DATA to the folder that holds it"

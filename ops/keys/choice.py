@@ -12,6 +12,7 @@ from fedemu.ops.figures import counted
 from fedemu.ops.keys.approval import Approval
 from fedemu.ops.keys.store import KeyFolder, read_public
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.paths import exists
 from fedemu.protocol.transport.curve import ClientKeys, ServerKeys
 
 _ADDRESS = re.compile(r"tcp://.+:(\d+|\*)")
@@ -30,7 +31,7 @@ def server_keys(runtime: Runtime, environment: Mapping[str, str]) -> ServerKeys 
     if not private and not _ADDRESS.fullmatch(runtime.bind):
         raise ConfigurationError(f"the address {runtime.bind!r} is not of the form tcp://HOST:PORT or ipc://PATH")
     folder = KeyFolder.of(runtime.keys, environment)
-    if not private and not folder.secret_file.exists():
+    if not private and not exists(folder.secret_file):
         raise ConfigurationError(
             f"other machines can reach {runtime.bind}, and there are no keys in {folder.path}; make them with "
             "`fedemu keys new`, let machines in with `fedemu keys approve NAME KEY`, or say --insecure to let "

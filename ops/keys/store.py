@@ -22,6 +22,7 @@ from zmq.utils import z85
 from fedemu.ops.homes import expanded, user_folder
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import usable, write_whole
+from fedemu.protocol.host.paths import exists, is_folder
 from fedemu.protocol.transport.curve import KEY_CHARACTERS, require_curve
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class KeyFolder:
     def new(self) -> str:
         """Make this machine's pair of keys, and return the public key. Raises ConfigurationError if there is one."""
         require_curve()
-        if self.secret_file.exists() or self.public_file.exists():
+        if exists(self.secret_file) or exists(self.public_file):
             raise ConfigurationError(
                 f"there is a key in {self.path} already (`fedemu keys list` shows it); "
                 f"remove {self.public_file.name} and {self.secret_file.name} to make another"
@@ -87,7 +88,7 @@ class KeyFolder:
     def pair(self) -> tuple[str, str]:
         """The public and the secret key of this machine. Raises ConfigurationError if they cannot be used."""
         require_curve()
-        if not self.secret_file.exists():
+        if not exists(self.secret_file):
             raise ConfigurationError(f"there is no key in {self.path}; make one with `fedemu keys new`")
         public, secret = _load(self.secret_file)
         if secret is None:
@@ -103,7 +104,7 @@ class KeyFolder:
     def require_own(self) -> None:
         """Raise ConfigurationError if other users can write here: they could approve machines."""
         for folder in (self.path, self.approved_folder):
-            if folder.exists() and folder.stat().st_mode & 0o022:
+            if exists(folder) and folder.stat().st_mode & 0o022:
                 raise ConfigurationError(
                     f"other users can write to {folder}, so they could let machines in; chmod go-w it"
                 )
@@ -154,7 +155,7 @@ def _is_edge(file: Path) -> bool:
 
 def read_public(text: str) -> str:
     """The public key that ``text`` is, or that is in the file ``text``. Raises ConfigurationError if there is none."""
-    if len(text) == KEY_CHARACTERS and not Path(text).exists():
+    if len(text) == KEY_CHARACTERS and not exists(Path(text)):
         _check_key(text, "this")
         return text
     path = expanded(text)
@@ -172,9 +173,9 @@ def _load(path: Path) -> tuple[str, str | None]:
     try:
         public, secret = load_certificate(path)
     except (OSError, ValueError, IndexError) as error:
-        if not path.exists():
+        if not exists(path):
             raise ConfigurationError(f"{str(path)!r} is neither a public key of 40 characters nor a file") from error
-        if path.is_dir():
+        if is_folder(path):
             raise ConfigurationError(f"{str(path)!r} is a folder; give the file in it, such as machine.key") from error
         raise ConfigurationError(f"{path} has no public key") from error
     texts = [None if key is None else key.decode("ascii", "replace") for key in (public, secret)]

@@ -19,8 +19,9 @@ from fedemu.ops.figures import counted
 from fedemu.ops.live.machine import Crew
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.results.holder import UNNAMED
+from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.source import interpreter
+from fedemu.protocol.host.paths import is_folder
 
 OUTPUT: Final = "resumed.out"
 """What a resumed run prints goes into this file of its logs."""
@@ -157,7 +158,7 @@ class Breaking:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                cwd=place if place.is_dir() else None,
+                cwd=place if is_folder(place) else None,
                 start_new_session=True,
             )
         self._resumed[run.number] = process

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import psutil
 
 from fedemu.ops.watching.feed import LIVE
+from fedemu.protocol.host.paths import is_file
 
 
 class Supervisor(NamedTuple):
@@ -79,5 +80,5 @@ def _state_folders(process: psutil.Process) -> Iterator[Path]:
     for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
         with suppress(OSError):
             folder = descriptor.readlink()
-            if (folder / "lease.json").is_file():
+            if is_file(folder / "lease.json"):
                 yield folder.parent.parent

@@ -22,6 +22,7 @@ from fedemu.ops.live.stream import Stream
 from fedemu.ops.live.tail import Tail
 from fedemu.ops.results.holder import UNNAMED, holder_of
 from fedemu.ops.watching.feed import FLEET, LIVE, read_feed, watch
+from fedemu.protocol.host.paths import is_file
 
 KEPT_EVENTS: Final = 1000
 """The number of last events that a viewer who comes new is given."""
@@ -214,7 +215,7 @@ class LiveRun:
         elif self.resuming:
             state = "resuming"
         else:
-            state = str(summary.get("outcome", "stopped" if (self.directory / CONFIG).is_file() else "gone"))
+            state = str(summary.get("outcome", "stopped" if is_file(self.directory / CONFIG) else "gone"))
         seconds = totals.get("round_seconds", 0.0)
         # The coordinator's account is up to seconds old. Meanwhile the log may have told the end of its ask.
         ask = feed.get("ask") or {}

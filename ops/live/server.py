@@ -18,6 +18,7 @@ from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.story import Stories
 from fedemu.ops.live.stream import Stream, frame
 from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.host.paths import exists
 
 STATIC: Final = Path(__file__).parent / "static"
 STYLE: Final = Path(__file__).parent.parent / "pages" / "templates" / "style.css"
@@ -57,7 +58,7 @@ class Page:
     def wanted(self, seconds: float) -> bool:
         """Whether there is something to see, and somebody watches or did so less than ``seconds`` ago."""
         # The directory of an experiment that could not begin is removed.
-        return any(run.directory.exists() for run in self._runs) and (
+        return any(exists(run.directory) for run in self._runs) and (
             self.viewers > 0 or time.monotonic() - self.left < seconds
         )
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import FedemuError
-from fedemu.protocol.host.source import interpreter
 
 OUTPUT: Final = "page.out"
 """What the page's process prints goes into this file of the run's logs."""

@@ -25,8 +25,8 @@ from fedemu.ops.experiment import Experiment
 from fedemu.ops.live.forms import is_ask, is_event
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.tail import backwards
+from fedemu.protocol.code.own_code import account
 from fedemu.protocol.errors import FedemuError
-from fedemu.protocol.host.own_code import account
 from fedemu.protocol.ids import AskId
 
 MOST_VISITS: Final = 60

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedemu.coordinator.record.growing import GrowingLog
+from fedemu.protocol.host.paths import is_file
 
 MOST_BYTES = 2**25
 """The most bytes that one look reads. The rest comes with the next looks."""
@@ -58,7 +59,7 @@ def backwards(path: Path, form: Form) -> Iterator[dict[str, Any]]:
 
     No more of the log is read than is asked for. A log that cannot be read has no objects.
     """
-    if not path.is_file():
+    if not is_file(path):
         return
     with suppress(OSError), path.open("rb") as file:
         place, first, ended = file.seek(0, os.SEEK_END), b"", False

@@ -34,8 +34,8 @@ from fedemu.ops.running.folder import (
 from fedemu.ops.running.seeds import SeedGroup, abandon, is_group, new_group, parse_seeds, reopen_group
 from fedemu.ops.running.words import is_complete
 from fedemu.ops.terminal import say
+from fedemu.protocol.code.own_code import Told, retold
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, UnreachableError
-from fedemu.protocol.host.own_code import Told, retold
 
 Seeds = int | str | Sequence[int]
 """Seeds of several runs: their number, a text such as ``0-4`` or ``0,3``, or the seeds."""

@@ -24,6 +24,7 @@ from typing import Any
 from fedemu.ops.notebook.sources import alias_of, codes_of, source_of, submodules
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.paths import is_file
 
 FOLDER = Path("fedemu-cells")
 """The folder, in the working folder, that holds the files."""
@@ -53,7 +54,7 @@ def name_of(thing: Any, setting: str) -> str:
     text = Written(setting, name, thing.__module__).text
     digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
     path = FOLDER / f"{name.lower()}_{digest}.py"
-    if not path.is_file():
+    if not is_file(path):
         FOLDER.mkdir(exist_ok=True)
         write_whole(path, text)
     return f"{path}:{name}"

@@ -20,8 +20,9 @@ from fedemu.ops.notebook.settings import toml, without_settings
 from fedemu.ops.notebook.shown import Shown
 from fedemu.ops.running.codes import COMPLAINT
 from fedemu.ops.running.exits import TOLD
-from fedemu.protocol.host.own_code import Told
-from fedemu.protocol.host.source import interpreter
+from fedemu.protocol.code.own_code import Told
+from fedemu.protocol.code.source import interpreter
+from fedemu.protocol.host.paths import exists
 
 STOP_PATIENCE = 60.0
 """The real seconds that an interrupted run may take to end."""
@@ -48,7 +49,7 @@ def play(folder: Path, runtime: Runtime, shown: Shown, seeds: Sequence[int] = ()
     with tempfile.TemporaryDirectory(prefix="fedemu-") as beside:
         told = Path(beside) / "told.json"
         code, words = _play(folder, runtime, shown, seeds, told)
-        cause = Told(*json.loads(told.read_text(encoding="utf-8"))) if told.exists() else None
+        cause = Told(*json.loads(told.read_text(encoding="utf-8"))) if exists(told) else None
         return Ended(code, words, cause)
 
 

@@ -18,6 +18,7 @@ from fedemu.ops.notebook.shown import show_figures
 from fedemu.ops.results.doubts import doubts
 from fedemu.ops.results.results import Results
 from fedemu.ops.results.words import settings_in_words
+from fedemu.protocol.host.paths import exists
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,11 +110,11 @@ class Result(Results):
         return f"{self.name}: {', '.join(told)}, in {self.directory}"
 
     def __repr__(self) -> str:
-        facts = {**self.facts, "report": str(self.report) if self.report.exists() else ""}
+        facts = {**self.facts, "report": str(self.report) if exists(self.report) else ""}
         width = max(map(len, facts))
         lines = [f"  {name:<{width}}  {value}" for name, value in facts.items() if value]
         return "\n".join([f"{self.name}: {self.outcome}", *lines])
 
     def _repr_html_(self) -> str:
-        report = link(self.report, "report") if self.report.exists() else ""
+        report = link(self.report, "report") if exists(self.report) else ""
         return card(self.name, self.outcome, {**self.facts, "pages": report})

@@ -11,6 +11,7 @@ from fedemu.ops.compare.compare import compare
 from fedemu.ops.notebook.card import card, link
 from fedemu.ops.notebook.compared import ComparedRuns
 from fedemu.ops.notebook.result import Result
+from fedemu.protocol.host.paths import exists
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -64,7 +65,7 @@ class SeedResults:
 
     def _repr_html_(self) -> str:
         of_seeds = {f"seed {result.settings['seed']}": result.facts["accuracy"] for result in self.results}
-        page = link(self.page, "comparison") if self.page.exists() else ""
+        page = link(self.page, "comparison") if exists(self.page) else ""
         facts = {**of_seeds, "folder": str(self.folder), "pages": page}
         first = self.results[0]
         outcomes = ", ".join(dict.fromkeys(result.outcome for result in self.results))

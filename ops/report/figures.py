@@ -25,6 +25,7 @@ from fedemu.ops.report.plots.replay import REPLAY_PLOTS
 from fedemu.ops.report.plots.rounds import PLOTS, class_accuracy
 from fedemu.ops.results.periods import period_results
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.paths import is_file
 
 LOCAL_CURVES: Final = "local_curves.json"
 """The file of a run directory that ``fedemu report --curves`` writes."""
@@ -96,4 +97,4 @@ def _with_names(plots: Mapping[str, Plot], run: Run) -> dict[str, Plot]:
 def _local_curves(directory: Path) -> Mapping[str, object]:
     """What ``local_curves.json`` holds, empty if there is no such file."""
     file = directory / LOCAL_CURVES
-    return read_object(file.read_bytes(), file) if file.is_file() else {}
+    return read_object(file.read_bytes(), file) if is_file(file) else {}

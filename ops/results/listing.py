@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.ops.results.holder import holder_of
+from fedemu.protocol.host.paths import exists, is_file, is_folder
 
 MARKS = ("config.toml", "metrics.jsonl", "summary.json")
 """A folder with one of these files is a run directory."""
@@ -114,7 +115,7 @@ def _state(directory: Path, summary: dict[str, Any], rounds: int | None, of_roun
         return outcome
     if isinstance(outcome, str):
         return "interrupted"  # it was completed, and was to get more rounds
-    begun = rounds is not None or (directory / "checkpoint").is_dir()
+    begun = rounds is not None or is_folder(directory / "checkpoint")
     return "unfinished" if begun else "not begun"
 
 
@@ -150,7 +151,7 @@ def _summary(directory: Path) -> tuple[dict[str, Any], bool]:
     path = directory / "summary.json"
     text = _text(path)
     if text is None:
-        return {}, path.exists()
+        return {}, exists(path)
     return _object(text)
 
 
@@ -200,7 +201,7 @@ def _object(text: str | bytes) -> tuple[dict[str, Any], bool]:
 
 def _is_special(path: Path) -> bool:
     """Whether there is something else than a file, such as a pipe, at which a reader would wait."""
-    return path.exists() and not path.is_file()
+    return exists(path) and not is_file(path)
 
 
 def _text(path: Path) -> str | None:

@@ -13,6 +13,7 @@ from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.record.summary import accuracy_of_last
 from fedemu.ops.figures import counted, per_second, percent, span
 from fedemu.ops.results.doubts import doubts
+from fedemu.protocol.host.paths import exists
 from fedemu.protocol.messages import OUTCOMES
 
 
@@ -104,7 +105,7 @@ class Results:
                 "  perturbed: a device was given up or lost its own state, unplanned, so the same run may end otherwise"
             )
         lines.append(f"  model     {self.model}  sha256 {str(summary.get('model_digest'))[:16]}")
-        if self.report.exists():
+        if exists(self.report):
             lines.append(f"  report    {self.report}")
         return "\n".join(lines)
 

@@ -19,6 +19,7 @@ from fedemu.ops.experiment.sources import CONFIG_FILE
 from fedemu.ops.experiment.toml_text import toml_key, toml_value
 from fedemu.ops.figures import counted
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.paths import is_file
 
 Keys = tuple[str, ...]
 Table = Mapping[str, Any]
@@ -102,7 +103,7 @@ def date_of(run: Run) -> str:
     with suppress(ValueError):  # the summary may be damaged
         if ended is not None:
             return _readable(datetime.fromisoformat(str(ended)))
-    written = [run.path / name for name in ("metrics.jsonl", CONFIG_FILE) if (run.path / name).is_file()]
+    written = [run.path / name for name in ("metrics.jsonl", CONFIG_FILE) if is_file(run.path / name)]
     return _readable(datetime.fromtimestamp(written[0].stat().st_mtime, UTC)) if written else ""
 
 

@@ -32,12 +32,12 @@ from fedemu.ops.watching.exporter import Exporter
 from fedemu.ops.watching.feed import LIVE, MACHINE, Feed, told_by
 from fedemu.ops.watching.logs import open_log
 from fedemu.ops.watching.metrics import SupervisorMetrics
+from fedemu.protocol.code.named import place_of
+from fedemu.protocol.code.source import source_of
 from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError
 from fedemu.protocol.host.files import usable
 from fedemu.protocol.host.garbage import settle
-from fedemu.protocol.host.named import place_of
 from fedemu.protocol.host.phases import mark
-from fedemu.protocol.host.source import source_of
 from fedemu.protocol.transport.curve import ClientKeys
 
 

@@ -15,9 +15,9 @@ import typer
 
 from fedemu.ops.running.codes import COMPLAINT, INTERNAL_ERROR, INTERRUPTED, USAGE
 from fedemu.ops.watching.logs import log_crash, log_failure
+from fedemu.protocol.code.own_code import Elsewhere, account, cause_of, own_frames, told, whole
 from fedemu.protocol.errors import FedemuError, lacks_memory
 from fedemu.protocol.host.files import is_full, refusal_of, shortage
-from fedemu.protocol.host.own_code import Elsewhere, account, cause_of, own_frames, told, whole
 
 TOLD = "_FEDEMU_TOLD"
 """The environment variable with the file into which an error of somebody's own code is written, as ``Told`` in JSON.

@@ -20,6 +20,7 @@ from fedemu.ops.experiment.unchanged import require_unchanged
 from fedemu.ops.figures import counted
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.files import usable
+from fedemu.protocol.host.paths import exists, is_file, is_folder
 
 RUNS = Path("runs")
 PLACES = "places.json"
@@ -50,7 +51,7 @@ def clear_claim(directory: Path) -> None:
 
     A folder looks the same while another process is claiming it, whose claim then fails.
     """
-    if not directory.is_dir() or (directory / CONFIG_FILE).is_file():
+    if not is_folder(directory) or is_file(directory / CONFIG_FILE):
         return
     if all(one.name.startswith((".", CONFIG_FILE, TRACES_FILE)) for one in directory.iterdir()):
         shutil.rmtree(directory, ignore_errors=True)
@@ -119,7 +120,7 @@ def read_places(directory: Path) -> dict[str, Any]:
     Raises ConfigurationError for a damaged file.
     """
     file = directory / PLACES
-    return read_object(file.read_bytes(), file) if file.is_file() else {}
+    return read_object(file.read_bytes(), file) if is_file(file) else {}
 
 
 def keep_grown(directory: Path, experiment: Experiment) -> None:
@@ -169,7 +170,7 @@ def give_back(directory: Path) -> bool:
     """
     rows, checkpoint = directory / "metrics.jsonl", directory / "checkpoint"
     try:
-        if (rows.exists() and rows.stat().st_size) or (checkpoint.exists() and any(checkpoint.iterdir())):
+        if (exists(rows) and rows.stat().st_size) or (exists(checkpoint) and any(checkpoint.iterdir())):
             return False
     except OSError:
         return False

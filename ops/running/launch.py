@@ -23,8 +23,8 @@ from typing import IO
 
 from fedemu.ops.running.codes import COMPLAINT, STOP_SIGNALS
 from fedemu.ops.running.launch_rules import Action, CallDevices, Child, Launch, Patience, Say, Send, StartDevices
+from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.source import interpreter
 from fedemu.protocol.wording import refusal
 
 DEFAULT_PATIENCE = Patience()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from fedemu.device.compute.environment import PORTABLE_ENVIRONMENT, lacking
 from fedemu.ops.experiment import Experiment
-from fedemu.protocol.host.source import interpreter
+from fedemu.protocol.code.source import interpreter
 
 _CHILD = "fedemu.ops.running.child"
 

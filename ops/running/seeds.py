@@ -40,6 +40,7 @@ from fedemu.ops.running.words import at_address, is_complete
 from fedemu.ops.terminal import say
 from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.paths import exists, is_file, is_folder
 
 _MOST_SEEDS = 1000
 _SEEDS = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?")
@@ -87,7 +88,7 @@ def parse_seeds(text: str) -> list[int]:
 
 def is_group(folder: Path) -> bool:
     """Whether a folder holds the runs of a group of seeds, and is no run directory itself."""
-    return not (folder / CONFIG_FILE).is_file() and bool(_claimed(folder))
+    return not is_file(folder / CONFIG_FILE) and bool(_claimed(folder))
 
 
 def new_group(
@@ -109,7 +110,7 @@ def new_group(
     check_trackers(runtime.track.to, runtime.track.out)
     find_data(experiment)
     folder = out if out is not None else next_free(f"{experiment.name}-seeds")
-    if out is not None and (out.is_file() or (out.is_dir() and any(out.iterdir()))):
+    if out is not None and (is_file(out) or (is_folder(out) and any(out.iterdir()))):
         hint = f", or go on with its seeds by --resume {shlex.quote(str(out))}" if is_group(out) else ""
         raise ConfigurationError(f"{out} exists and is not empty; choose another --out{hint}")
     group = SeedGroup(folder, members := [], runtime)
@@ -216,7 +217,7 @@ def _say_how_to_go_on(group: SeedGroup) -> None:
 def abandon(group: SeedGroup) -> None:
     """Remove what was claimed for runs that have not begun."""
     for member in group.members:
-        if member.new and member.directory.exists():
+        if member.new and exists(member.directory):
             give_back(member.directory)
     with suppress(OSError):  # other runs are in it
         group.folder.rmdir()
@@ -242,7 +243,7 @@ def _claimed(folder: Path) -> dict[int, Path]:
     """The run directories in ``folder``, by seed, in ascending order."""
     found = {
         int(name[1]): child
-        for child in (folder.iterdir() if folder.is_dir() else ())
-        if (name := re.fullmatch(r"seed-(\d+)", child.name)) and (child / CONFIG_FILE).is_file()
+        for child in (folder.iterdir() if is_folder(folder) else ())
+        if (name := re.fullmatch(r"seed-(\d+)", child.name)) and is_file(child / CONFIG_FILE)
     }
     return dict(sorted(found.items()))

@@ -26,6 +26,7 @@ from fedemu.ops.running.words import at_address, conclude, liveness_line, proces
 from fedemu.ops.terminal import can_redraw, say
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import GO_ON, usable
+from fedemu.protocol.host.paths import exists
 from fedemu.protocol.host.private import private_folder
 
 ONE_MACHINE = ("fedemu-devices", "fedemu.ops.running.devices")
@@ -180,7 +181,7 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
         sys.stderr.write(_SHOW_CURSOR)
     if ended.devices_said_why:
         say(last_words(devices_terminal) or f"{COMPLAINT}an error ended the devices; {logs} may say which")
-    if ended.exit_code and runtime.log_level == "debug" and devices_terminal.exists():
+    if ended.exit_code and runtime.log_level == "debug" and exists(devices_terminal):
         say(devices_terminal.read_text(encoding="utf-8", errors="replace"))
     return INTERNAL_ERROR if ended.exit_code is None else ended.exit_code
 
@@ -191,7 +192,7 @@ def _reachable_elsewhere(directory: Path, runtime: Runtime) -> Runtime:
     told = {} if "bind" in runtime.model_fields_set else {"bind": f"tcp://{'127.0.0.1' if here else '0.0.0.0'}:0"}
     if not runtime.keys:
         keys = KeyFolder(directory / "keys")
-        if not keys.secret_file.exists():
+        if not exists(keys.secret_file):
             keys.new()
         told["keys"] = str(keys.path.absolute())
     return runtime.model_copy(update=told)

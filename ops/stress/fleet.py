@@ -17,8 +17,9 @@ import psutil
 
 from fedemu.coordinator.record.json_lines import read_lines
 from fedemu.coordinator.record.row import Row, read_rows
+from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import FedemuError
-from fedemu.protocol.host.source import interpreter
+from fedemu.protocol.host.paths import exists
 
 POLL_SECONDS = 0.02
 
@@ -72,7 +73,7 @@ class LiveFleet:
         """
         # Nobody reads the reports of these runs, and drawing one takes two seconds.
         arguments = ["coordinator", "--bind", self.address, "--set", "runtime.report=false", *options]
-        if (self.run_directory / "config.toml").exists():
+        if exists(self.run_directory / "config.toml"):
             arguments += ["--resume", str(self.run_directory)]
         else:
             arguments += [self._experiment, "--out", str(self.run_directory)]
@@ -249,7 +250,7 @@ def start_interpreter(
 def finished_rounds(run_directory: Path) -> int:
     """How many rounds of a run are over. This is cheap enough to be asked again and again."""
     path = run_directory / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    return path.read_bytes().count(b"\n") if exists(path) else 0
 
 
 @contextmanager

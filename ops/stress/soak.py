@@ -25,6 +25,7 @@ from fedemu.ops.running.launch import free_address, last_words
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, live_fleet
 from fedemu.ops.stress.slopes import Slope, slope_of
 from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.paths import is_folder
 
 EXPERIMENT = "digits-small+public+flashback"
 SETTINGS = (
@@ -156,7 +157,7 @@ def soak(
             if not complaints:
                 complaints += _farewell(fleet)
         complaints += [f"still running after the end: {process}" for process in fleet.leftovers()]
-        complaints += [f"left behind: {path}" for path in sorted(Path(temporary).rglob("*")) if not path.is_dir()]
+        complaints += [f"left behind: {path}" for path in sorted(Path(temporary).rglob("*")) if not is_folder(path)]
     slopes = judge(seconds, samples)
     if not complaints and any(math.isinf(slope.low) for slope in slopes.values()):
         complaints.append(f"too few samples to tell whether anything grows: {len(samples)}")
@@ -267,5 +268,5 @@ def _number(process: psutil.Process, of: str) -> int:
 def _files(folder: Path) -> int:
     """The number of files below a folder. Files that go meanwhile do no harm."""
     with suppress(OSError):
-        return sum(1 for path in folder.rglob("*") if not path.is_dir())
+        return sum(1 for path in folder.rglob("*") if not is_folder(path))
     return 0

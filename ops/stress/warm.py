@@ -18,7 +18,7 @@ import psutil
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
 from fedemu.device.machine.processes import ZYGOTE_ENVIRONMENT
 from fedemu.ops.stress.warm_process import MESSAGE_BYTES
-from fedemu.protocol.host.source import interpreter
+from fedemu.protocol.code.source import interpreter
 
 
 class Started(psutil.Process):  # type: ignore[misc]

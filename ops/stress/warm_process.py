@@ -23,9 +23,9 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from fedemu.device.forking import Waiting
+from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.host.garbage import settle
 from fedemu.protocol.host.kernel import end_with_parent, name_process
-from fedemu.protocol.host.source import interpreter
 
 MESSAGE_BYTES = 2**18
 """The largest message on the line: arguments and an environment."""

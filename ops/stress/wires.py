@@ -46,6 +46,8 @@ class Wires:
     """
 
     def __init__(self, names: Sequence[str], quality: Quality, seed: int = 1) -> None:
+        if shutil.which("ip") is None:
+            raise ConfigurationError("network namespaces need the command ip; install iproute2")
         self.addresses = {name: f"10.77.0.{number}" for number, name in enumerate(names, 1)}
         self._quality = quality
         self._chance = random.Random(seed)
@@ -92,8 +94,6 @@ class Wires:
     def _join(self, name: str) -> None:
         """Make the namespace of a machine, with its interface."""
         space, device = self._spaces[name], f"fe{os.getpid() % 10**7}{len(self._descriptors)}"
-        if shutil.which("ip") is None:
-            raise ConfigurationError("network namespaces need the command ip; install iproute2")
         _ip("netns", "add", space)
         try:
             descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -26,6 +26,7 @@ from fedemu.ops.running.launch import child_command
 from fedemu.ops.sweeps.plan import Planned
 from fedemu.ops.sweeps.runs import command_of
 from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.paths import is_folder
 
 _THERE = "run"
 """The name of the run directory at the node, in a temporary folder."""
@@ -121,7 +122,7 @@ def _play(words: list[str], packed: bytes, experiment: bytes, named: str, begun:
         with said.open("wb") as lines:
             process = subprocess.Popen(
                 child_command("fedemu-run", "fedemu.ops.cli.__main__", command, *options),
-                cwd=begun if Path(begun).is_dir() else folder,
+                cwd=begun if is_folder(Path(begun)) else folder,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=lines,
@@ -142,7 +143,7 @@ def _ended(process: subprocess.Popen[bytes]) -> int:
 
 def _pack(directory: Path) -> bytes:
     """A folder as an archive; empty if there is none."""
-    if not directory.is_dir():
+    if not is_folder(directory):
         return b""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:

@@ -23,6 +23,7 @@ from fedemu.ops.running.seeds import parse_seeds
 from fedemu.ops.sweeps.grid import Choice, name_of, override_of, points
 from fedemu.ops.sweeps.methods import resolved
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.paths import is_file
 
 SHIPPED = FOLDER / "sweeps"
 MOST_RUNS = 100_000
@@ -104,7 +105,7 @@ class Planned:
 def is_sweep(source: str) -> bool:
     """Whether a source is a sweep: a shipped one, or a TOML file with parts. Anything else is an experiment."""
     path = Path(source)
-    if path.is_file():
+    if is_file(path):
         return "parts" in read_toml(path)
     return source in shipped_names()
 
@@ -120,7 +121,7 @@ def load_sweep(source: str) -> Sweep:
     Raises ConfigurationError if there is none, or if there is a mistake in it.
     """
     path = Path(source)
-    if not path.is_file():
+    if not is_file(path):
         known = shipped_names()
         if source not in known:
             hint = did_you_mean(source, known) or f"; the shipped sweeps are {', '.join(known)}"

@@ -28,6 +28,7 @@ from fedemu.ops.running.words import is_complete
 from fedemu.ops.sweeps.plan import Planned
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.host.paths import is_file
 
 Command = Callable[[Path, Planned], list[str]]
 """Makes the command of a run from its directory."""
@@ -81,7 +82,7 @@ class Progress:
 
 def command_of(directory: Path, planned: Planned) -> list[str]:
     """The command of a run: of a new one, or of one that goes on in its directory."""
-    begun = (directory / CONFIG_FILE).is_file()
+    begun = is_file(directory / CONFIG_FILE)
     source = ["--resume", str(directory)] if begun else [planned.experiment, "--out", str(directory)]
     overrides = [*planned.overrides, f"seed={planned.seed}", "runtime.transport=memory", "runtime.report=false"]
     settings = [word for override in overrides for word in ("--set", override)]
@@ -132,7 +133,7 @@ def is_over(directory: Path, wanted: Experiment | None = None) -> bool:
 
     ``wanted`` is the experiment that is planned, which may have more rounds than the run has had.
     """
-    if not (directory / CONFIG_FILE).is_file():
+    if not is_file(directory / CONFIG_FILE):
         return False
     try:
         outcome = (read_summary(directory) or {}).get("outcome")
@@ -143,7 +144,7 @@ def is_over(directory: Path, wanted: Experiment | None = None) -> bool:
 
 def require_same(directory: Path, wanted: Experiment) -> None:
     """Raise ConfigurationError if a run has begun here as another experiment. It may get more rounds."""
-    if not (directory / CONFIG_FILE).is_file():
+    if not is_file(directory / CONFIG_FILE):
         return
     try:
         frozen = read_frozen(directory)

@@ -17,6 +17,7 @@ from fedemu.ops.sweeps.methods import resolved
 from fedemu.ops.sweeps.plan import Part, Planned, chosen, load_sweep, runs_of
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, DataError
+from fedemu.protocol.host.paths import is_file
 
 SUITES = FOLDER / "suites"
 
@@ -33,7 +34,7 @@ def open_suite(source: str, size: str, added: Sequence[str], own_only: bool = Fa
     Raises ConfigurationError if there is no such suite or size, or if methods are added and no part has presets.
     """
     path = Path(source)
-    if not path.is_file():
+    if not is_file(path):
         known = suite_names()
         if source not in known:
             hint = did_you_mean(source, known) or f"; the shipped suites are {', '.join(known)}"

@@ -23,6 +23,7 @@ from fedemu.ops.sweeps.runs import Command, Failed, Progress, command_of, is_ove
 from fedemu.ops.terminal import say
 from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.host.paths import is_file
 
 Loaded = Mapping[Path, tuple[Experiment, Runtime]]
 """The experiment and the machine's settings of each run, by its folder."""
@@ -55,9 +56,9 @@ def prepare(folder: Path, experiments: Loaded) -> None:
 
     The folder of the sweep itself may be no run directory.
     """
-    if folder.is_file():
+    if is_file(folder):
         raise ConfigurationError(f"{folder} is a file; name a folder with --out")
-    if (folder / CONFIG_FILE).is_file():
+    if is_file(folder / CONFIG_FILE):
         raise ConfigurationError(f"{folder} is a run directory, in which nobody looks for runs; choose another --out")
     for place, (experiment, runtime) in experiments.items():
         check_trackers(runtime.track.to, runtime.track.out)
@@ -207,7 +208,7 @@ def _compare(folder: Path, runs: Sequence[Planned], *, quiet: bool) -> None:
 
 def _can_be_read(group: Path, planned: Collection[Path]) -> bool:
     """Whether the runs of a folder of seeds have a row. If one is damaged it is told, and all are left out."""
-    runs = sorted(run for run in planned if (run / "metrics.jsonl").is_file())
+    runs = sorted(run for run in planned if is_file(run / "metrics.jsonl"))
     for run in runs:
         try:
             read_run(run)

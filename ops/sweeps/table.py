@@ -15,6 +15,7 @@ from fedemu.ops.results.own_measures import Teller, own_measures
 from fedemu.ops.sweeps.plan import Planned
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.paths import is_folder
 
 TABLE = "sweep.csv"
 _LEFT_OUT = ("rounds_to_50", "rounds_to_75", "rounds_to_95")
@@ -54,7 +55,7 @@ def others_in_table(folder: Path, runs: Sequence[Planned]) -> int:
     except (OSError, ValueError, csv.Error):  # somebody may have saved it in another form
         return 0
     others = earlier - {str(run.folder) for run in runs} - {""}
-    return sum((folder / directory).is_dir() for directory in others)
+    return sum(is_folder(folder / directory) for directory in others)
 
 
 def _of_run(directory: Path, figures: Sequence[str]) -> tuple[Mapping[str, Any], Mapping[str, float]]:
@@ -62,7 +63,7 @@ def _of_run(directory: Path, figures: Sequence[str]) -> tuple[Mapping[str, Any],
     try:
         run = read_run(directory)
     except FedemuError:
-        return {"outcome": "damaged" if directory.is_dir() else "missing"}, {}
+        return {"outcome": "damaged" if is_folder(directory) else "missing"}, {}
     values = figures_of([run], None)
     told = {
         "outcome": outcome_of(run),

@@ -16,9 +16,10 @@ from fedemu.ops.experiment import Experiment
 from fedemu.ops.track.kinds import file_name, tracker
 from fedemu.ops.track.numbers import numbers_of, parameters_of
 from fedemu.ops.track.tracker import Ended, Memory, Tracked
+from fedemu.protocol.code.own_code import account
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.files import refusal_by_disk, write_among_others
-from fedemu.protocol.host.own_code import account
+from fedemu.protocol.host.paths import exists, is_file
 from fedemu.protocol.wording import an_object
 
 FOLDER: Final = "track"
@@ -39,7 +40,7 @@ class Export:
         self._log = RowLog(directory)
         self._state_file = directory / FOLDER / f"{file_name(name)}.json"
         known = self._read_states().get(self.out, {})
-        if "://" not in self.out and not Path(self.out).exists():
+        if "://" not in self.out and not exists(Path(self.out)):
             known = {}  # somebody has removed what was written
         self._told = int(known.get("told", 0))
         self._summary = known.get("summary")
@@ -80,7 +81,7 @@ class Export:
         if summary is not None and summary != self._summary:
             model = self._directory / MODEL
             figures = sorted((self._directory / "plots").glob("*.png"))
-            self._tracker.ended(Ended(summary, figures, model if model.is_file() else None))
+            self._tracker.ended(Ended(summary, figures, model if is_file(model) else None))
             self._tracker.flush()
             self._summary = summary
             self._keep()

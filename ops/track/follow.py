@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from fedemu.ops.track.export import Export
-from fedemu.protocol.host.own_code import account, whole
+from fedemu.protocol.code.own_code import account, whole
 
 _MOST_LINES: Final = 2**16
 """As many as a pipe holds."""

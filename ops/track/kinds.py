@@ -10,8 +10,8 @@ from typing import NamedTuple
 from fedemu.ops.extras import require
 from fedemu.ops.homes import expanded
 from fedemu.ops.track.tracker import Tracker
+from fedemu.protocol.code.named import load
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.named import load
 
 
 class Kind(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.track.tracker import Ended, Memory, Tracked
+from fedemu.protocol.host.paths import exists
 
 
 class WeightsAndBiases:
@@ -89,5 +90,5 @@ def _await_free_name(folder: Path, identity: str) -> None:
     Up to version 0.22 a folder is named by the second and the id. A run that goes on within the same second would get
     the folder of its first part, and replace its file.
     """
-    while (folder / f"offline-run-{time.strftime('%Y%m%d_%H%M%S')}-{identity}").exists():
+    while exists(folder / f"offline-run-{time.strftime('%Y%m%d_%H%M%S')}-{identity}"):
         time.sleep(0.05)

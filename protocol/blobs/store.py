@@ -15,6 +15,7 @@ from fedemu.protocol.codec import Buffer
 from fedemu.protocol.errors import BlobError, UnwritableError
 from fedemu.protocol.host.files import PartialFile, refusal_of, remove_abandoned
 from fedemu.protocol.host.mapping import mapped
+from fedemu.protocol.host.paths import exists
 from fedemu.protocol.ids import Digest, digest_of, digest_of_file
 
 log = logging.getLogger(__name__)
@@ -52,8 +53,8 @@ class BlobStore:
     def has(self, digest: Digest) -> bool:
         """Whether the blob is here, whole."""
         path = self.path(digest)
-        if digest in self._verified or not path.exists():
-            return path.exists()
+        if digest in self._verified or not exists(path):
+            return exists(path)
         try:
             if digest_of_file(path) == digest:
                 self._verified.add(digest)

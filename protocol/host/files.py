@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from fedemu.protocol.errors import ConfigurationError, FedemuError, lacks_memory
+from fedemu.protocol.host.paths import exists
 from fedemu.protocol.wording import refusal
 
 Buffer = bytes | bytearray | memoryview
@@ -80,7 +81,7 @@ def make_durable(folder: Path) -> None:
 
     Raises OSError.
     """
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    missing = [each for each in (folder, *folder.parents) if not exists(each)]
     folder.mkdir(parents=True, exist_ok=True)
     for each in missing:
         wait_for_disk(each.parent)

@@ -19,6 +19,7 @@ from typing import Final
 
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import refusal_of
+from fedemu.protocol.host.paths import exists
 
 PREFIX: Final = "fedemu-private-"
 """The beginning of the names of these folders."""
@@ -60,7 +61,7 @@ def working_folder(prefix: str, place: Path | None = None) -> Iterator[Path]:
         except FileNotFoundError:
             continue
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.exists():
+        if exists(folder):
             break
         os.close(lock)
     try:
@@ -126,7 +127,7 @@ def _make_in(place: Path) -> tuple[Path, int] | None:
             return folder, lock
         except OSError:
             # Another process may have taken the folder for a leftover, before it was locked.
-            gone = not folder.exists()
+            gone = not exists(folder)
             shutil.rmtree(folder, ignore_errors=True)
             if lock is not None:
                 os.close(lock)

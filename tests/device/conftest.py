@@ -26,8 +26,8 @@ from fedemu.device.pipe import TrainerSetup
 from fedemu.device.process.birth import Birthplace
 from fedemu.ops.bench.fleet.scripted import ScriptedCoordinator, Terms
 from fedemu.protocol.blobs.tree_file import encode_tree
+from fedemu.protocol.code.named import load
 from fedemu.protocol.codec import Buffer, Envelope
-from fedemu.protocol.host.named import load
 from fedemu.protocol.host.private import private_folder
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.messages import (

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.device.behaviour.behaviour import Assignment, Schedule
+from fedemu.protocol.code.named import load
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.named import load
 from fedemu.protocol.ids import Digest, digest_of
 
 DATA = digest_of(b"toy data")

@@ -26,3 +26,8 @@ def test_partitions_that_heal_cost_time_and_no_digest(tmp_path: Path) -> None:
     [result] = play_network(tmp_path, [WEATHER], rounds=6)
     assert result.passed, result.complaint
     assert result.seconds > CUT_SECONDS
+
+
+def test_without_the_command_ip_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert why_not() == "network namespaces need the command ip; install iproute2"

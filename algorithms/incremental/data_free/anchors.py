@@ -19,8 +19,8 @@ from fedemu.algorithms.interface import Kind, Model, Outputs, Tree
 from fedemu.algorithms.models.layers import uniform
 from fedemu.algorithms.trees import without
 from fedemu.protocol import seeds
+from fedemu.protocol.code.named import load
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.named import load
 
 ORTHONORMAL: Final = "orthonormal"
 """The name of the built-in anchors."""

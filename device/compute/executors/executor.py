@@ -21,8 +21,8 @@ from fedemu.algorithms.data.resident import Resident
 from fedemu.algorithms.interface import Forest, LocalProgram, Tree
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.device.compute.executors.batch_planner import Planner
+from fedemu.protocol.code.own_code import account
 from fedemu.protocol.errors import MachineFault, TrainingError, lacks_memory
-from fedemu.protocol.host.own_code import account
 
 RESIDENT_SHARE: Final = 0.1
 """The most of a GPU's free memory that the training split may take. A larger one stays in host memory."""

@@ -16,7 +16,7 @@ from fedemu.ops.bench.fleet.host import FleetHost
 from fedemu.ops.bench.measuring import processes
 from fedemu.ops.bench.measuring.worker import BenchmarkError
 from fedemu.ops.running.launch import free_address
-from fedemu.protocol.host.source import interpreter
+from fedemu.protocol.code.source import interpreter
 
 ATTACH_SECONDS = 120.0
 SWEEP_SECONDS = 30.0

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from fedemu.ops.bench.peers.environments import Absent, last_words
+from fedemu.protocol.host.paths import exists
 
 CONTROL: Final = "nvidia-cuda-mps-control"
 _POLL_SECONDS: Final = 0.02
@@ -50,7 +51,7 @@ def mps(seconds: float = 20.0) -> Iterator[Mapping[str, str]]:
             )
         try:
             deadline = time.monotonic() + seconds
-            while not (pipes / "control").exists():
+            while not exists(pipes / "control"):
                 if daemon.poll() is not None or time.monotonic() > deadline:
                     raise Absent(f"{CONTROL} did not start: {last_words(errors.read_text(errors='replace'))}")
                 time.sleep(_POLL_SECONDS)

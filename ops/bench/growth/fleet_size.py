@@ -21,7 +21,7 @@ from fedemu.ops.bench.measuring.processes import cpu_seconds, end
 from fedemu.ops.bench.measuring.worker import BenchmarkError
 from fedemu.ops.figures import readable_bytes
 from fedemu.ops.stress.fleet import finished_rounds
-from fedemu.protocol.host.source import interpreter
+from fedemu.protocol.code.source import interpreter
 
 SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
 ROUNDS: Final = 10

@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import Any
 
 from fedemu.ops.bench.measuring.measure import Sample
+from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import FedemuError
-from fedemu.protocol.host.source import interpreter
 
 Measurement = Callable[[], Sample]
 

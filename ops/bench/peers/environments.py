@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from fedemu.protocol.host.paths import exists
+
 INSTALL_SECONDS: Final = 1800.0
 
 
@@ -50,7 +52,7 @@ def environment(name: str, folder: Path) -> tuple[Path, str]:
     wanted = {"requirements": [*peer.requirements], "constraint": torch}
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder / f"{name}.lock"):
-        if not stamp.exists() or json.loads(stamp.read_text()) != wanted:
+        if not exists(stamp) or json.loads(stamp.read_text()) != wanted:
             _run([sys.executable, "-m", "venv", "--clear", str(place)])
             constraint = place / "constraint.txt"
             constraint.write_text(f"{torch}\n")

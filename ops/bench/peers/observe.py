@@ -15,6 +15,7 @@ import psutil
 
 from fedemu.ops.bench.measuring.processes import cpu_seconds, end
 from fedemu.ops.bench.peers.environments import Absent, last_words
+from fedemu.protocol.host.paths import exists
 
 SECONDS: Final = 900.0
 _POLL_SECONDS: Final = 0.01
@@ -82,7 +83,7 @@ def observe(command: Sequence[str], environment: Mapping[str, str], done: Callab
 
 def lines_of(path: Path) -> Callable[[], int]:
     """A function that counts the lines of a file, which need not exist yet."""
-    return lambda: path.read_bytes().count(b"\n") if path.exists() else 0
+    return lambda: path.read_bytes().count(b"\n") if exists(path) else 0
 
 
 class _Ended(Exception):

@@ -22,7 +22,7 @@ from fedemu.ops.bench.peers.environments import PEERS, Absent, environment
 from fedemu.ops.bench.peers.observe import Observation, lines_of, observe
 from fedemu.ops.bench.peers.work import CNN, DIGITS, Work, write
 from fedemu.ops.figures import percent
-from fedemu.protocol.host.source import interpreter
+from fedemu.protocol.code.source import interpreter
 
 OURS: Final = {
     "plain": "a plain PyTorch loop",

@@ -16,7 +16,7 @@ from fedemu.coordinator.record.row import read_rows
 from fedemu.ops.bench.measuring.processes import cpu_seconds, end
 from fedemu.ops.bench.measuring.worker import BenchmarkError
 from fedemu.ops.stress.fleet import finished_rounds
-from fedemu.protocol.host.source import interpreter
+from fedemu.protocol.code.source import interpreter
 
 RUN_SECONDS = 300.0
 _POLL_SECONDS = 0.02

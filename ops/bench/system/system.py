@@ -13,7 +13,7 @@ from fedemu.ops.bench.measuring.images import IMAGES, PLAIN_SGD
 from fedemu.ops.bench.measuring.measure import Effort, Figure, Sample, Tell, cost, rate
 from fedemu.ops.bench.measuring.worker import BenchmarkError, Worker
 from fedemu.ops.bench.system.run import Stretch, run_observed
-from fedemu.protocol.host.source import interpreter
+from fedemu.protocol.code.source import interpreter
 
 _MOST_PAIRS = 3
 

@@ -20,6 +20,7 @@ from fedemu.ops.cli.shell.guarded import guarded
 from fedemu.ops.experiment.presets import FOLDER, JOINT, part_names, preset_names
 from fedemu.ops.homes import expanded
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.paths import is_file
 
 _RUN_FILES = ("config.toml", "metrics.jsonl")
 """A folder with one of these is a run directory."""
@@ -101,7 +102,7 @@ def toml_files(incomplete: str) -> list[str]:
 def run_directories(incomplete: str) -> list[str]:
     """Run directories, and folders that lead to them."""
     return [
-        path.rstrip(os.sep) if any(Path(path, name).is_file() for name in _RUN_FILES) else path
+        path.rstrip(os.sep) if any(is_file(Path(path, name)) for name in _RUN_FILES) else path
         for path in _paths(incomplete)
         if path.endswith(os.sep)
     ]

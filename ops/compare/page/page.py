@@ -25,6 +25,7 @@ from fedemu.ops.pages.parts import Draw, Kind, Table, bound, draw_all
 from fedemu.ops.results.words import command_again, date_of, table_of
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import PARTIAL, usable, write_whole
+from fedemu.protocol.host.paths import exists, is_file, is_folder
 
 NUMBERS, PAGE = "compare.json", "compare.html"
 _WIDE_PLOTS: Mapping[str, Callable[[Comparison], Figure | None]] = {**WIDE_COMPARISON_PLOTS, **MEASURE_PLOTS}
@@ -41,7 +42,7 @@ def claim_folder(out: Path) -> None:
     The earlier one may have been ended before it was whole.
     """
     with usable(out, "choose another folder with --out"):
-        if out.exists() and not (out.is_dir() and ((out / NUMBERS).is_file() or _is_begun(out))):
+        if exists(out) and not (is_folder(out) and (is_file(out / NUMBERS) or _is_begun(out))):
             raise ConfigurationError(f"{out} exists and holds no comparison; choose another folder with --out")
         (out / "plots").mkdir(parents=True, exist_ok=True)
         for place in (out, out / "plots"):
@@ -91,7 +92,7 @@ def _write(out: Path, numbers: Mapping[str, Any], context: Mapping[str, Any]) ->
 def _is_begun(out: Path) -> bool:
     """Whether a folder is empty, or holds nothing but what a comparison writes before its numbers."""
     for path in out.iterdir():
-        if path.name == "plots" and path.is_dir():
+        if path.name == "plots" and is_folder(path):
             names = (each.name.removesuffix(PARTIAL) for each in path.iterdir())
             if not all(name.endswith(tuple(f"{plot}.png" for plot in _PLOTS)) for name in names):
                 return False

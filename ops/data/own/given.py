@@ -18,6 +18,7 @@ import numpy as np
 from fedemu.ops.data.own.objects import called, held_in
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.host.files import usable
+from fedemu.protocol.host.paths import exists, is_file, is_folder
 from fedemu.protocol.host.private import working_folder
 
 PREFIX = "object#"
@@ -41,12 +42,12 @@ def store(data: Any, cache: Path) -> str:
             _write(held, content)
             digest = _digest(content)[:_DIGITS]
             place = folder / digest
-            if place.exists() and _digest(place)[:_DIGITS] != digest:
+            if exists(place) and _digest(place)[:_DIGITS] != digest:
                 shutil.rmtree(place)
             try:
                 content.rename(place)
             except OSError:  # it is there, perhaps because another process was faster
-                if not place.exists():
+                if not exists(place):
                     raise
     return f"{PREFIX}{digest}"
 
@@ -54,7 +55,7 @@ def store(data: Any, cache: Path) -> str:
 def find(dataset: str, cache: Path) -> Path:
     """The folder of an object with this name. Raises DataError if it is not there."""
     folder = _folder(cache) / dataset.removeprefix(PREFIX)
-    if not _NAME.fullmatch(dataset) or not folder.is_dir():
+    if not _NAME.fullmatch(dataset) or not is_folder(folder):
         raise DataError(
             f"the data of {dataset!r}, which a program has handed over, are not in {folder.parent}; "
             "hand them over again, or copy the folder from the machine that has it"
@@ -79,7 +80,7 @@ def read(folder: Path) -> Any:
 
 
 def _read(folder: Path) -> Any:
-    if (folder / _ARRAYS).is_file():
+    if is_file(folder / _ARRAYS):
         told = json.loads((folder / _ARRAYS).read_text(encoding="utf-8"))
         arrays = {name: np.load(folder / file, allow_pickle=False) for name, file in told["files"].items()}
         held: dict[str, Any] = {name: array for name, array in arrays.items() if "/" not in name}
@@ -125,7 +126,7 @@ def _digest(folder: Path) -> str:
     """The digest of the content. The bookkeeping of ``datasets`` names fingerprints that differ each time."""
     sha = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != "state.json":
+        if is_file(path) and path.name != "state.json":
             sha.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
             sha.update(path.read_bytes())
     return sha.hexdigest()

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedemu.protocol.code.own_code import account, own_frames
 from fedemu.protocol.errors import DataError
-from fedemu.protocol.host.own_code import account, own_frames
 from fedemu.protocol.wording import an_object
 
 KEYS = ("x", "y", "test_x", "test_y", "class_names", "columns", "test_columns")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedemu.ops.stress.fleet import LiveFleet
+from fedemu.protocol.host.paths import is_file
 
 Target = Callable[[LiveFleet], list[Path]]
 
@@ -80,7 +81,7 @@ TARGETS: dict[str, tuple[Target, tuple[str, ...]]] = {
 
 def damage(fleet: LiveFleet, target: str, harm: str, chance: random.Random) -> str:
     """Damage one file of a kind, and say which. The processes that use it must be dead."""
-    files = [path for path in TARGETS[target][0](fleet) if path.is_file()]
+    files = [path for path in TARGETS[target][0](fleet) if is_file(path)]
     if not files:
         return f"nothing to damage among {target}"
     path = chance.choice(files)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from fedemu.protocol.host.paths import exists
+
 SHARED_MEMORY = Path("/dev/shm")
 SLACK_DESCRIPTORS = 20
 """Further descriptors that a coordinator may have later than at first: a download, a server job, a reconnection."""
@@ -31,20 +33,35 @@ def shared_memory() -> set[str]:
 
 
 def orphaned_memory(before: set[str]) -> list[str]:
-    """Pieces of shared memory that are new since ``before``, and that no living process uses."""
-    new = shared_memory() - before
+    """Pieces of shared memory that are new since ``before``, and that no living process uses.
+
+    They are known by their inodes: a semaphore is mapped by the name that it had before it got its own.
+    """
+    new: dict[int, str] = {}
+    for name in sorted(shared_memory() - before):
+        with suppress(OSError):
+            new[(SHARED_MEMORY / name).stat().st_ino] = name
     if not new:
         return []
     used = set()
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             with suppress(OSError):
-                maps = (process / "maps").read_bytes()  # names of files need not be text
-                used |= {name for name in new if os.fsencode(f"{SHARED_MEMORY}/{name}") in maps}
+                # address, permissions, offset, device, inode, and a name that need not be text
+                maps = (line.split(None, 5) for line in (process / "maps").read_bytes().splitlines())
+                used |= {
+                    int(inode) for *_, inode, name in (each for each in maps if len(each) == 6) if _is_shared(name)
+                }
                 for descriptor in (process / "fd").iterdir():
                     with suppress(OSError):
-                        used.add(Path(os.readlink(descriptor)).name)
-    return sorted(f"{SHARED_MEMORY}/{name}" for name in new - used if (SHARED_MEMORY / name).exists())
+                        if _is_shared(os.fsencode(os.readlink(descriptor))):
+                            used.add(descriptor.stat().st_ino)
+    orphaned = [SHARED_MEMORY / name for inode, name in new.items() if inode not in used]
+    return [str(path) for path in orphaned if exists(path)]
+
+
+def _is_shared(path: bytes) -> bool:
+    return path.startswith(os.fsencode(f"{SHARED_MEMORY}/"))
 
 
 def of_sessions(sessions: Iterable[int], seconds: float) -> list[str]:

@@ -23,6 +23,7 @@ from fedemu.ops.stress.campaign.relay import Relay
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet
 from fedemu.ops.stress.invariants import clock_goes_forward, outcomes_add_up
 from fedemu.ops.stress.warm import WarmStart
+from fedemu.protocol.host.paths import is_file
 
 STARTS = 12
 """How often a coordinator, an edge and a supervisor are started in one case before the case fails."""
@@ -230,7 +231,7 @@ class _Played:
     def _is_over(self) -> bool:
         """Whether the run has completed all its rounds."""
         file = self.fleet.run_directory / "summary.json"
-        return file.is_file() and json.loads(file.read_text())["outcome"] == "completed"
+        return is_file(file) and json.loads(file.read_text())["outcome"] == "completed"
 
     def _start_coordinator(self) -> None:
         if len(self._coordinators) >= STARTS:

@@ -21,7 +21,8 @@ from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start, finished_rounds, live_fleet
 from fedemu.ops.stress.invariants import clock_goes_forward, outcomes_add_up
 from fedemu.ops.stress.strangers.attacks import ATTACKS, DEVICES
-from fedemu.protocol.host.source import interpreter
+from fedemu.protocol.code.source import interpreter
+from fedemu.protocol.host.paths import is_file
 
 SETTINGS = (
     f"fleet.devices={DEVICES}",
@@ -335,7 +336,7 @@ def _model(fleet: LiveFleet, calm: Calm) -> list[str]:
 def _counted(fleet: LiveFleet) -> dict[str, int]:
     """How often the coordinator's log says that something was refused or closed: to the last power of ten."""
     logs = [fleet.run_directory / "logs" / "coordinator.log", *map(fleet.log_of, fleet.edges)]
-    text = "".join(log.read_text(errors="replace") for log in logs if log.is_file())
+    text = "".join(log.read_text(errors="replace") for log in logs if is_file(log))
     counts = {reason: int(count) for reason, count in _COUNTED.findall(text)}
     if found := re.findall(r"broke off in the handshake so far: (\d+)", text):
         counts["handshake"] = int(found[-1])

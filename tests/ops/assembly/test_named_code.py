@@ -18,8 +18,8 @@ from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.data.own.given import find
 from fedemu.ops.data.source import locate
 from fedemu.ops.experiment import Experiment
+from fedemu.protocol.code import named
 from fedemu.protocol.errors import ConfigurationError, DataError
-from fedemu.protocol.host import named
 
 NET = """
 from torch import nn
@@ -111,7 +111,7 @@ def test_an_experiment_without_code_leaves_no_file(tmp_path: Path) -> None:
         {"model": {"name": "mlp"}, "algorithm": {"loss": "builtins:exec"}},
         {"model": {"name": "mlp"}, "algorithm": {"terms": {"/tmp/theirs.py:term": {}}}},
         {"model": {"name": "mlp"}, "data": {"dataset": "os:getcwd"}},
-        {"model": {"name": "mlp"}, "data": {"dataset": "fedemu.protocol.host.named:load"}},
+        {"model": {"name": "mlp"}, "data": {"dataset": "fedemu.protocol.code.named:load"}},
     ],
 )
 def test_a_restricted_process_refuses_an_experiment_that_names_other_code(tables: dict[str, Any]) -> None:

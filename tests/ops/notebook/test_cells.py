@@ -14,8 +14,8 @@ import pytest
 
 from fedemu.ops.notebook import settings
 from fedemu.ops.notebook.cells import name_of
+from fedemu.protocol.code.named import load
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.named import load
 
 Cell = Callable[[str], dict[str, Any]]
 
@@ -131,7 +131,7 @@ def test_keywords_may_be_names_code_and_numbers_of_numpy() -> None:
     )
     assert written == [
         'model.name="cnn"',
-        'algorithm.name="fedemu.protocol.host.named:load"',
+        'algorithm.name="fedemu.protocol.code.named:load"',
         "local.lr=0.5",
         "local.momentum=0.1",
         "rounds=3",

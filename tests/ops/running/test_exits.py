@@ -10,7 +10,7 @@ import pytest
 
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.protocol import errors
-from fedemu.protocol.host.named import load
+from fedemu.protocol.code.named import load
 
 
 @pytest.mark.parametrize(

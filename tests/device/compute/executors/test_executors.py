@@ -27,8 +27,8 @@ from fedemu.device.compute.executors.executor import Executor, Job, JobResult, S
 from fedemu.device.compute.executors.host_memory import in_host_memory
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
+from fedemu.protocol.code.named import load
 from fedemu.protocol.errors import TrainingError
-from fedemu.protocol.host.named import load
 from fedemu.protocol.ids import Digest
 
 SAMPLES = 400

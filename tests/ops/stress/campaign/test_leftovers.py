@@ -40,6 +40,18 @@ def test_shared_memory_counts_only_if_nobody_uses_it(tmp_path: Path) -> None:
     assert str(path) not in orphaned_memory(before)
 
 
+def test_a_semaphore_counts_only_if_nobody_has_it_open() -> None:
+    before = shared_memory()
+    held = "import multiprocessing as m; l = m.get_context('spawn').Lock(); print(l._semlock.name, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        path = SHARED_MEMORY / f"sem.{process.stdout.readline().decode().strip().removeprefix('/')}"
+        assert path.exists()
+        assert str(path) not in orphaned_memory(before)
+        process.communicate(b"\n")
+    assert str(path) not in orphaned_memory(before)
+
+
 def test_descriptors_have_grown_only_if_they_stay_many_after_the_last_accident() -> None:
     numbers = iter([20, 90, 90, 30, 45, 45, 45, 30, 45, 45, 45, 45])
     times = itertools.count()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fedemu.protocol.code import source
+from fedemu.protocol.code.source import digest_of_source, files_of, interpreter
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host import source
-from fedemu.protocol.host.source import digest_of_source, files_of, interpreter
 
 FILES = {
     "mine.py": "import numpy\nfrom near import tool\ndef later():\n    import late\n",

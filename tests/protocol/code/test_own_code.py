@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import fedemu
+from fedemu.protocol.code import own_code
+from fedemu.protocol.code.named import load
+from fedemu.protocol.code.own_code import Elsewhere, account, cause_of, own_frames, place, retold, told, whole
 from fedemu.protocol.codec import encode
 from fedemu.protocol.errors import ConfigurationError, FedemuError, TrainingError
-from fedemu.protocol.host import own_code
-from fedemu.protocol.host.named import load
-from fedemu.protocol.host.own_code import Elsewhere, account, cause_of, own_frames, place, retold, told, whole
 from fedemu.protocol.messages import Bye
 
 FLOORS = ("protocol", "algorithms", "device", "coordinator", "ops")

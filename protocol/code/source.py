@@ -14,8 +14,9 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Final
 
+from fedemu.protocol.code.own_code import is_own
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.own_code import is_own
+from fedemu.protocol.host.paths import is_file
 from fedemu.protocol.ids import Digest, digest_of
 
 MOST_FILES: Final = 10_000
@@ -68,14 +69,14 @@ def files_of(place: str) -> dict[str, Path]:
 def source_of(place: str) -> Path:
     """The file from which a place would be imported. Raises ConfigurationError if there is none."""
     if place.endswith(".py"):
-        if not Path(place).is_file():
+        if not is_file(Path(place)):
             raise ConfigurationError(f"there is no Python file {place}")
         return Path(place)
     specs = dict(_specs(place))
     spec = specs.get(place)
     if spec is None:
         raise ConfigurationError(f"there is no module {place!r}, neither installed nor in {os.getcwd()}")
-    if spec.origin is None or not Path(spec.origin).is_file():
+    if spec.origin is None or not is_file(Path(spec.origin)):
         raise ConfigurationError(f"the module {place!r} has no source file")
     return Path(spec.origin)
 
@@ -102,7 +103,7 @@ def _add(module: str, files: dict[str, Path], found: set[Path], waiting: list[tu
         if not spec.has_location or spec.origin is None:
             continue
         file = Path(spec.origin)
-        if not is_own(spec.origin) or not file.is_file():
+        if not is_own(spec.origin) or not is_file(file):
             return
         if file.resolve() not in found:
             found.add(file.resolve())

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from fedemu.protocol.code import named
+from fedemu.protocol.code.named import expect, is_open, load, restrict
+from fedemu.protocol.code.source import digest_of_source
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host import named
-from fedemu.protocol.host.named import expect, is_open, load, restrict
-from fedemu.protocol.host.source import digest_of_source
 from fedemu.protocol.ids import Digest
 
 
@@ -60,7 +60,7 @@ def test_a_file_of_the_working_folder_imports_from_beside_it(working_folder: Pat
 @pytest.mark.parametrize("name", ["mine.py:answer", "stale_example:answer"])
 def test_a_compiled_file_of_other_code_with_the_same_time_and_size_is_not_taken(name: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from stale_example import answer\n")
-    script = f"from fedemu.protocol.host.named import load; print(load({name!r}))"
+    script = f"from fedemu.protocol.code.named import load; print(load({name!r}))"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
 
     def run(code: str) -> str:
@@ -113,7 +113,7 @@ def restricted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("restricted")
-@pytest.mark.parametrize("name", ["os:system", "math:pi", "fedemu.protocol.host.named:load", "dangerous.py:now"])
+@pytest.mark.parametrize("name", ["os:system", "math:pi", "fedemu.protocol.code.named:load", "dangerous.py:now"])
 def test_a_restricted_process_imports_nothing_but_what_is_allowed(name: str, working_folder: Path) -> None:
     (working_folder / "dangerous.py").write_text("raise SystemExit('it ran')\n")
     restrict(["other.py"])
@@ -140,7 +140,7 @@ def test_code_that_is_allowed_must_have_the_digest_that_the_experiment_names(wor
 def test_what_a_module_has_imported_is_not_allowed_with_it(working_folder: Path) -> None:
     (working_folder / "handy.py").write_text(
         "import functools\nfrom os import system\nfrom json import loads, JSONDecoder\nfrom random import seed\n"
-        "from fedemu.protocol.host.own_code import is_own\n"
+        "from fedemu.protocol.code.own_code import is_own\n"
         "def own(): pass\ncached = functools.cache(own)\nmade = JSONDecoder()\n"
     )
     restrict(["handy"])
@@ -150,7 +150,7 @@ def test_what_a_module_has_imported_is_not_allowed_with_it(working_folder: Path)
         "loads": "json",
         "JSONDecoder": "json.decoder",
         "seed": "random",
-        "is_own": "fedemu.protocol.host.own_code",
+        "is_own": "fedemu.protocol.code.own_code",
     }
     for name, home in homes.items():
         with pytest.raises(ConfigurationError, match=f"handy has '{name}' from {home}, and only what handy itself"):

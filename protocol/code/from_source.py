@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import ModuleType
 from typing import Any
 
-from fedemu.protocol.host.own_code import is_own
+from fedemu.protocol.code.own_code import is_own
 
 
 class FromSource(SourceFileLoader):
