@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import textwrap
+import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typing import Any
 import datasets  # type: ignore[import-untyped]
 from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES  # type: ignore[import-untyped]
 from numpy.typing import NDArray
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from fedemu.ops.data.cache import Decoded
 from fedemu.ops.data.columns import cells_of, classes_of, input_blocks, input_columns, label_column, require, values_of
@@ -90,6 +92,9 @@ def open_tables(source: DataSource, place: Place, scratch: Path) -> datasets.Dat
 
     Every error of the library becomes a DataError of one sentence.
     """
+    # Even a bar that is not shown makes a lock. With Python 3.14 one between processes takes a process of its own, and
+    # leaves a semaphore if both are killed.
+    tqdm.set_lock(threading.RLock())
     quiet, verbosity = datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
     # The library logs its errors and raises them too. Once is enough.

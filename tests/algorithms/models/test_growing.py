@@ -351,7 +351,7 @@ class Fewer(nn.Module):
 @pytest.mark.parametrize(
     ("shape", "sentence"),
     [
-        ((1, 8, 8), r"can't be applied to samples of the shape \(1, 8, 8\): RuntimeError: (addmm: )?mat1 and mat2 shapes"),
+        ((1, 8, 8), r"can't be applied to samples of the shape \(1, 8, 8\): RuntimeError: .*mat1 and mat2 shapes"),
         (SHAPE, r"gives logits \[3, 3\] for 3 samples, but the data have 4 classes; they must be \[3, 4\]"),
     ],
 )
