@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 import zmq
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from fedemu.device.host import limits
 from fedemu.device.host.processors import default_trainers
@@ -58,12 +59,10 @@ def examine(environment: Mapping[str, str]) -> list[Finding]:
 
 def _python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
-    fits = (3, 11) <= sys.version_info[:2] <= (3, 13)
-    return Finding(
-        "ok" if fits else "bad",
-        "python",
-        version if fits else f"{version}; fedemu needs 3.11, 3.12 or 3.13: make a virtual environment with one",
-    )
+    needed = SpecifierSet(metadata.metadata("fedemu")["Requires-Python"])
+    if needed.contains(version):
+        return Finding("ok", "python", version)
+    return Finding("bad", "python", f"{version} but must be {needed}; make a virtual environment with such a Python")
 
 
 def _packages() -> Finding:

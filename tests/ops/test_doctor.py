@@ -51,6 +51,17 @@ def test_a_limit_that_is_too_low_is_bad_and_comes_with_advice(
     assert advice in finding.detail
 
 
+@pytest.mark.parametrize(("version", "verdict"), [((3, 10, 13), "bad"), ((3, 11, 0), "ok"), ((4, 0, 1), "bad")])
+def test_the_python_must_be_one_that_the_package_admits(
+    version: tuple[int, int, int], verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor.sys, "version_info", version)
+    finding = find("python", {})
+    assert finding.verdict == verdict
+    assert finding.detail.startswith(".".join(map(str, version)))
+    assert ("must be" in finding.detail) == (verdict == "bad")
+
+
 def test_what_the_system_does_not_tell_is_only_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         limits, "this_machine", lambda: limits.MachineLimits(files_hard=20_000, threads=None, memory=None)
