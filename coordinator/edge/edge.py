@@ -96,6 +96,8 @@ class Edge:
         self._closed: Counter[str] = Counter()
         """The connections below that were closed, by reason."""
         self._over: asyncio.Future[str] = self._loop.create_future()
+        self._stop: wire.Stop | None = None
+        """What the coordinator said at the end of the run. An edge below that comes later hears it, too."""
 
     @property
     def address(self) -> str:
@@ -250,6 +252,8 @@ class Edge:
         self._relay.greet(peer)
         self._relay.send(peer, stationed)
         self._summing.join(peer)
+        if self._stop is not None:
+            self._relay.send(peer, self._stop)
 
     # What comes from further up for this edge itself.
 
@@ -269,6 +273,7 @@ class Edge:
             case wire.Blob() as blob:
                 self._library.receive(blob, envelope.frames[0])
             case wire.Stop() as stop:
+                self._stop = stop
                 for station in self._summing.stations:
                     self._relay.send(station, stop)
                 if not self._over.done():

@@ -286,6 +286,18 @@ async def test_results_of_another_ask_pass(root: Any, join: Any, settle: Any) ->
     assert root.heard_of(edge.Held) == []
 
 
+async def test_an_edge_that_comes_when_the_run_is_over_hears_so(
+    root: Any, join: Any, settle: Any, start_edge: Any
+) -> None:
+    await join(0)  # its edge waits a little for its farewell
+    root.hub.send(root.station, wire.Stop(reason="completed"))
+    await settle()
+    assert not root.edge.done()
+    late = await start_edge("edge", "below")
+    async with asyncio.timeout(10):
+        assert await late == "completed"
+
+
 async def test_a_new_edge_says_that_it_has_nothing_of_the_ask(root: Any, settle: Any) -> None:
     root.hub.send(root.station, edge.Sum(ask="1.0.0", epoch=7, devices=(0, 1)))
     await settle()
