@@ -12,9 +12,10 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted
+from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, UnreachableError
 
 USAGE = ConfigurationError.exit_code
+GONE = UnreachableError.exit_code
 INTERRUPTED = Interrupted.exit_code
 INTERNAL_ERROR = FedemuError.exit_code
 CODES = (

@@ -3,7 +3,8 @@
 Both are started at once, so that they import beside each other. The devices begin when they are called, which is when
 the coordinator waits for them. So an experiment that cannot be put together begins no device. When the coordinator
 ends, the run ends; it is not started again. A supervisor that was killed is started again, as the operator of a real
-fleet would do: an unplanned death must not change the outcome.
+fleet would do: an unplanned death must not change the outcome. So is one that a library has ended by a code which is
+none of fedemu's, as Ray does if it has lost its cluster.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from enum import Enum, auto
 from signal import Signals
 from typing import Literal
 
-from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
+from fedemu.ops.running.codes import GONE, INTERNAL_ERROR, INTERRUPTED, USAGE
 from fedemu.ops.running.processes import LEFT_EARLY
 from fedemu.protocol.wording import ending
 
 Child = Literal["coordinator", "devices"]
 
 MOST_RESTARTS = 5
+_OWN_CODES = frozenset({0, USAGE, GONE, INTERRUPTED, INTERNAL_ERROR, LEFT_EARLY})
+"""The codes with which a child ends by itself. Any other one is that of something else, as is a signal."""
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 
 
@@ -118,10 +121,10 @@ class Launch:
         self.phase = Phase.LEAVING
         self.wake = now + (self.patience.departure if code == 0 else self.patience.retreat)
         actions: list[Action] = []
-        if code < 0:
+        if code not in _OWN_CODES:
             sent_here = Send("coordinator", signal.SIGKILL) in self._sent
             actions.append(Say(f"the coordinator {'was ended by SIGKILL' if sent_here else ending(code)}"))
-        if code < 0 or code == LEFT_EARLY or not self._called:
+        if code not in _OWN_CODES or code == LEFT_EARLY or not self._called:
             # Nobody has told the devices. They would wait for a coordinator that does not come.
             actions.append(self._send("devices", signal.SIGTERM))
             self.wake = now + self.patience.termination
@@ -129,14 +132,14 @@ class Launch:
 
     def devices_ended(self, code: int, now: float) -> list[Action]:
         """The supervisor of the devices has ended. ``code`` is as in subprocess: negative for a signal."""
-        if self.phase is Phase.RUNNING and code < 0 and self._restarts < MOST_RESTARTS:
+        if self.phase is Phase.RUNNING and code not in _OWN_CODES and self._restarts < MOST_RESTARTS:
             self._restarts += 1
             return [Say(f"the devices' supervisor {ending(code)}; starting it again"), StartDevices()]
         self._ended["devices"] = code
         if self.phase is Phase.RUNNING and code != 0:
             self.devices_gave_up = True
             why: list[Action] = []
-            if code < 0:
+            if code not in _OWN_CODES:
                 why.append(
                     Say(f"the devices' supervisor {ending(code)} after it was started again {MOST_RESTARTS} times")
                 )
@@ -177,6 +180,8 @@ class Launch:
     def _exit_code_after(self, code: int) -> int:
         if self.devices_gave_up and code != 0:
             code = max(self._ended["devices"], 0) or INTERNAL_ERROR
-        if code >= 0:
-            return INTERRUPTED if code == LEFT_EARLY else code
-        return INTERNAL_ERROR if -code in _CRASHES else INTERRUPTED
+        if code < 0:
+            return INTERNAL_ERROR if -code in _CRASHES else INTERRUPTED
+        if code == LEFT_EARLY:
+            return INTERRUPTED
+        return code if code in _OWN_CODES else INTERNAL_ERROR

@@ -129,15 +129,27 @@ def test_a_coordinator_that_crashes_is_an_internal_error(number: int, code: int)
     assert launch.exit_code == code
 
 
-def test_a_killed_supervisor_is_started_again_but_not_for_ever() -> None:
+@pytest.mark.parametrize(
+    ("last", "how", "told"), [(-signal.SIGTERM, "was ended by SIGTERM", False), (1, "ended with code 1", True)]
+)
+def test_a_killed_supervisor_is_started_again_but_not_for_ever(last: int, how: str, told: bool) -> None:
     launch = with_devices()
-    for _ in range(rules.MOST_RESTARTS):
-        assert sends(launch.devices_ended(-signal.SIGKILL, now=1.0)) == [StartDevices()]
-    said, *sent = launch.devices_ended(-signal.SIGTERM, now=1.0)
-    assert said == Say("the devices' supervisor was ended by SIGTERM after it was started again 5 times")
+    for number in range(rules.MOST_RESTARTS):
+        killed = 1 if number % 2 else -signal.SIGKILL  # a library may end its process by a code of its own
+        assert sends(launch.devices_ended(killed, now=1.0)) == [StartDevices()]
+    said, *sent = launch.devices_ended(last, now=1.0)
+    assert said == Say(f"the devices' supervisor {how} after it was started again 5 times")
     assert sent == [Send("coordinator", signal.SIGINT)]
     launch.coordinator_ended(4, now=2.0)
-    assert (launch.exit_code, launch.devices_said_why) == (INTERNAL_ERROR, False)
+    assert (launch.exit_code, launch.devices_said_why) == (INTERNAL_ERROR, told)
+
+
+def test_a_coordinator_that_something_else_ended_is_told_and_is_an_internal_error() -> None:
+    launch = with_devices()
+    said, *sent = launch.coordinator_ended(1, now=1.0)
+    assert (said, sent) == (Say("the coordinator ended with code 1"), [Send("devices", signal.SIGTERM)])
+    launch.devices_ended(0, now=2.0)
+    assert launch.exit_code == INTERNAL_ERROR
 
 
 def test_a_supervisor_that_gives_up_stops_the_coordinator_and_its_code_is_the_runs() -> None:
