@@ -4,7 +4,7 @@ Both are started at once, so that they import beside each other. The devices beg
 the coordinator waits for them. So an experiment that cannot be put together begins no device. When the coordinator
 ends, the run ends; it is not started again. A supervisor that was killed is started again, as the operator of a real
 fleet would do: an unplanned death must not change the outcome. So is one that a library has ended by a code which is
-none of fedemu's, as Ray does if it has lost its cluster.
+none of fedemu's, as Ray has done where a node was lost.
 """
 
 from __future__ import annotations

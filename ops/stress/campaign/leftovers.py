@@ -48,10 +48,8 @@ def orphaned_memory(before: set[str]) -> list[str]:
         if process.name.isdigit():
             with suppress(OSError):
                 # address, permissions, offset, device, inode, and a name that need not be text
-                maps = (line.split(None, 5) for line in (process / "maps").read_bytes().splitlines())
-                used |= {
-                    int(inode) for *_, inode, name in (each for each in maps if len(each) == 6) if _is_shared(name)
-                }
+                maps = [line.split(None, 5) for line in (process / "maps").read_bytes().splitlines()]
+                used |= {int(words[4]) for words in maps if len(words) == 6 and _is_shared(words[5])}
                 for descriptor in (process / "fd").iterdir():
                     with suppress(OSError):
                         if _is_shared(os.fsencode(os.readlink(descriptor))):
