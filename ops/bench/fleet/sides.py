@@ -17,9 +17,12 @@ from fedemu.ops.bench.measuring import processes
 from fedemu.ops.bench.measuring.worker import BenchmarkError
 from fedemu.ops.running.launch import free_address
 from fedemu.protocol.code.source import interpreter
+from fedemu.protocol.wording import ending
 
 ATTACH_SECONDS = 120.0
 SWEEP_SECONDS = 30.0
+_LOOK_SECONDS = 0.2
+"""How often it is looked whether the machine has ended while its devices are awaited."""
 _QUIET_SECONDS = 0.5
 _QUIET_SHARE = 0.1
 
@@ -53,7 +56,7 @@ class OurFleet:
         self._runner.close()
 
     def attach(self) -> OurFleet:
-        """Start the fleet and wait for all its devices. Raises BenchmarkError if they take too long."""
+        """Start the fleet and wait for all its devices. Raises BenchmarkError if it ends, or takes too long."""
         address = free_address()
         host = self._host = self._runner.run(self._open(address))
         log = self._folder / "terminal.log"
@@ -68,11 +71,13 @@ class OurFleet:
                 start_new_session=True,
             )
         try:
-            self._runner.run(host.everyone(ATTACH_SECONDS))
+            ended = self._runner.run(_attached(host, self._supervisor))
         except TimeoutError:
             raise BenchmarkError(
                 f"{self._devices} devices did not attach within {ATTACH_SECONDS:.0f} s: {log.read_text()[-500:]}"
             ) from None
+        if ended is not None:
+            raise BenchmarkError(f"fedemu device {ending(ended)} before all attached: {log.read_text()[-500:]}")
         end = processes.now()
         self.pids = processes.descendants(self._supervisor.pid, "fedemu-device")
         self.attach_seconds = end - min(map(processes.began, self.pids))
@@ -99,6 +104,23 @@ class OurFleet:
 
     async def _close(self, host: FleetHost) -> None:
         host.close()
+
+
+async def _attached(host: FleetHost, machine: subprocess.Popen[bytes]) -> int | None:
+    """Wait until all devices have attached. Returns the code with which the machine ended before, if it did.
+
+    Raises TimeoutError if they take too long.
+    """
+    attached = asyncio.ensure_future(host.everyone(ATTACH_SECONDS))
+    try:
+        while not attached.done():
+            if (code := machine.poll()) is not None:
+                return code
+            await asyncio.wait({attached}, timeout=_LOOK_SECONDS)
+    finally:
+        attached.cancel()
+    await attached
+    return None
 
 
 class BareFleet:

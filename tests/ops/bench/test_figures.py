@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fedemu.ops.bench.aggregation import aggregation
+from fedemu.ops.bench.fleet import sides
 from fedemu.ops.bench.fleet.sides import BareFleet, OurFleet
 from fedemu.ops.bench.measuring.measure import Effort, Figure, Sample
 from fedemu.ops.bench.measuring.processes import memory_of
@@ -85,6 +86,17 @@ def test_a_fleet_of_ours_and_a_bare_one_attach_and_answer(tmp_path_factory: pyte
             assert all(0.1 < megabytes < 50 for megabytes in memory_of(each.pids))
             each.sweep()
     assert memory_of([*fleet.pids, *bare.pids]) == []
+
+
+def test_a_machine_that_ends_before_its_devices_attach_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sides, "interpreter", lambda: ["sh", "-c", "echo no room; exit 7"])
+    with (
+        OurFleet(tmp_path / "fleet", 3) as fleet,
+        pytest.raises(BenchmarkError, match="ended with code 7 before all attached: no room"),
+    ):
+        fleet.attach()
 
 
 def test_the_plain_loop_makes_every_update_of_every_cohort() -> None:
