@@ -75,6 +75,7 @@ REPLAY = "digits-tasks+uniform-replay"
             AT_THE_COORDINATOR,
             ["algorithm.name=fedavg", "local.lr_decay=0.9"],
         ),
+        ("digits+ncm", 'algorithm.loss = "wsm"', UNTRAINED, ["algorithm.options.warm_up=3"]),
         ("digits+ncm", "local.momentum = 0.5", UNTRAINED, ["algorithm.options.warm_up=3"]),
         ("digits+ncm-random", "local.steps = 4", UNTRAINED, ["algorithm.name=fedavg", "algorithm.options={}"]),
         ("digits-tasks", "replay.capacity = 500", NOTHING_KEPT, ["replay.strategy=reservoir"]),
