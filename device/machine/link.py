@@ -49,6 +49,8 @@ class CoordinatorLink:
         """Called with each blob that was given up, and the reason."""
         self.needed: Callable[[], Iterable[Digest]] = tuple
         """Called to learn which blobs must stay for now, however old they are."""
+        self.placed_again: Callable[[], None] = lambda: None
+        """Called when the coordinator has given this machine its place again."""
         self._asked: list[int] = []
         """The devices that were asked before anybody could wake them."""
         self._wake: Callable[[Iterable[int]], None] = self._asked.extend
@@ -147,8 +149,10 @@ class CoordinatorLink:
                     if self._enrolment.accept(granted, now):
                         if not self._granted.done():  # nobody waits for it any more if this machine is being stopped
                             self._granted.set_result(granted)
-                    elif self._fetches is not None:
-                        self._step(self._fetches.restart(now))
+                    else:
+                        if self._fetches is not None:
+                            self._step(self._fetches.restart(now))
+                        self.placed_again()
                 case Refused() as refused:
                     self._perform(self._enrolment.refuse(refused, now))
                 case Blob() as blob:

@@ -172,6 +172,19 @@ class DeviceProcesses:
             self._fork_all()
         self._count()
 
+    def wanted_again(self) -> None:
+        """The coordinator has given this machine its place again. Devices that have retired since begin a new life.
+
+        They have heard the end of a run that goes on now, and this machine has not, as it stood still just then.
+        """
+        for number, process in enumerate(self._processes):
+            if process.retired:
+                process.retired = False
+                self._retired -= len(process.devices)
+                if not self._is_starting:
+                    self._fork(number)
+        self._count()
+
     def joined(self, device: int, incarnation: int) -> None:
         """The coordinator has made the device a member."""
         process = self._processes[self._number_of[device]]

@@ -26,7 +26,7 @@ from fedemu.device.machine.supervisor import SupervisorPlan, supervise
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.errors import ConfigurationError, DataError, RefusedError, UnreachableError
 from fedemu.protocol.host.open_files import open_files
-from fedemu.protocol.messages import Bye, Died, Enroll, Failed, Need
+from fedemu.protocol.messages import Bye, Died, Enroll, Failed, Need, Stop
 from fedemu.protocol.transport.direct_router import DirectRouter
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -303,6 +303,22 @@ async def test_a_coordinator_that_forgot_everyone_is_joined_again(coordinator: A
         server.stop()
         await ended(task)
     assert server.heard_of(Died) == []
+
+
+async def test_devices_that_heard_the_end_of_a_run_that_goes_on_live_again(coordinator: Any, plan: Any) -> None:
+    """The coordinator was interrupted, and tells all. A machine that stands still just then does not hear it."""
+    server = coordinator(devices=4)
+    async with supervising(plan(server.address, 4, per_process=2)) as task:
+        await server.everyone()
+        for peer in [*server.members.values()]:
+            server.router.send(peer, Stop(reason="interrupted"))
+        await server.until(lambda: not server.members and not named("fedemu-device"), "the end of all devices")
+        server.forget_everyone()
+        await server.until(lambda: server.supervisor is not None, "the machine")
+        await server.everyone()
+        assert await server.hold(1, range(4)) == {d: expected(d, 1) for d in range(4)}
+        server.stop()
+        await ended(task)
 
 
 async def test_a_supervisor_that_was_killed_comes_back_with_its_lease_and_its_devices_states(
