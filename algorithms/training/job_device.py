@@ -88,13 +88,14 @@ def same_every_time(device: torch.device) -> Iterator[None]:
         yield
         return
     settings: Any = torch.utils.deterministic
-    before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
+    before = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory
+    # torch.use_deterministic_algorithms says the same, and imports torch's compiler: seconds in the process of each job.
+    torch.set_deterministic_debug_mode("error")
     # No job reads memory that nobody wrote, and filling it would take time.
     settings.fill_uninitialized_memory = False
     try:
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
             yield
     finally:
-        deterministic, settings.fill_uninitialized_memory = before
-        torch.use_deterministic_algorithms(deterministic)
+        mode, settings.fill_uninitialized_memory = before
+        torch.set_deterministic_debug_mode(mode)

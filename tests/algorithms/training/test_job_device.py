@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -59,7 +61,7 @@ def test_on_a_gpu_algorithms_are_deterministic_and_not_rounded_and_afterwards_as
         ours = torch.are_deterministic_algorithms_enabled(), bool(filled)
         return *ours, flags.deterministic, flags.benchmark, flags.allow_tf32
 
-    torch.use_deterministic_algorithms(before)
+    torch.set_deterministic_debug_mode("error" if before else "default")
     try:
         ordinary = found()
         with same_every_time(CPU):
@@ -68,4 +70,11 @@ def test_on_a_gpu_algorithms_are_deterministic_and_not_rounded_and_afterwards_as
             assert found() == (True, False, True, False, False)
         assert found() == ordinary
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode("default")
+
+
+def test_a_job_on_a_gpu_does_not_wait_for_the_import_of_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch._inductor", "torch._inductor.config"):
+        monkeypatch.setitem(sys.modules, name, None)  # an import of it fails
+    with same_every_time(GPU):
+        assert torch.are_deterministic_algorithms_enabled()
