@@ -53,7 +53,7 @@ from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.models.image_generator import ARCHITECTURES, AT_ONCE, Generator, NoiseSize, generator_for
 from fedemu.algorithms.models.low_precision import precision_of
 from fedemu.algorithms.training.ingredients import Ingredients, require_variance
-from fedemu.algorithms.training.job_device import device_for, moved, same_every_time, to_host
+from fedemu.algorithms.training.job_device import device_for, moved, same_every_time
 from fedemu.algorithms.training.local_sgd import SGD
 from fedemu.algorithms.trees import add, flatten, map_leaves, unflatten, without
 from fedemu.protocol import seeds
@@ -148,7 +148,7 @@ class FedCIL(RememberingFedAvg):
             with same_every_time(device):
                 model = self._consolidated(forest["model"], forest["data"], index, context)
             after = flatten({"model": model, "data": forest["data"]})
-            return to_host(after), False
+            return after, False
 
         return ServerJob("consolidation", init, step, math.ceil(self._iterations / STRIDE), checkpoint_every=1)
 

@@ -116,8 +116,9 @@ class ServerJob:
     """A computation at the coordinator, in a process of its own. It can be resumed between two steps.
 
     ``init() -> carry`` begins, and ``step(carry, index) -> (carry, finished)`` runs at most ``steps`` times, with the
-    index from 0. The carry is a Tree (weights, optimiser, position of the random source). It is checkpointed every
-    ``checkpoint_every`` steps. The script receives the last carry.
+    index from 0. The carry is a Tree (weights, optimiser, position of the random source). It may lie on a GPU, but a
+    step after a checkpoint may get it in host memory. There is a checkpoint after ``checkpoint_every`` steps or a
+    multiple of them, about once a second. The script receives the last carry, in host memory.
 
     Raises ConfigurationError if ``init`` or ``step`` is no function, or if a number is none, or too small.
     """

@@ -73,11 +73,6 @@ def moved(tree: Tree, device: torch.device) -> Tree:
     return map_leaves(lambda leaf: leaf.to(device), tree)
 
 
-def to_host(tree: Tree) -> Tree:
-    """The tree in host memory, where the carry of a server job lies between its steps."""
-    return moved(tree, _PROCESSOR)
-
-
 @contextmanager
 def same_every_time(device: torch.device) -> Iterator[None]:
     """A context in which a GPU gives the same bits every time, in float32. On a processor it changes nothing.

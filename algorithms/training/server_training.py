@@ -5,8 +5,7 @@ teachers' logits of all training samples. Lessons are made once, when the job be
 
 On a class-incremental stream, the public samples of a class are used from its task on.
 
-A large network is trained on the coordinator's GPU, if there is one (``job_device.py``). Between two steps all lies in
-host memory.
+A large network is trained on the coordinator's GPU, if there is one (``job_device.py``).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torch import Tensor
 from fedemu.algorithms.interface import Context, Labelled, Model, PublicData, Script, ServerJob, Tree
 from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.training.ingredients import normalises_by_batches, require_variance
-from fedemu.algorithms.training.job_device import device_for, moved, same_every_time, to_host
+from fedemu.algorithms.training.job_device import device_for, moved, same_every_time
 from fedemu.algorithms.training.local_sgd import SGD
 from fedemu.algorithms.trees import flatten, map_leaves, scale, squared_norm, unflatten, without
 from fedemu.protocol.seeds import generator
@@ -164,7 +163,7 @@ class ServerTraining:
                 before = _Carry.unpacked(moved(carry, device))
                 trained, memory = self._advance(before, data.train, index, context)
                 after = before.after(trained, memory, self._right(trained, data.validation))
-            return to_host(after.packed()), int(after.stop["stale"]) >= self.patience
+            return after.packed(), int(after.stop["stale"]) >= self.patience
 
         return ServerJob(name, init, step, self.steps, checkpoint_every=1)
 

@@ -166,7 +166,7 @@ def save_job(
     older = _job_files(directory, round, attempt, ordinal)
     # Every step has a file name of its own, because some file systems wait for the disk when a file is replaced.
     path = directory / f"job-{round}.{attempt}.{ordinal}.{step}.safetensors"
-    kept = canonical(carry)
+    kept = canonical(carry, to="cpu")
     facts = {"step": step, "finished": finished, "names": list(carry), "sha256": _checksum(kept), "basis": basis}
     write_whole(path, serialize(dict(kept), metadata={"job": json.dumps(facts)}))
     for other in older:
@@ -193,9 +193,15 @@ def load_job(
     return None
 
 
-def canonical(tree: Tree) -> Tree:
-    """The tree in the form that a load gives back: detached, dense, each tensor in memory of its own."""
-    return {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tree.items()}
+def canonical(tree: Tree, to: str | None = None) -> Tree:
+    """The tree in the form that a load gives back: detached, dense, each tensor in memory of its own.
+
+    A load gives it back in host memory. Here each tensor stays on its device, or goes to the one that ``to`` names.
+    """
+    return {
+        name: tensor.detach().to(to or tensor.device, copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tree.items()
+    }
 
 
 def _checksum(tree: Tree) -> str:

@@ -32,6 +32,8 @@ from fedemu.protocol.seeds import integer
 from fedemu.protocol.wording import an_object
 
 _REPORT_SECONDS = 0.2
+SAVE_SECONDS = 1.0
+"""The least time between two checkpoints of a job. To write one takes longer than many a step."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,9 @@ def _advising() -> Iterator[None]:
 def run(job: ServerJob, place: Place, stepped: Callable[[int], None]) -> None:
     """Run the job to its end, from its newest checkpoint or from its beginning.
 
-    After every checkpoint the carry is replaced by what a load would give back. So a job that was killed computes with
-    the same bits in the same memory layout as one that was not.
+    Where there may be a checkpoint, the carry is replaced by what a load would give back, on the device where it lies.
+    So a job that was killed computes with the same bits in the same memory layout as one that was not. There is one
+    if the last is older than ``SAVE_SECONDS``.
     """
 
     def keep(finished: bool) -> None:
@@ -105,14 +108,16 @@ def run(job: ServerJob, place: Place, stepped: Callable[[int], None]) -> None:
         step, carry, finished = known.step, known.carry, known.finished
     else:
         step, carry, finished = 0, checkpoint.canonical(_tree(job.init(), "its init must return")), False
-    reported = 0.0
+    reported, saved = 0.0, time.monotonic()
     while not finished and step < job.steps:
         with models_draw_by(place.draws(step)), keeping_activations():
             carry, finished = _checked(job.step(carry, step))
         step += 1
         if not finished and step < job.steps and step % job.checkpoint_every == 0:
-            keep(False)
             carry = checkpoint.canonical(carry)
+            if time.monotonic() - saved >= SAVE_SECONDS:
+                keep(False)
+                saved = time.monotonic()
         if time.monotonic() - reported > _REPORT_SECONDS:
             stepped(step)
             reported = time.monotonic()

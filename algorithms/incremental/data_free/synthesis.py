@@ -27,7 +27,7 @@ from fedemu.algorithms.interface import Context, Forest, Model, Outputs, ServerJ
 from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.models.layer_statistics import running_statistics, unwatched
 from fedemu.algorithms.training.class_losses import distillation_among
-from fedemu.algorithms.training.job_device import job_device, moved, same_every_time, to_host
+from fedemu.algorithms.training.job_device import job_device, moved, same_every_time
 from fedemu.algorithms.training.local_sgd import SGD
 from fedemu.algorithms.trees import add, flatten, map_leaves, unflatten, without, zeros_like
 from fedemu.protocol import seeds
@@ -93,7 +93,7 @@ class Synthesis:
             forest = unflatten(moved(carry, device))
             with same_every_time(device):
                 after = flatten(self._round(forest, moved(teacher, device), index, context))
-            return to_host(after), False
+            return after, False
 
         return ServerJob("synthesis", init, step, self.settings.rounds, CHECKPOINT_EVERY)
 

@@ -43,7 +43,7 @@ from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.models.image_generator import Generator
 from fedemu.algorithms.models.layer_statistics import running_statistics, unwatched
 from fedemu.algorithms.training.adam import Adam
-from fedemu.algorithms.training.job_device import job_device, moved, same_every_time, to_host
+from fedemu.algorithms.training.job_device import job_device, moved, same_every_time
 from fedemu.algorithms.trees import flatten, map_leaves, unflatten, without
 from fedemu.protocol import seeds
 
@@ -126,7 +126,7 @@ class GeneratorTraining:
                     trained, memory = optimiser.step(without(variables, buffers), gradients, memory, lr)
                     variables = {**variables, **changed, **trained}
             after = flatten({"generator": variables, "memory": memory})
-            return to_host(after), False
+            return after, False
 
         steps = math.ceil(self.settings.iterations / STRIDE)
         return ServerJob("generator", init, step, steps, CHECKPOINT_EVERY)

@@ -42,7 +42,7 @@ def test_no_program_mixes_devices_reads_values_or_copies_from_the_gpu() -> None:
     assert {name: found for name, found in complaints.items() if found} == {}
 
 
-def test_a_server_job_on_a_gpu_mixes_no_devices_and_ends_with_the_same_values_in_host_memory() -> None:
+def test_a_server_job_on_a_gpu_mixes_no_devices_and_ends_with_the_same_values() -> None:
     found = found_by("fake_gpu_with_values.py")
     mixing, _ = found.pop(MIXED)
     assert mixing == ["distillation: RuntimeError: aten.mul.Tensor mixes devices"] * 2

@@ -25,7 +25,7 @@ from fedemu.algorithms.interface import ServerJob
 from fedemu.algorithms.training.job_device import job_device
 from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator.record import checkpoint
-from fedemu.coordinator.rounds import server_job
+from fedemu.coordinator.rounds import server_job, server_job_worker
 from fedemu.coordinator.rounds.server_job import run_server_job
 from fedemu.coordinator.settings import DeviceType
 from fedemu.protocol.errors import ConfigurationError, FedemuError
@@ -34,6 +34,11 @@ from fedemu.protocol.wording import KILLED
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def checkpoints_are_not_seconds_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_job_worker, "SAVE_SECONDS", 0.0)
 
 
 def train(step_hook=lambda index: None, steps: int = 12, checkpoint_every: int = 5) -> ServerJob:
@@ -144,6 +149,25 @@ async def test_a_killed_job_goes_on_from_its_checkpoint(tmp_path: Path):
 
     await run_server_job(train(hook), tmp_path, 1, 0, ignore)
     assert log.read_text().split() == [*map(str, range(8)), *map(str, range(5, 12))]
+
+
+async def test_checkpoints_are_written_once_a_second_and_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server_job_worker, "SAVE_SECONDS", 1.0)
+    now = [0.0]  # each step takes 0.4 seconds
+    monkeypatch.setattr(server_job_worker, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    seen = tmp_path / "seen"
+
+    def hook(index: int) -> None:
+        kept = checkpoint.load_job(tmp_path, 1, 0)
+        with open(seen, "a") as file:
+            file.write(f"{kept.step if kept else 0} ")
+        now[0] += 0.4
+
+    found = await run_server_job(train(hook, steps=10, checkpoint_every=2), tmp_path, 1, 0, ignore)
+    assert seen.read_text().split() == "0 0 0 0 4 4 4 4 8 8".split(), "after a second, where there may be one"
+    monkeypatch.setattr(server_job_worker, "SAVE_SECONDS", 0.0)
+    often = await run_server_job(train(steps=10, checkpoint_every=2), tmp_path / "often", 1, 0, ignore)
+    assert model_digest(found) == model_digest(often)
 
 
 @pytest.mark.parametrize(
