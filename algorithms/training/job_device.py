@@ -84,7 +84,7 @@ def same_every_time(device: torch.device) -> Iterator[None]:
         return
     settings: Any = torch.utils.deterministic
     before = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory
-    # torch.use_deterministic_algorithms says the same, and imports torch's compiler: seconds in the process of each job.
+    # torch.use_deterministic_algorithms does the same, but imports torch's compiler: seconds in each job's process.
     torch.set_deterministic_debug_mode("error")
     # No job reads memory that nobody wrote, and filling it would take time.
     settings.fill_uninitialized_memory = False

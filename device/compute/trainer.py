@@ -159,7 +159,7 @@ def open_device(device_type: str, tf32: bool = False) -> torch.device:
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    # torch.use_deterministic_algorithms says the same, and imports torch's compiler, which takes seconds.
+    # torch.use_deterministic_algorithms does the same, but imports torch's compiler, which takes seconds.
     torch.set_deterministic_debug_mode("error")
     # No program reads memory that nobody wrote, and filling it would take time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
