@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import warnings
@@ -105,10 +106,8 @@ def widened(tree: Tree) -> dict[str, Tensor]:
 
 def squared_norm(tree: Tree) -> Tensor:
     """The sum of squares over all leaves, zero-dimensional. Those of half precision are added as float32."""
-    total = torch.zeros(())
-    for leaf in widened(tree).values():
-        total = total.to(leaf.device) + leaf.square().sum()
-    return total
+    squares = [leaf.square().sum() for leaf in widened(tree).values()]
+    return functools.reduce(torch.add, squares) if squares else torch.zeros(())
 
 
 def only(tree: Tree, names: frozenset[str]) -> dict[str, Tensor]:

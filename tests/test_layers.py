@@ -26,8 +26,9 @@ ORDER = {
         "| blobs sharing"
     ),
     "algorithms": (
-        "names interface measures replay/selection models/randomness | trees data | streams | models | training "
-        "| analytic methods replay incremental/generator terms | incremental | incremental/data_free | registry former"
+        "names interface layouts measures replay/selection models/randomness | trees data | graphs streams | models "
+        "| training | analytic methods replay incremental/generator terms | incremental | incremental/data_free "
+        "| registry former"
     ),
     "device": (
         "bus behaviour host | pipe memory | forking | compute/tapes | compute/executors | compute runtime | process "

@@ -23,7 +23,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
 
+from fedemu.algorithms.graphs.repeated import Repeated, uploaded
 from fedemu.algorithms.incremental.fedcil_local import (
     FAKE,
     FAKE_CLASSES,
@@ -140,34 +142,37 @@ class FedCIL(RememberingFedAvg):
             data = {name: torch.cat([part[name] for part in parts]) for name in ("x", "y")} if parts else {}
             return flatten({"model": without_gan(average), "data": data})
 
+        iterations = Repeated(self._iteration)
+
         def step(carry: Tree, index: int) -> tuple[Tree, bool]:
             device = device_for(self.classifier, without_gan(average))
             forest = unflatten(moved(carry, device))
             if "data" not in forest:
                 return carry, True
+            numbers = range(index * STRIDE, min((index + 1) * STRIDE, self._iterations))
+            rows = uploaded([self._rows(number, len(forest["data"]["y"]), context) for number in numbers], device)
+            fixed = {**forest["data"], "lr": torch.tensor(self._lr, device=device)}
             with same_every_time(device):
-                model = self._consolidated(forest["model"], forest["data"], index, context)
-            after = flatten({"model": model, "data": forest["data"]})
-            return after, False
+                model = iterations.over(forest["model"], fixed, [{"rows": some} for some in rows], device)
+            return flatten({"model": model, "data": forest["data"]}), False
 
         return ServerJob("consolidation", init, step, math.ceil(self._iterations / STRIDE), checkpoint_every=1)
 
-    def _consolidated(self, variables: Tree, data: Tree, index: int, context: Context) -> Tree:
-        """The classifier's variables after the iterations of step ``index``, on samples ``x`` of the classes ``y``."""
-        x, y, buffers = data["x"], data["y"], self.classifier.buffers
-        lr = torch.tensor(self._lr, device=y.device)
-        for iteration in range(index * STRIDE, min((index + 1) * STRIDE, self._iterations)):
-            draws = seeds.generator(context.seed, round=context.round, purpose=f"consolidation/{iteration}")
-            rows = torch.from_numpy(draws.integers(0, len(y), self._batch_size)).to(y.device)
-            # torch.func.grad is not used: its first call imports a compiler, which takes a second in every job.
-            trained = map_leaves(lambda leaf: leaf.detach().requires_grad_(), without(variables, buffers))
-            outputs, changed = self.classifier.apply({**variables, **trained}, x[rows], True)
-            loss = row_cross_entropies(outputs.logits, y[rows]).mean()
-            slopes = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
-            named = dict(zip(trained, slopes, strict=True))
-            after, _ = self._optimiser.step(map_leaves(torch.Tensor.detach, trained), named, {}, lr)
-            variables = {**variables, **map_leaves(torch.Tensor.detach, changed), **after}
-        return variables
+    def _rows(self, iteration: int, samples: int, context: Context) -> Tensor:
+        draws = seeds.generator(context.seed, round=context.round, purpose=f"consolidation/{iteration}")
+        return torch.from_numpy(draws.integers(0, samples, self._batch_size))
+
+    def _iteration(self, variables: Tree, fixed: Tree, given: Tree) -> Tree:
+        """The classifier's variables after an iteration on some ``rows`` of the samples ``x`` of the classes ``y``."""
+        x, y, buffers, rows = fixed["x"], fixed["y"], self.classifier.buffers, given["rows"]
+        # torch.func.grad is not used: its first call imports a compiler, which takes a second in every job.
+        trained = map_leaves(lambda leaf: leaf.detach().requires_grad_(), without(variables, buffers))
+        outputs, changed = self.classifier.apply({**variables, **trained}, x[rows], True)
+        loss = row_cross_entropies(outputs.logits, y[rows]).mean()
+        slopes = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+        named = dict(zip(trained, slopes, strict=True))
+        after, _ = self._optimiser.step(map_leaves(Tensor.detach, trained), named, {}, fixed["lr"])
+        return {**variables, **map_leaves(Tensor.detach, changed), **after}
 
     def _made(self, variables: Tree, shares: NDArray[np.float64], context: Context, handle: Handle) -> Tree:
         """Images ``x [samples, ...]`` of one device's generator, with classes ``y`` drawn by ``shares [classes]``."""

@@ -80,6 +80,16 @@ class Growing:
         """The task of each class, ``[classes]`` int64."""
         return torch.from_numpy(self.tasks.task)
 
+    def position(self, device: torch.device) -> Tensor:
+        """The place of each class in the order in which classes come, ``[classes]`` int64. It is copied there once."""
+        if device not in self._positions:
+            self._positions[device] = torch.from_numpy(self.tasks.position).to(device)
+        return self._positions[device]
+
+    @cached_property
+    def _positions(self) -> dict[torch.device, Tensor]:
+        return {}
+
     @cached_property
     def since(self) -> Tensor:
         """The period in which some device first meets each class, ``[classes]`` int64."""

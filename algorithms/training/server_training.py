@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fedemu.algorithms.graphs.repeated import Repeated, uploaded
 from fedemu.algorithms.interface import Context, Labelled, Model, PublicData, Script, ServerJob, Tree
 from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.training.ingredients import normalises_by_batches, require_variance
@@ -143,6 +144,7 @@ class ServerTraining:
         """The server job that ``train`` yields."""
         assert context.public is not None, "a method that trains at the server is not built without public data"
         public = _of_classes_seen(context.public, variables)
+        batches = Repeated(self._batch)
 
         @cache
         def here(device: torch.device) -> PublicData:
@@ -161,24 +163,38 @@ class ServerTraining:
             data = here(device)
             with same_every_time(device):
                 before = _Carry.unpacked(moved(carry, device))
-                trained, memory = self._advance(before, data.train, index, context)
+                trained, memory = self._advance(batches, before, data.train, index, context)
                 after = before.after(trained, memory, self._right(trained, data.validation))
             return after.packed(), int(after.stop["stale"]) >= self.patience
 
         return ServerJob(name, init, step, self.steps, checkpoint_every=1)
 
-    def _advance(self, carry: _Carry, data: Labelled, index: int, context: Context) -> tuple[Tree, Tree]:
+    def _advance(
+        self, batches: Repeated, carry: _Carry, data: Labelled, index: int, context: Context
+    ) -> tuple[Tree, Tree]:
         """The variables and the optimiser's memory after the batches of step ``index``."""
-        variables, memory = map_leaves(_channels_last, carry.model), carry.memory
+        device = data.y.device
         count = self.batches or per_pass(len(data), self.batch_size, self._fewest)
         first = index * count
-        batches = positions(len(data), self.batch_size, first, count, context, self._fewest)
-        for number, rows in enumerate(batches, first):
-            gradients, buffers = self._gradients(variables, carry.lessons, data, rows.to(data.y.device))
-            before, lr = without(variables, self.model.buffers), torch.tensor(self.rate(number), device=data.y.device)
-            trained, memory = self.optimiser.step(before, gradients, memory, lr)
-            variables = {**variables, **buffers, **trained}
-        return variables, memory
+        rows = uploaded([*positions(len(data), self.batch_size, first, count, context, self._fewest)], device)
+        rates = uploaded([torch.tensor(self.rate(number)) for number in range(first, first + count)], device)
+        after = batches.over(
+            flatten({"model": map_leaves(_channels_last, carry.model), "memory": carry.memory}),
+            flatten({"data": {"x": data.x, "y": data.y}, "lessons": carry.lessons}),
+            [{"rows": some, "lr": lr} for some, lr in zip(rows, rates, strict=True)],
+            device,
+        )
+        forest = unflatten(after)
+        return forest["model"], forest.get("memory", {})
+
+    def _batch(self, carry: Tree, fixed: Tree, given: Tree) -> Tree:
+        """An iteration: the ``model`` and the ``memory`` after the batch of some ``rows``."""
+        forest, known = unflatten(carry), unflatten(fixed)
+        variables, data = forest["model"], Labelled(**known["data"])
+        gradients, buffers = self._gradients(variables, known.get("lessons", {}), data, given["rows"])
+        before, memory = without(variables, self.model.buffers), forest.get("memory", {})
+        trained, memory = self.optimiser.step(before, gradients, memory, given["lr"])
+        return flatten({"model": {**variables, **buffers, **trained}, "memory": memory})
 
     def _gradients(self, variables: Tree, lessons: Tree, data: Labelled, rows: Tensor) -> tuple[Tree, Tree]:
         """The clipped gradients of the loss on these samples, and the buffers after the forward pass."""

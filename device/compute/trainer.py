@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from fedemu.algorithms.data.corpus import Corpus
+from fedemu.algorithms.graphs.captures import Captures, GraphRecorder
 from fedemu.algorithms.interface import Forest, Kind, LocalProgram, Query, Tree
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.trees import map_leaves
-from fedemu.device.compute.capture import Captures, GraphRecorder
 from fedemu.device.compute.executors.checked import GPU_TOLERANCE, TOLERANCE, Checked
 from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source, failed
 from fedemu.device.compute.executors.lowering import Lowered

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.incremental.generator.training import GeneratorTraining, intended_classes
+from fedemu.algorithms.incremental.generator.training import GeneratorTraining, classes_seen, intended_classes
 from fedemu.algorithms.interface import Tree
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.models.image_generator import AT_ONCE, Generator
@@ -50,7 +50,7 @@ def judgement(training: GeneratorTraining, generator: Tree, classifier: Tree, dr
     z = torch.from_numpy(draws.standard_normal(size, "float32"))
     with torch.no_grad():
         x = _images(training.generator, generator, training.given(classifier, z))
-        found = dict(training.losses(x, z, classifier))
+        found = dict(training.losses(x, z, classifier, classes_seen(classifier)))
         if training.settings.targets == "noise":
             intended = intended_classes(training.classifier, classifier[SEEN] > 0, z)
             said = training.judged(x, classifier).logits.argmax(-1)

@@ -27,12 +27,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedemu.algorithms.graphs.repeated import Repeated, uploaded
 from fedemu.algorithms.incremental.generator.losses import (
     batch_statistics_loss,
     image_prior_loss,
@@ -51,6 +53,8 @@ STRIDE: Final = 20
 """The number of iterations in one step of the job. They take far longer than passing the weights to the next step."""
 CHECKPOINT_EVERY: Final = 10
 """The number of steps between two checkpoints of the job."""
+
+_OPTIMISER: Final = Adam()
 
 Targets = Literal["noise", "model"]
 Entropy = Literal["classes", "logarithm"]
@@ -104,43 +108,44 @@ class GeneratorTraining:
 
         The noise is a function of (seed, round, iteration).
         """
-        optimiser, buffers = Adam(), self.generator.model.buffers
+        iterations = Repeated(self._iteration)
 
         def init() -> Tree:
             variables = start or self.generator.model.init(seeds.integer(context.seed, purpose="generator"))
-            memory = optimiser.begin(without(variables, buffers))
+            memory = _OPTIMISER.begin(without(variables, self.generator.model.buffers))
             return flatten({"generator": variables, "memory": memory})
+
+        @cache
+        def here(device: torch.device) -> Tree:
+            seen = {"classes": classes_seen(classifier), "lr": torch.tensor(self.settings.lr)}
+            return moved(flatten({"classifier": classifier, "seen": seen}), device)
 
         def step(carry: Tree, index: int) -> tuple[Tree, bool]:
             device = job_device()
-            forest = unflatten(moved(carry, device))
-            variables: Tree = forest["generator"]
-            memory: Tree = forest["memory"]
-            frozen = moved(classifier, device)
             first = index * STRIDE
-            lr = torch.tensor(self.settings.lr, device=device)
+            numbers = range(first, min(first + STRIDE, self.settings.iterations))
+            noise = uploaded([self._noise(number, context) for number in numbers], device)
             with same_every_time(device):
-                for iteration in range(first, min(first + STRIDE, self.settings.iterations)):
-                    z = self._noise(iteration, context).to(device)
-                    gradients, changed = self._gradients(variables, frozen, z)
-                    trained, memory = optimiser.step(without(variables, buffers), gradients, memory, lr)
-                    variables = {**variables, **changed, **trained}
-            after = flatten({"generator": variables, "memory": memory})
-            return after, False
+                inputs = [{"z": z} for z in noise]
+                return iterations.over(moved(carry, device), here(device), inputs, device), False
 
         steps = math.ceil(self.settings.iterations / STRIDE)
         return ServerJob("generator", init, step, steps, CHECKPOINT_EVERY)
 
-    def losses(self, images: Tensor, z: Tensor, classifier: Tree) -> Mapping[str, Tensor]:
-        """The weighted losses by name: ``cross_entropy``, and each loss whose weight in ``settings`` is not 0."""
+    def losses(self, images: Tensor, z: Tensor, classifier: Tree, classes: Tensor) -> Mapping[str, Tensor]:
+        """The weighted losses by name: ``cross_entropy``, and each loss whose weight in ``settings`` is not 0.
+
+        ``classes`` int64 are those that the classifier has seen.
+        """
         settings = self.settings
         outputs = self.judged(images, classifier)
         seen = classifier[SEEN] > 0
         values = {"cross_entropy": self._cross_entropy(outputs, z, seen)}
         if settings.diversity:
-            known = int(seen.sum())
+            known = len(classes)
             scale = known / math.log(max(known, 2)) if settings.entropy == "logarithm" else 1.0
-            values["diversity"] = settings.diversity * scale * information_entropy_loss(outputs.logits[:, seen])
+            entropy = information_entropy_loss(outputs.logits.index_select(1, classes))
+            values["diversity"] = settings.diversity * scale * entropy
         if settings.batch_statistics:
             distance = batch_statistics_loss(running_statistics(classifier), outputs.statistics)
             values["batch_statistics"] = settings.batch_statistics * distance
@@ -169,13 +174,22 @@ class GeneratorTraining:
         logits = torch.where(seen, outputs.logits, -torch.inf)
         return functional.cross_entropy(logits / self.settings.temperature, targets)
 
-    def _gradients(self, variables: Tree, classifier: Tree, z: Tensor) -> tuple[Tree, Tree]:
+    def _iteration(self, carry: Tree, fixed: Tree, given: Tree) -> Tree:
+        """The ``generator`` and the ``memory`` of its optimiser after an iteration with the noise ``z``."""
+        forest, known = unflatten(carry), unflatten(fixed)
+        variables, seen = forest["generator"], known["seen"]
+        gradients, changed = self._gradients(variables, known["classifier"], seen["classes"], given["z"])
+        before = without(variables, self.generator.model.buffers)
+        trained, memory = _OPTIMISER.step(before, gradients, forest["memory"], seen["lr"])
+        return flatten({"generator": {**variables, **changed, **trained}, "memory": memory})
+
+    def _gradients(self, variables: Tree, classifier: Tree, classes: Tensor, z: Tensor) -> tuple[Tree, Tree]:
         """The gradients by the generator's trained variables, and its buffers after the forward pass."""
         model = self.generator.model
         # torch.func.grad is not used: its first call imports a compiler, which takes a second in every job.
         trained = map_leaves(lambda leaf: leaf.detach().requires_grad_(), without(variables, model.buffers))
         made, buffers = model.apply({**variables, **trained}, self.given(classifier, z), True)
-        loss = torch.stack(list(self.losses(made.logits, z, classifier).values())).sum()
+        loss = torch.stack(list(self.losses(made.logits, z, classifier, classes).values())).sum()
         gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
         return dict(zip(trained, gradients, strict=True)), map_leaves(Tensor.detach, buffers)
 
@@ -184,13 +198,18 @@ class GeneratorTraining:
         return torch.from_numpy(draws.standard_normal((self.settings.batch_size, self.generator.noise), "float32"))
 
 
+def classes_seen(classifier: Tree) -> Tensor:
+    """The classes that tasks have brought so far, int64. It waits for a GPU."""
+    return (classifier[SEEN] > 0).nonzero()[:, 0]
+
+
 def intended_classes(classifier: Growing, seen: Tensor, z: Tensor) -> Tensor:
     """The classes ``[batch]`` that noise ``z [batch, noise]`` stands for (MFCL, equation 1).
 
     It is the class with the largest value among the classes ``seen [classes]`` (bool). The value of a class is at its
     position in the order in which classes come.
     """
-    position = torch.from_numpy(classifier.tasks.position).to(z.device)
+    position = classifier.position(z.device)
     return torch.where(seen, z.index_select(1, position), -torch.inf).argmax(-1)
 
 
@@ -202,7 +221,7 @@ def told(classifier: Growing, seen: Tensor, z: Tensor, signal: float) -> Tensor:
     """
     if not signal:
         return z
-    position = torch.from_numpy(classifier.tasks.position).to(z.device)
+    position = classifier.position(z.device)
     chosen = position.index_select(0, intended_classes(classifier, seen, z))
     marked = torch.arange(len(position), device=z.device) == chosen[:, None]
     return torch.cat([signal * marked.to(z.dtype), z[:, len(position) :]], 1)

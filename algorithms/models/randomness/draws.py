@@ -34,17 +34,18 @@ def keys(seeds: NDArray[np.uint64], steps: NDArray[np.int64]) -> NDArray[np.int3
 class Draws:
     """Random tensors by the key ``[2]``, int32. Each call draws anew.
 
-    ``count`` is the number of tensors that were drawn. The same calls give the same tensors under the same key.
+    ``count`` is the number of tensors that were drawn, and ``seeds`` that of seeds. The same calls give the same
+    tensors under the same key.
     """
 
     def __init__(self, key: Tensor) -> None:
         self.key = key
         self.count = 0
-        self._seeds = 0
+        self.seeds = 0
 
     def seed(self) -> int:
         """A seed of 63 bits, for generators that know no key. Each call gives another one."""
-        step, self._seeds = self._seeds, self._seeds + 1
+        step, self.seeds = self.seeds, self.seeds + 1
         # Under torch.func a tensor may have no memory that numpy could read.
         key = np.array([int(word) for word in self.key], np.int32)
         return int(keys(key.view(np.uint64), np.array([step])).view(np.uint64)[0, 0]) >> 1

@@ -99,6 +99,12 @@ def has_keys() -> bool:
     return _depth.get() > 0
 
 
+def drawn() -> int:
+    """How often models have drawn so far in this ``models_draw_by``."""
+    present = _draws.get()
+    return 0 if present is None else present.count + present.seeds
+
+
 def _present() -> Draws:
     return _draws.get() or Draws(torch.zeros(KEY_SHAPE, dtype=torch.int32))
 

@@ -52,6 +52,11 @@ class Lowered:
             raise
 
     @property
+    def capturable(self) -> bool:
+        """Whether it may become a CUDA graph. Recorded operations read no values, and draw by the key."""
+        return self.recorded
+
+    @property
     def metrics(self) -> dict[str, int]:
         """The place of each metric among the outputs of a step."""
         places: dict[str, int] = tree_unflatten(list(range(self.spec.num_leaves)), self.spec)[1]

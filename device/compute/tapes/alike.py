@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from fedemu.algorithms.layouts import Layout
 from fedemu.device.compute.tapes.elements import depends_on_place, evenly
 from fedemu.device.compute.tapes.private_torch import (
     OperationReplacer,
@@ -23,7 +24,7 @@ from fedemu.device.compute.tapes.private_torch import (
 )
 from fedemu.device.compute.tapes.products import PRODUCTS, Begins, alike_in_slots
 from fedemu.device.compute.tapes.side_by_side import SIDE_BY_SIDE, alike_side_by_side
-from fedemu.device.compute.tapes.tape import Layout, parts
+from fedemu.device.compute.tapes.tape import parts
 
 Way = Callable[..., Any]
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from fedemu.algorithms.layouts import Layout
 from fedemu.device.compute.tapes.alike import alike
 from fedemu.device.compute.tapes.private_torch import (
     LOG_SOFTMAX,
@@ -19,7 +20,7 @@ from fedemu.device.compute.tapes.private_torch import (
     tree_map_only,
 )
 from fedemu.device.compute.tapes.products import ALIGNED_BYTES
-from fedemu.device.compute.tapes.tape import Layout, Operation, Value, parts, values
+from fedemu.device.compute.tapes.tape import Operation, Value, parts, values
 from fedemu.protocol.host.hardware import processor
 
 Flat = Callable[..., Sequence[Tensor]]

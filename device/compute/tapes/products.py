@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fedemu.device.compute.tapes.tape import Layout
+from fedemu.algorithms.layouts import Layout
 
 ALIGNED_BYTES: Final = 64
 _SHIFTS: Final = (1, 2, 4, 8)

@@ -15,10 +15,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from fedemu.algorithms.layouts import Layout
 from fedemu.device.compute.tapes.elements import MULTIPLE
 from fedemu.device.compute.tapes.private_torch import operator_name
 from fedemu.device.compute.tapes.products import placed, trials
-from fedemu.device.compute.tapes.tape import Layout
 
 Way = Callable[..., Any]
 

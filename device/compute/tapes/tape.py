@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedemu.algorithms.layouts import Layout
 from fedemu.device.compute.tapes.private_torch import (
     changes_memory,
     tree_flatten,
@@ -43,39 +44,6 @@ class Value:
     def geometry(self) -> Hashable:
         """Two values with the same geometry are the same numbers, as long as nothing writes to them."""
         return (self.memory, self.offset, self.layout) if self.layout.shape.numel() else id(self)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a tensor lies in memory.
-
-    ``conjugate`` and ``negative`` say whether its numbers are to be read as conjugates, or as negatives: some views
-    differ in nothing else.
-    """
-
-    conjugate: bool
-    negative: bool
-    shape: torch.Size
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-
-    @staticmethod
-    def of(tensor: Tensor) -> Layout:
-        return Layout(tensor.is_conj(), tensor.is_neg(), tensor.shape, tensor.stride(), tensor.dtype)
-
-    def blank(self) -> Tensor:
-        """A tensor without values that lies so."""
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
-
-
-def address(tensor: Tensor) -> int:
-    """A number that names the memory of a tensor, and of all others that may overlap with it while they are alive."""
-    return tensor.untyped_storage().data_ptr() or -id(tensor)
-
-
-def geometry(tensor: Tensor) -> Hashable:
-    """Two tensors that are alive and have the same geometry are the same numbers, as long as nothing writes to them."""
-    return (address(tensor), tensor.storage_offset(), Layout.of(tensor)) if tensor.numel() else id(tensor)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedemu.algorithms.layouts import address
 from fedemu.device.compute.tapes.alike import all_alike
 from fedemu.device.compute.tapes.flat_function import Flat, emit, in_place
 from fedemu.device.compute.tapes.private_torch import (
@@ -22,7 +23,7 @@ from fedemu.device.compute.tapes.private_torch import (
     written_arguments,
 )
 from fedemu.device.compute.tapes.recording import Recording
-from fedemu.device.compute.tapes.tape import Operation, Value, address, parts, simplify, values
+from fedemu.device.compute.tapes.tape import Operation, Value, parts, simplify, values
 from fedemu.protocol.errors import TrainingError
 
 

@@ -12,9 +12,9 @@ from typing import Any, Final, get_args
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedemu.algorithms.graphs.captures import Captures, GraphRecorder
 from fedemu.algorithms.models.low_precision import Precision
 from fedemu.algorithms.trees import map_leaves
-from fedemu.device.compute.capture import Captures, GraphRecorder
 from fedemu.device.compute.executors.executor import Executor, Job, Source, is_out_of_memory
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped

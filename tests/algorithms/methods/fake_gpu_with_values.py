@@ -1,17 +1,19 @@
 """Plays the server jobs of every method on a processor, and on a GPU that only pretends to be there.
 
-Run as ``python fake_gpu_with_values.py METHOD...``, it prints what it found as JSON: complaints by method, and the jobs
-that were computed in both ways. Tensors on the pretended GPU have values, which the processor computes, so a job must
-end with the same bits. As on a real GPU, an operation may not mix devices, unless a tensor of the processor has no
-dimensions. ``fake_gpu.py`` tells why this has a process of its own.
+Run as ``python fake_gpu_with_values.py METHOD...``, it prints what it found as JSON: complaints by method, the jobs
+that were computed in both ways, and the number of iterations that were captured. Tensors on the pretended GPU have
+values, which the processor computes, so a job must end with the same bits. As on a real GPU, an operation may not mix
+devices, unless a tensor of the processor has no dimensions, and what is captured may not wait for the GPU or copy
+between devices. ``fake_gpu.py`` tells why this has a process of its own.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_flatten, tree_map  # noqa: E402
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend  # noqa: E402
 
+from fedemu.algorithms.graphs import captures  # noqa: E402
+from fedemu.algorithms.graphs.repeated import recorded_by  # noqa: E402
 from fedemu.algorithms.interface import ServerJob, Tree  # noqa: E402
 from fedemu.algorithms.methods import flashback  # noqa: E402
 from fedemu.algorithms.training import job_device  # noqa: E402
@@ -76,6 +80,45 @@ class Literals(TorchFunctionMode):
 
 MADE = 0
 """The number of tensors that were made on the GPU."""
+WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::is_nonzero")
+"""Operations for which a process waits until the GPU has the values."""
+
+
+class Rehearsal:
+    """A recorder that does the work again each time, on the memory of the first time."""
+
+    recording = False
+    records = 0
+
+    def record(self, work: Callable[[], Sequence[Tensor]]) -> tuple[Sequence[Tensor], Callable[[], object]]:
+        Rehearsal.recording = True
+        try:
+            outputs = [leaf.clone() for leaf in work()]
+        finally:
+            Rehearsal.recording = False
+        Rehearsal.records += 1
+
+        def replay() -> None:
+            for kept, made in zip(outputs, work(), strict=True):
+                kept.copy_(made)
+
+        return outputs, replay
+
+
+def on_raw(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    """The function of a tensor's memory, which is that of ``raw``."""
+    return lambda tensor: function(tensor.raw if isinstance(tensor, OnGPU) else tensor)
+
+
+class Warned(logging.Handler):
+    """What the captures warn of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(record.getMessage())
 
 
 def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -86,6 +129,10 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     copies = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
     if there and not copies and any(leaf.dim() and not isinstance(leaf, OnGPU) for leaf in given):
         raise RuntimeError(f"{func} mixes devices")
+    if Rehearsal.recording:
+        masks = func is torch.ops.aten.index.Tensor and any(leaf.dtype == torch.bool for leaf in given[1:])
+        if masks or func._schema.name in WAITS or (copies and len({type(leaf) for leaf in given}) > 1):
+            raise RuntimeError(f"{func} cannot be captured")
     device = kwargs.get("device")
     wanted = there if device is None else torch.device(device).type == GPU
     plain = {**kwargs, **({} if device is None else {"device": torch.device("cpu")})}
@@ -93,6 +140,8 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     made = func(*raw_args, **raw_kwargs)
     if func._schema.name.endswith("_") and isinstance(args[0], OnGPU):
         return args[0]
+    if Rehearsal.recording and given and copies and there != wanted:
+        raise RuntimeError(f"{func} cannot be captured: it copies between devices")
     if not wanted:
         return made
     MADE += 1
@@ -116,12 +165,22 @@ class Playing(conftest.LittleFleet):
     def _compute(self, job: ServerJob) -> Tree:
         expected = result_of(job)
         before = MADE
+        warned = Warned()
+        captures.log.addHandler(warned)
         try:
-            with job_device.jobs_compute_on(lambda: torch.device(GPU)), Factories(), Literals():
+            with (
+                job_device.jobs_compute_on(lambda: torch.device(GPU)),
+                recorded_by(lambda device: Rehearsal() if device.type == GPU else None),
+                Factories(),
+                Literals(),
+            ):
                 found = result_of(job)
         except Exception as error:
             self.complaints.append(f"{job.name}: {type(error).__name__}: {str(error).splitlines()[0]}")
             return expected
+        finally:
+            captures.log.removeHandler(warned)
+        self.complaints += [f"{job.name}: {said}" for said in warned.found]
         if before == MADE:
             self.complaints.append(f"{job.name} computes nothing on the GPU")
         values = {name: leaf.raw if isinstance(leaf, OnGPU) else leaf for name, leaf in found.items()}
@@ -136,12 +195,14 @@ def mixing(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *given: loss(*given) + torch.ones(2).sum() * given[1].new_ones(2).float().mul(torch.ones(2)).mean()
 
 
-def complaints_of(name: str) -> tuple[list[str], list[str]]:
-    """Play two rounds of a method, on a stream of two tasks. Returns the complaints, and the names of the jobs.
+def complaints_of(name: str) -> tuple[list[str], list[str], int]:
+    """Play two rounds of a method, on a stream of two tasks.
+
+    Returns the complaints, the names of the jobs, and the number of iterations that were captured.
 
     The method ``MIXED`` is Flashback with a constant in host memory.
     """
-    ordinary = flashback.taught
+    ordinary, Rehearsal.records = flashback.taught, 0
     if name == MIXED:
         flashback.taught = mixing(ordinary)
     try:
@@ -161,13 +222,15 @@ def complaints_of(name: str) -> tuple[list[str], list[str]]:
         fleet.complaints = []
         for _ in range(2):
             fleet.play([0, 1])
-        return fleet.complaints, fleet.jobs
+        return fleet.complaints, fleet.jobs, Rehearsal.records
     finally:
         flashback.taught = ordinary
 
 
 if __name__ == "__main__":
     _setup_privateuseone_for_python_backend(GPU)
+    captures.ORDINARY_STEPS = 1
+    captures.address, captures.geometry = on_raw(captures.address), on_raw(captures.geometry)
     job_device.is_large = lambda model, variables: True
     json.dump({name: complaints_of(name) for name in sys.argv[1:]}, sys.stdout)
     sys.stdout.flush()

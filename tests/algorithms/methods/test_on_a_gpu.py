@@ -44,9 +44,10 @@ def test_no_program_mixes_devices_reads_values_or_copies_from_the_gpu() -> None:
 
 def test_a_server_job_on_a_gpu_mixes_no_devices_and_ends_with_the_same_values() -> None:
     found = found_by("fake_gpu_with_values.py")
-    mixing, _ = found.pop(MIXED)
+    mixing, _, _ = found.pop(MIXED)
     assert mixing == ["distillation: RuntimeError: aten.mul.Tensor mixes devices"] * 2
-    assert {name: complaints for name, (complaints, _) in found.items() if complaints} == {}
-    with_jobs = {name for name, (_, jobs) in found.items() if jobs}
+    assert {name: complaints for name, (complaints, _, _) in found.items() if complaints} == {}
+    with_jobs = {name for name, (_, jobs, _) in found.items() if jobs}
     by_sgd = {"central", "fedavg_finetuned", "flashback", "fedcil"}
     assert with_jobs == {*by_sgd, "feddf", "mfcl", "fedavg_gen", "target", "lander"}
+    assert {name for name, (_, _, captured) in found.items() if captured} == with_jobs - {"target", "lander"}

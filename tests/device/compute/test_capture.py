@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.algorithms.graphs.captures import ORDINARY_STEPS, Captures, GraphRecorder, Work
 from fedemu.algorithms.interface import Model
 from fedemu.algorithms.models.feed_forward import cnn, mlp
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import Objective
 from fedemu.algorithms.trees import flatten, map_leaves
-from fedemu.device.compute.capture import ORDINARY_STEPS, Captures, GraphRecorder, Work
 from fedemu.device.compute.executors.arguments import Arguments
 from fedemu.device.compute.executors.executor import Job, JobResult, Source
 from fedemu.device.compute.executors.lowering import Lowered

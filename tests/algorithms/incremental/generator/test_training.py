@@ -12,7 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedemu.algorithms.incremental.generator.losses import image_prior_loss
-from fedemu.algorithms.incremental.generator.training import GeneratorSettings, GeneratorTraining, intended_classes
+from fedemu.algorithms.incremental.generator.training import (
+    GeneratorSettings,
+    GeneratorTraining,
+    classes_seen,
+    intended_classes,
+)
 from fedemu.algorithms.interface import Context, ServerJob, Tree
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import SEEN, Growing, growing
@@ -131,7 +136,7 @@ def test_the_loss_is_that_of_equation_5(frozen: Frozen, louder: Callable[[Any], 
     outputs, _ = frozen.model.apply(frozen.variables, images, False)
     # The frozen model is in evaluation mode, which a model tells that is louder in training.
     loud = training(Frozen(louder(frozen.model), {}), diversity=2.0, batch_statistics=3.0, image_prior=5.0)
-    losses = loud.losses(images, z, frozen.variables)
+    losses = loud.losses(images, z, frozen.variables, classes_seen(frozen.variables))
     seen = frozen.variables[SEEN] > 0
     known = outputs.logits[:, seen]
     place = torch.cumsum(seen, 0) - 1
@@ -152,7 +157,7 @@ def test_the_loss_is_that_of_equation_5(frozen: Frozen, louder: Callable[[Any], 
 
 def test_a_loss_of_weight_0_is_left_out_and_needs_nothing(frozen: Frozen) -> None:
     losses = training(frozen, diversity=0.0, batch_statistics=0.0, image_prior=0.0).losses(
-        torch.zeros(2, *SHAPE), noise(2), frozen.variables
+        torch.zeros(2, *SHAPE), noise(2), frozen.variables, classes_seen(frozen.variables)
     )
     assert losses.keys() == {"cross_entropy"}
 
@@ -161,9 +166,9 @@ def test_the_other_readings_are_those_of_the_authors_code(frozen: Frozen) -> Non
     z = noise(6)
     images = SMALL.images(SMALL.model.init(0), z)
     logits = frozen.model.apply(frozen.variables, images, False)[0].logits
-    text = training(frozen).losses(images, z, frozen.variables)
+    text = training(frozen).losses(images, z, frozen.variables, classes_seen(frozen.variables))
     code = training(frozen, targets="model", temperature=1000.0, entropy="logarithm").losses(
-        images, z, frozen.variables
+        images, z, frozen.variables, classes_seen(frozen.variables)
     )
     known = logits[:, frozen.variables[SEEN] > 0]
     torch.testing.assert_close(code["cross_entropy"], functional.cross_entropy(known / 1000, known.argmax(1)))
@@ -179,7 +184,9 @@ def test_only_seen_classes_count_in_cross_entropy_at_any_temperature() -> None:
     z, images = torch.randn(5, 100, generator=torch.Generator().manual_seed(0)), torch.zeros(5, *SHAPE)
     for temperature in (1.0, 10.0, 1000.0):
         settings = GeneratorSettings(batch_statistics=0.0, temperature=temperature)
-        losses = GeneratorTraining(Generator(8, 1, 100), model, settings).losses(images, z, variables)
+        losses = GeneratorTraining(Generator(8, 1, 100), model, settings).losses(
+            images, z, variables, classes_seen(variables)
+        )
         assert float(losses["cross_entropy"]) == pytest.approx(math.log(10), abs=1e-6)
 
 
@@ -187,7 +194,7 @@ def test_unseen_classes_pass_no_gradient_at_a_high_temperature(frozen: Frozen) -
     z = noise(6)
     images = SMALL.images(SMALL.model.init(0), z).detach().requires_grad_()
     settings: dict[str, Any] = {"diversity": 0.0, "batch_statistics": 0.0, "image_prior": 0.0, "temperature": 1000.0}
-    losses = training(frozen, **settings).losses(images, z, frozen.variables)
+    losses = training(frozen, **settings).losses(images, z, frozen.variables, classes_seen(frozen.variables))
     (found,) = torch.autograd.grad(losses["cross_entropy"], images)
     logits = frozen.model.apply(frozen.variables, images, False)[0].logits
     seen = frozen.variables[SEEN] > 0

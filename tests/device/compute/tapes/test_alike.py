@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedemu.algorithms.layouts import Layout
 from fedemu.device.compute.tapes import alike as module
 from fedemu.device.compute.tapes.alike import alike, all_alike, is_concerned
 from fedemu.device.compute.tapes.private_torch import OperationWatcher, operator_name
-from fedemu.device.compute.tapes.tape import Layout
 from fedemu.device.compute.tapes.tracing import trace
 
 ATEN, CPU = torch.ops.aten, torch.device("cpu")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedemu.algorithms.layouts import Layout
 from fedemu.device.compute.tapes.products import _aligned, _one_by_one, _rows, alike_in_slots
-from fedemu.device.compute.tapes.tape import Layout
 
 BMM, MM = "aten::bmm", "aten::mm"
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedemu.algorithms.layouts import Layout
 from fedemu.device.compute.tapes.private_torch import operator_name
 from fedemu.device.compute.tapes.side_by_side import (
     _filled_up,
@@ -18,7 +19,6 @@ from fedemu.device.compute.tapes.side_by_side import (
     _sides,
     alike_side_by_side,
 )
-from fedemu.device.compute.tapes.tape import Layout
 
 ATEN = torch.ops.aten
 SLOTS = 3

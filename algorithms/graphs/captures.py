@@ -1,8 +1,8 @@
-"""Steps of a stack as CUDA graphs: what a step launches is recorded once, and from then on launched by a single call.
+"""Steps as CUDA graphs: what a step launches is recorded once, and from then on launched by a single call.
 
 A step of a small model is a hundred kernels that run for microseconds each, and Python takes longer to launch them. A
-step has the same shapes for a whole experiment, because stacks and batches are padded, and it draws from keys that are
-inputs, so that no state of a generator is hidden in it. These are the two things that a graph needs.
+graph needs two things of a step: the same shapes each time, and no state that is hidden in it, such as that of a
+generator of random numbers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from fedemu.device.compute.executors.arguments import Arguments
-from fedemu.device.compute.executors.lowering import MAX_CACHED, Lowered
-from fedemu.device.compute.tapes.tape import address, geometry
+from fedemu.algorithms.layouts import address, geometry
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +28,41 @@ MOST_GRAPHS: Final = 8
 """The number of graphs that are kept. The one that was not used for the longest time goes first."""
 MOST_BYTES: Final = 2**30
 """The most bytes of the inputs of all graphs, of which a graph has copies. Kernels on large ones leave no gaps."""
+MOST_COUNTED: Final = 512
+"""The number of steps whose calls are counted. The counts are a few bytes each, and keep their steps alive."""
 
 Work = Callable[[], Sequence[Tensor]]
+
+
+class Given(Protocol):
+    """The inputs of a step."""
+
+    @property
+    def carry(self) -> Sequence[Tensor]:
+        """What the step changes, and the next step gets."""
+        ...
+
+    def flat(self) -> list[Tensor]:
+        """All inputs. The carry comes last."""
+        ...
+
+
+class Step(Protocol):
+    """A function of tensors on a GPU that is called again and again with inputs that lie alike."""
+
+    @property
+    def capturable(self) -> bool:
+        """Whether it may be captured, as far as is known so far."""
+        ...
+
+    @property
+    def function(self) -> Callable[..., Sequence[Tensor]]:
+        """The function of the flat inputs. It returns the next carry, and then what else it found."""
+        ...
+
+    def run(self, given: Any) -> Sequence[Tensor]:
+        """The same as an ordinary call."""
+        ...
 
 
 class Recorder(Protocol):
@@ -75,8 +106,8 @@ class GraphRecorder:
 class Captured:
     """One step, whose inputs have their places. The next carry is written over the given one there."""
 
-    def __init__(self, lowered: Lowered, given: Arguments, recorder: Recorder) -> None:
-        self.lowered = lowered
+    def __init__(self, step: Step, given: Given, recorder: Recorder) -> None:
+        self.step = step
         leaves = given.flat()
         self._fixed = len(leaves) - len(given.carry)
         # Inference tensors cannot be written to outside of inference mode, and torch writes to its own at each capture.
@@ -93,7 +124,7 @@ class Captured:
         """The size of the inputs in bytes."""
         return sum(place.nbytes for place in self._places)
 
-    def run(self, given: Arguments) -> list[Tensor]:
+    def run(self, given: Given) -> list[Tensor]:
         """The outputs of the step. The carry among them changes with the next call, to which it may be given."""
         self._take(given.flat())
         self._replay()
@@ -110,7 +141,7 @@ class Captured:
     def _work(self) -> list[Tensor]:
         """Do the step at the places, and return its metrics."""
         carry = self._places[self._fixed :]
-        outputs = list(self.lowered.function(*self._places))
+        outputs = list(self.step.function(*self._places))
         written = {address(place) for place in carry}
         places = [*map(geometry, carry), *[None] * (len(outputs) - len(carry))]
         # What lies in the place of a carry would be written over while it is still to be read.
@@ -127,58 +158,58 @@ class Captured:
 class Captures:
     """Runs steps, and captures those that come again and again. ``most`` graphs have inputs of ``most_bytes`` at most.
 
-    A step stays ordinary if its operations were not recorded (``tracing.py``), if its inputs are too large, if the
-    capture fails, or if the graph gives other bits than the step itself, which is tried once for each graph.
+    A step stays ordinary if it is not capturable, if its inputs are too large, if the capture fails, or if the graph
+    gives other bits than the step itself, which is tried once for each graph.
     """
 
     def __init__(self, recorder: Recorder, most: int = MOST_GRAPHS, most_bytes: int = MOST_BYTES) -> None:
         self._recorder, self._most, self._most_bytes = recorder, most, most_bytes
         self._captured: OrderedDict[int, Captured] = OrderedDict()
-        self._runs: dict[int, tuple[Lowered, float]] = {}
+        self._runs: dict[int, tuple[Step, float]] = {}
         """How often each ordinary step ran, by its id; minus infinity for those that stay ordinary."""
 
     def __len__(self) -> int:
         """The number of graphs."""
         return len(self._captured)
 
-    def run(self, lowered: Lowered, given: Arguments) -> Sequence[Tensor]:
-        """The outputs of a step, as ``Lowered.run`` gives them; it may write over the given carry."""
-        captured = self._captured.get(id(lowered))
+    def run(self, step: Step, given: Given) -> Sequence[Tensor]:
+        """The outputs of a step; it may write over the given carry."""
+        captured = self._captured.get(id(step))
         if captured is not None:
-            self._captured.move_to_end(id(lowered))
+            self._captured.move_to_end(id(step))
             return captured.run(given)
-        _, runs = self._runs.get(id(lowered), (lowered, 0 if lowered.recorded else -math.inf))
-        if runs >= ORDINARY_STEPS:
-            return self._first(lowered, given)
-        self._keep(lowered, runs + 1)
-        return lowered.run(given)
+        _, runs = self._runs.get(id(step), (step, 0))
+        if runs >= ORDINARY_STEPS and step.capturable:
+            return self._first(step, given)
+        self._keep(step, runs + 1)
+        return step.run(given)
 
-    def _keep(self, lowered: Lowered, runs: float) -> None:
-        if len(self._runs) >= MAX_CACHED:
+    def _keep(self, step: Step, runs: float) -> None:
+        if len(self._runs) >= MOST_COUNTED:
             self._runs.clear()
-        self._runs[id(lowered)] = lowered, runs  # with the step itself, so that no other one gets its id
+        self._runs[id(step)] = step, runs  # with the step itself, so that no other one gets its id
 
-    def _first(self, lowered: Lowered, given: Arguments) -> Sequence[Tensor]:
+    def _first(self, step: Step, given: Given) -> Sequence[Tensor]:
         """Capture a step, and run it in both ways."""
         size = sum(leaf.nbytes for leaf in given.flat())
         captured, outputs = None, []
         if size <= self._most_bytes:
             self._make_room(size)
             try:
-                captured = Captured(lowered, given, self._recorder)
+                captured = Captured(step, given, self._recorder)
                 outputs = captured.run(given)
             except Exception as error:
                 log.warning("a step is not captured as a CUDA graph: %s", str(error).partition("\n")[0])
                 captured = None
-        expected = lowered.run(given)
-        if captured is None:
-            self._keep(lowered, -math.inf)
+        expected = step.run(given)
+        if captured is None or not step.capturable:
+            self._keep(step, -math.inf)
         elif not all(map(_same_bits, outputs, expected)):
             log.warning("a CUDA graph gives other bits than its step, which stays as it is")
-            self._keep(lowered, -math.inf)
+            self._keep(step, -math.inf)
         else:
-            self._captured[id(lowered)] = captured
-            del self._runs[id(lowered)]
+            self._captured[id(step)] = captured
+            del self._runs[id(step)]
         return expected
 
     def _make_room(self, size: int) -> None:
