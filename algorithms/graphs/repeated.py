@@ -80,7 +80,7 @@ def uploaded(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
     if device.type == "cpu" or not parts:
         return parts
     flat = torch.cat([part.reshape(-1) for part in parts]).to(device)
-    pieces = flat.split([part.numel() for part in parts])
+    pieces = torch.split(flat, [part.numel() for part in parts])
     # Where a tensor begins in memory can change how it is multiplied, so each has memory of its own.
     return [piece.reshape(part.shape).clone() for piece, part in zip(pieces, parts, strict=True)]
 

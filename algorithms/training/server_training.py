@@ -191,8 +191,9 @@ class ServerTraining:
         """An iteration: the ``model`` and the ``memory`` after the batch of some ``rows``."""
         forest, known = unflatten(carry), unflatten(fixed)
         variables, data = forest["model"], Labelled(**known["data"])
+        memory: Tree = forest.get("memory", {})
         gradients, buffers = self._gradients(variables, known.get("lessons", {}), data, given["rows"])
-        before, memory = without(variables, self.model.buffers), forest.get("memory", {})
+        before = without(variables, self.model.buffers)
         trained, memory = self.optimiser.step(before, gradients, memory, given["lr"])
         return flatten({"model": {**variables, **buffers, **trained}, "memory": memory})
 

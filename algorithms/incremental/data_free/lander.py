@@ -38,6 +38,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -94,6 +95,16 @@ class NoisyAnchorMaker:
     anchoring: float
     radius: float
 
+    def _anchors_on(self, device: torch.device) -> Tensor:
+        """The anchors on a device. They are copied there once."""
+        if device not in self._copies:
+            self._copies[device] = self.anchors.to(device)
+        return self._copies[device]
+
+    @cached_property
+    def _copies(self) -> dict[torch.device, Tensor]:
+        return {}
+
     @property
     def rates(self) -> Mapping[str, float]:
         return {"generator": self.lr, "weights": self.lr, "statistics": STATISTICS_LR}
@@ -112,7 +123,7 @@ class NoisyAnchorMaker:
 
     def images(self, kept: Forest, trained: Forest, y: Tensor) -> Tensor:
         variables = {**kept["generator"], **trained["generator"]}
-        chosen = self.anchors.to(y.device)[y]
+        chosen = self._anchors_on(y.device)[y]
         even = (chosen - chosen.mean(0)) / (chosen.var(0, correction=0) + 1e-5).sqrt()
         layers = zip(torch.split(even, GROUP), trained["weights"]["noisy"], trained["weights"]["bias"], strict=True)
         z = torch.cat([part @ weight.t() + bias for part, weight, bias in layers])
@@ -122,7 +133,7 @@ class NoisyAnchorMaker:
     def losses(self, outputs: Outputs, y: Tensor) -> Mapping[str, Tensor]:
         if not self.anchoring:
             return {}
-        bound = bounding_loss(outputs.features, self.anchors.to(y.device)[y], self.radius)
+        bound = bounding_loss(outputs.features, self._anchors_on(y.device)[y], self.radius)
         return {"anchoring": self.anchoring * bound}
 
     def lesson(self, student: Outputs, features: Tensor) -> Tensor | None:

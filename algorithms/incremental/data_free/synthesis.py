@@ -12,7 +12,6 @@ is ``agreement_divergence``. How images come from trained variables is the busin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedemu.algorithms.graphs.repeated import Repeated
 from fedemu.algorithms.incremental.data_free.losses import agreement_divergence, statistics_distance
 from fedemu.algorithms.incremental.data_free.maker import OPTIMISER, Maker, SynthesisSettings
 from fedemu.algorithms.interface import Context, Forest, Model, Outputs, ServerJob, Tree
@@ -37,23 +37,23 @@ CHECKPOINT_EVERY: Final = 5
 """The number of rounds of synthesis between two checkpoints of the job."""
 KEPT: Final = "kept."
 """The beginning of the keys, in the job's carry, of what a maker keeps from round to round."""
+_TRAINED: Final = "trained."
+_MEMORY: Final = "memory."
+_SLOPES: Final = "slopes."
+"""The beginnings of the keys of what an iteration trains, of its optimiser's memory, and of the sums of gradients."""
 STUDENT_MOMENTUM: Final = 0.9
 
 
-class _Best(NamedTuple):
-    """The batch with the lowest loss of a round, and its losses."""
-
-    value: Tensor
-    x: Tensor
-    losses: Mapping[str, Tensor]
-
-
 class _Tried(NamedTuple):
-    """What the iterations of a round leave: variables, sums of their gradients, the best batch, newest statistics."""
+    """What the iterations of a round leave: variables, sums of their gradients, the best batch, newest statistics.
+
+    ``best`` is the batch ``x`` with the lowest loss of all iterations, and ``losses`` are those of this batch.
+    """
 
     variables: Forest
     slopes: Forest
-    best: _Best
+    best: Tensor
+    losses: Tree
     statistics: Tree
 
 
@@ -86,38 +86,40 @@ class Synthesis:
             nothing = map_leaves(lambda leaf: leaf[:0], one)
             momentum = zeros_like(without(student, self.model.buffers))
             forest = {"student": student, "momentum": momentum, "pool": nothing}
-            return flatten({**forest, **{KEPT + key: tree for key, tree in kept.items()}})
+            return flatten({**forest, **_marked(KEPT, kept)})
+
+        tries, lessons = Repeated(self._try), Repeated(self._lesson)
 
         def step(carry: Tree, index: int) -> tuple[Tree, bool]:
             device = job_device()
             forest = unflatten(moved(carry, device))
             with same_every_time(device):
-                after = flatten(self._round(forest, moved(teacher, device), index, context))
-            return after, False
+                return flatten(self._round(tries, lessons, forest, moved(teacher, device), index, context)), False
 
         return ServerJob("synthesis", init, step, self.settings.rounds, CHECKPOINT_EVERY)
 
-    def _round(self, forest: Forest, teacher: Tree, index: int, context: Context) -> Forest:
+    def _round(
+        self, tries: Repeated, lessons: Repeated, forest: Forest, teacher: Tree, index: int, context: Context
+    ) -> Forest:
         """The job's carry after one more round of synthesis."""
         settings = self.settings
         draws = seeds.generator(context.seed, round=context.round, purpose=f"synthesis/{index}")
         y = even_classes(teacher[SEEN] > 0, settings.batch_size, draws)
-        kept = {key.removeprefix(KEPT): tree for key, tree in forest.items() if key.startswith(KEPT)}
+        kept = _unmarked(KEPT, forest)
         opened = self.maker.opened(kept, settings.batch_size, draws)
         statistics = forest.get("statistics", {})
         student = forest["student"] if index > settings.warm_up else None
-        tried = self._tried(kept, opened, y, teacher, student, statistics)
-        best = tried.best
-        if not bool(best.x.isfinite().all()):
+        tried = self._tried(tries, kept, opened, y, teacher, student, statistics)
+        if not bool(tried.best.isfinite().all()):
             raise FedemuError(
                 f"the samples of the synthesis are not finite any more in round {index} of it; begin a new run with "
                 "lower learning rates of what makes them, such as algorithm.options.generator_lr"
             )
         pool = forest["pool"]
-        fresh = self._answered(teacher, best.x, y)
-        answers, _ = self.model.apply(unwatched(forest["student"]), best.x, False)
+        fresh = self._answered(teacher, tried.best, y)
+        answers, _ = self.model.apply(unwatched(forest["student"]), tried.best, False)
         judged = {
-            **best.losses,
+            **tried.losses,
             "recognised": (fresh["logits"].argmax(-1) == y).float().mean(),
             "agreed": (fresh["logits"].argmax(-1) == answers.logits.argmax(-1)).float().mean(),
         }
@@ -131,39 +133,69 @@ class Synthesis:
             "statistics": _blended(statistics, tried.statistics, settings.statistics_momentum),
         }
         if index >= settings.warm_up:
-            after["student"], after["momentum"] = self._taught(after, teacher[SEEN] > 0, index, context)
+            after["student"], after["momentum"] = self._taught(lessons, after, teacher[SEEN] > 0, index, context)
         closed = self.maker.closed(kept, tried.variables, tried.slopes)
-        return {**after, **{KEPT + key: tree for key, tree in closed.items()}}
+        return {**after, **_marked(KEPT, closed)}
 
     def _tried(
-        self, kept: Forest, opened: Forest, y: Tensor, teacher: Tree, student: Tree | None, statistics: Tree
+        self,
+        tries: Repeated,
+        kept: Forest,
+        opened: Forest,
+        y: Tensor,
+        teacher: Tree,
+        student: Tree | None,
+        statistics: Tree,
     ) -> _Tried:
         """The iterations of a round, which train the variables ``opened`` to show the classes ``y``."""
-        maker = self.maker
-        trained: dict[str, Tree] = {
-            key: map_leaves(lambda leaf: leaf.to(y.device), tree) for key, tree in opened.items()
+        trained = {key: moved(tree, y.device) for key, tree in opened.items()}
+        carry = {
+            **_marked(_TRAINED, trained),
+            **_marked(_MEMORY, {key: OPTIMISER.begin(tree) for key, tree in trained.items()}),
+            **_marked(_SLOPES, {key: zeros_like(tree) for key, tree in trained.items()}),
         }
-        memories: dict[str, Tree] = {key: OPTIMISER.begin(tree) for key, tree in trained.items()}
-        slopes: dict[str, Tree] = {key: zeros_like(tree) for key, tree in trained.items()}
-        best: _Best | None = None
-        newest: Tree = {}
-        for _ in range(self.settings.steps):
-            leaves = {key: map_leaves(_variable, tree) for key, tree in trained.items()}
-            x = maker.images(kept, leaves, y)
-            outputs, _ = self.model.apply(unwatched(teacher), x, False)
-            newest = map_leaves(Tensor.detach, outputs.statistics)
-            losses = self._losses(outputs, x, y, teacher, student, statistics)
-            value = torch.stack(list(losses.values())).sum()
-            if best is None or value.detach() < best.value:
-                best = _Best(value.detach(), x.detach(), map_leaves(Tensor.detach, losses))
-            flat = flatten(leaves)
-            found = torch.autograd.grad(value, list(flat.values()), materialize_grads=True)
-            for key, tree in unflatten(dict(zip(flat, found, strict=True))).items():
-                lr = torch.tensor(maker.rates[key], device=y.device)
-                trained[key], memories[key] = OPTIMISER.step(trained[key], tree, memories[key], lr)
-                slopes[key] = add(slopes[key], tree)
-        assert best is not None, "a round has at least one step"
-        return _Tried(trained, slopes, best, newest)
+        rates = {key: torch.tensor(rate, device=y.device) for key, rate in self.maker.rates.items()}
+        others = {"teacher": teacher, "student": student or {}, "statistics": statistics, "rates": rates}
+        fixed = flatten({**_marked(KEPT, kept), **others, "labels": {"y": y}})
+        # The first iteration finds the first batch, from which on there is a best one.
+        begun = self._try(flatten(carry), fixed, {})
+        after = unflatten(tries.over(begun, fixed, [{}] * (self.settings.steps - 1), y.device))
+        made = after["made"]
+        return _Tried(
+            _unmarked(_TRAINED, after), _unmarked(_SLOPES, after), made["x"], after["losses"], after.get("newest", {})
+        )
+
+    def _try(self, carry: Tree, fixed: Tree, given: Tree) -> Tree:
+        """An iteration: a batch is made, and what has made it is trained. ``made`` is the best batch so far."""
+        forest, known = unflatten(carry), unflatten(fixed)
+        y, rates = known["labels"]["y"], known["rates"]
+        trained = _unmarked(_TRAINED, forest)
+        memories, slopes = _unmarked(_MEMORY, forest), _unmarked(_SLOPES, forest)
+        leaves = {key: map_leaves(_variable, tree) for key, tree in trained.items()}
+        x = self.maker.images(_unmarked(KEPT, known), leaves, y)
+        outputs, _ = self.model.apply(unwatched(known["teacher"]), x, False)
+        losses = self._losses(outputs, x, y, known["teacher"], known.get("student"), known.get("statistics", {}))
+        value = torch.stack(list(losses.values())).sum()
+        made: Tree = {"value": value.detach(), "x": x.detach()}
+        told: Tree = map_leaves(Tensor.detach, losses)
+        if "made" in forest:
+            better = value.detach() < forest["made"]["value"]
+            made, told = _chosen(better, made, forest["made"]), _chosen(better, told, forest["losses"])
+        flat = flatten(leaves)
+        found = torch.autograd.grad(value, list(flat.values()), materialize_grads=True)
+        for key, tree in unflatten(dict(zip(flat, found, strict=True))).items():
+            trained[key], memories[key] = OPTIMISER.step(trained[key], tree, memories[key], rates[key])
+            slopes[key] = add(slopes[key], tree)
+        return flatten(
+            {
+                **_marked(_TRAINED, trained),
+                **_marked(_MEMORY, memories),
+                **_marked(_SLOPES, slopes),
+                "made": made,
+                "losses": told,
+                "newest": map_leaves(Tensor.detach, outputs.statistics),
+            }
+        )
 
     def _losses(
         self, outputs: Outputs, x: Tensor, y: Tensor, teacher: Tree, student: Tree | None, statistics: Tree
@@ -187,31 +219,58 @@ class Synthesis:
             outputs, _ = self.model.apply(unwatched(teacher), x, False)
         return {"x": x, "y": y, "logits": outputs.logits, "features": outputs.features}
 
-    def _taught(self, carry: Forest, seen: Tensor, index: int, context: Context) -> tuple[Tree, Tree]:
+    def _taught(
+        self, lessons: Repeated, carry: Forest, seen: Tensor, index: int, context: Context
+    ) -> tuple[Tree, Tree]:
         """The student and its momentum after ``student_steps`` batches of the pool."""
-        settings, pool, buffers = self.settings, carry["pool"], self.model.buffers
-        optimiser = SGD(STUDENT_MOMENTUM, settings.student_decay)
+        settings, pool = self.settings, carry["pool"]
         draws = seeds.generator(context.seed, round=context.round, purpose=f"student/{index}")
         rows = draws.integers(0, len(pool["y"]), (settings.student_steps, settings.student_batch))
-        student, momentum = carry["student"], carry["momentum"]
-        lr = torch.tensor(settings.student_lr, device=seen.device)
-        for chosen in torch.from_numpy(rows).to(seen.device):
-            leaves = map_leaves(_variable, without(student, buffers))
-            outputs, changed = self.model.apply({**student, **leaves}, pool["x"][chosen], True)
-            value = distillation_among(outputs.logits, pool["logits"][chosen], seen, settings.temperature)
-            value = value * settings.temperature**2
-            if (more := self.maker.lesson(outputs, pool["features"][chosen])) is not None:
-                value = value + more
-            found = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
-            slopes = dict(zip(leaves, found, strict=True))
-            trained, momentum = optimiser.step(map_leaves(Tensor.detach, leaves), slopes, momentum, lr)
-            student = {**student, **map_leaves(Tensor.detach, changed), **trained}
+        rate = torch.tensor(settings.student_lr, device=seen.device)
+        batches = (
+            {name: pool[name][chosen] for name in ("x", "logits", "features")}
+            for chosen in torch.from_numpy(rows).to(seen.device)
+        )
+        begun = flatten({"student": carry["student"], "momentum": carry["momentum"]})
+        after = unflatten(lessons.over(begun, {"seen": seen, "lr": rate}, batches, seen.device))
+        student, momentum = after["student"], after["momentum"]
         if not all(bool(leaf.isfinite().all()) for leaf in student.values()):
             raise FedemuError(
                 f"the student of the synthesis is not finite any more after round {index} of it; "
                 f"begin a new run with algorithm.options.student_lr below {settings.student_lr:g}"
             )
         return student, momentum
+
+    def _lesson(self, carry: Tree, fixed: Tree, given: Tree) -> Tree:
+        """An iteration: the ``student`` and its ``momentum`` after a batch ``x`` with the teacher's answers."""
+        settings, forest, buffers = self.settings, unflatten(carry), self.model.buffers
+        student = forest["student"]
+        leaves = map_leaves(_variable, without(student, buffers))
+        outputs, changed = self.model.apply({**student, **leaves}, given["x"], True)
+        value = distillation_among(outputs.logits, given["logits"], fixed["seen"], settings.temperature)
+        value = value * settings.temperature**2
+        if (more := self.maker.lesson(outputs, given["features"])) is not None:
+            value = value + more
+        found = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+        slopes = dict(zip(leaves, found, strict=True))
+        optimiser = SGD(STUDENT_MOMENTUM, settings.student_decay)
+        trained, momentum = optimiser.step(map_leaves(Tensor.detach, leaves), slopes, forest["momentum"], fixed["lr"])
+        return flatten({"student": {**student, **map_leaves(Tensor.detach, changed), **trained}, "momentum": momentum})
+
+
+def _chosen(first: Tensor, one: Tree, other: Tree) -> Tree:
+    """The first of the two trees where ``first`` (bool, without dimensions) is true, and the other one where not."""
+    return map_leaves(lambda new, old: torch.where(first, new, old), one, other)
+
+
+def _marked(mark: str, forest: Forest) -> Forest:
+    """The forest with ``mark`` before each key."""
+    return {mark + key: tree for key, tree in forest.items()}
+
+
+def _unmarked(mark: str, forest: Forest) -> dict[str, Tree]:
+    """The trees whose keys begin with ``mark``, without it."""
+    return {key.removeprefix(mark): tree for key, tree in forest.items() if key.startswith(mark)}
 
 
 def even_classes(seen: Tensor, rows: int, draws: np.random.Generator) -> Tensor:

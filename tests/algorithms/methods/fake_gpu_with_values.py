@@ -230,6 +230,7 @@ def complaints_of(name: str) -> tuple[list[str], list[str], int]:
 if __name__ == "__main__":
     _setup_privateuseone_for_python_backend(GPU)
     captures.ORDINARY_STEPS = 1
+    every.SHORT |= {name: every.SHORT[name] | every.LONGER for name in every.LONGER_JOBS}
     captures.address, captures.geometry = on_raw(captures.address), on_raw(captures.geometry)
     job_device.is_large = lambda model, variables: True
     json.dump({name: complaints_of(name) for name in sys.argv[1:]}, sys.stdout)

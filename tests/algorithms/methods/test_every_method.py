@@ -17,6 +17,9 @@ import pytest
 import torch
 
 from fedemu.algorithms.data.corpus import Corpus
+from fedemu.algorithms.graphs import captures
+from fedemu.algorithms.graphs.captures import GraphRecorder
+from fedemu.algorithms.graphs.repeated import recorded_by
 from fedemu.algorithms.interface import (
     Algorithm,
     Ask,
@@ -82,12 +85,12 @@ TRAIN_BY_SGD = {"central", "fedavg_finetuned", "flashback", "fedcil"}
 HAVE_JOBS = {*TRAIN_BY_SGD, "feddf", "mfcl", "fedavg_gen", "target", "lander"}
 """The methods with server jobs. Adam's first steps have one length, whatever the gradient, so they are less alike."""
 LONGER = {"synthesis_rounds": 4, "synthesis_steps": 3, "student_steps": 2}
+LONGER_JOBS = ("target", "lander")
 WHERE_OPTIONS_COUNT: dict[str, dict[str, Any]] = {
     "flashback": {"server_epochs": 12, "server_lr": 0.03, "patience": 6, "temperature": 1.0, "gamma": 0.5},
     "fedavg_finetuned": {"server_epochs": 6, "patience": 6},
     "feddf": {"server_batches": 24, "server_lr": 0.01, "patience": 24},
-    "target": LONGER,
-    "lander": LONGER,
+    **dict.fromkeys(LONGER_JOBS, LONGER),
 }
 """Options beside those of ``SHORT`` with which each option of a method makes a difference."""
 OTHER_VALUES: dict[str, list[tuple[Any, dict[str, Any]]]] = {
@@ -221,26 +224,41 @@ def test_a_method_computes_on_a_gpu_what_it_computes_on_a_processor(fleet: Calla
 def test_a_server_job_computes_on_a_gpu_what_it_computes_on_a_processor(
     name: str, fleet: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its iterations, captured and not, have the same bits, and are near those of the processor."""
+    records: list[object] = []
+
+    class Counted(GraphRecorder):
+        def record(self, work: Any) -> Any:
+            records.append(made := super().record(work))
+            return made
+
     def computed(fleet: Any, job: ServerJob) -> Tree:
         with jobs_compute_on(lambda: torch.device("cuda")):
             found, again = played(fleet, job), played(fleet, job)
-        assert model_digest(found) == model_digest(again)
+            with recorded_by(lambda device: None):
+                ordinary = played(fleet, job)
+        assert model_digest(found) == model_digest(again) == model_digest(ordinary)
         expected, first = played(fleet, job), job.init()
         moved = {key: leaf for key, leaf in expected.items() if key.startswith("model/")}
         if name in TRAIN_BY_SGD:
-            apart = math.sqrt(squared_norm({key: found[key] - leaf for key, leaf in moved.items()}))
+            apart = math.sqrt(squared_norm({key: found[key].cpu() - leaf for key, leaf in moved.items()}))
             far = math.sqrt(squared_norm({key: first[key] - leaf for key, leaf in moved.items()}))
             assert apart < 1e-3 * far > 0
         return expected
 
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     monkeypatch.setattr(job_device, "is_large", lambda model, variables: True)
+    monkeypatch.setattr(captures, "ORDINARY_STEPS", 1)
+    if name in LONGER_JOBS:
+        monkeypatch.setitem(SHORT, name, SHORT[name] | LONGER)
     little = fleet(name, True, rounds_per_period=1)
     played = type(little)._compute
     monkeypatch.setattr(type(little), "_compute", computed)
-    for _ in range(2):
-        little.play([0, 1, 3])
+    with recorded_by(lambda device: Counted() if device.type == "cuda" else None):
+        for _ in range(2):
+            little.play([0, 1, 3])
     assert little.jobs
+    assert records
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -1,7 +1,7 @@
 """Captured steps: the same bits as ordinary ones, how many there are, and when a step stays ordinary.
 
-A processor has no CUDA graphs. ``Rehearsal`` does a recorded work again each time, on the memory of the first time. The
-tests with the mark ``gpu`` use real graphs.
+A processor has no CUDA graphs. What ``rehearse`` makes does a recorded work again each time, on the memory of the first
+time. The tests with the mark ``gpu`` use real graphs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.data.corpus import Corpus, Split
-from fedemu.algorithms.graphs.captures import ORDINARY_STEPS, Captures, GraphRecorder, Work
+from fedemu.algorithms.graphs.captures import ORDINARY_STEPS, Captures, GraphRecorder
 from fedemu.algorithms.interface import Model
 from fedemu.algorithms.models.feed_forward import cnn, mlp
 from fedemu.algorithms.training.local_sgd import LocalSGD
@@ -30,27 +30,6 @@ from fedemu.protocol.ids import Digest
 
 SHAPE = (1, 12, 12)
 SIZES = (7, 23, 1, 12, 5)
-
-
-class Rehearsal:
-    """A recorder of a processor. ``error`` is raised in place of a record; ``wrong`` is added to what is replayed."""
-
-    def __init__(self, error: Exception | None = None, wrong: float = 0.0) -> None:
-        self.error, self.wrong = error, wrong
-        self.records = self.replays = 0
-
-    def record(self, work: Work) -> tuple[Sequence[Tensor], Callable[[], object]]:
-        self.records += 1
-        if self.error is not None:
-            raise self.error
-        outputs = [leaf.clone() for leaf in work()]
-
-        def replay() -> None:
-            self.replays += 1
-            for kept, made in zip(outputs, work(), strict=True):
-                kept.copy_(made + self.wrong)
-
-        return outputs, replay
 
 
 def source_on(device: str) -> Source:
@@ -86,9 +65,9 @@ def assert_same_bits(found: list[dict[str, Tensor]], expected: list[dict[str, Te
 
 
 @pytest.mark.parametrize(("model", "rounds"), [(mlp(SHAPE, 4, hidden=[16]), 2), (cnn(SHAPE, 4), 1)], ids=["mlp", "cnn"])
-def test_a_captured_step_gives_the_same_bits(model: Model, rounds: int) -> None:
+def test_a_captured_step_gives_the_same_bits(model: Model, rounds: int, rehearse: Any) -> None:
     program = local(model)
-    recorder = Rehearsal()
+    recorder = rehearse()
     steps: list[int] = []
 
     def counted(lowered: Lowered, given: Arguments) -> Sequence[Tensor]:
@@ -103,7 +82,7 @@ def test_a_captured_step_gives_the_same_bits(model: Model, rounds: int) -> None:
     assert recorder.replays == len(steps) - ORDINARY_STEPS > 5
 
 
-def test_graphs_are_bounded_by_number_and_by_the_bytes_of_their_inputs() -> None:
+def test_graphs_are_bounded_by_number_and_by_the_bytes_of_their_inputs(rehearse: Any) -> None:
     model = mlp(SHAPE, 4, hidden=[16])
     programs = [local(model, epochs=8, batch_size=size) for size in (5, 6, 7)]
     for limits, records, kept in (
@@ -111,7 +90,7 @@ def test_graphs_are_bounded_by_number_and_by_the_bytes_of_their_inputs() -> None
         ({"most_bytes": 1000}, 0, 0),
         ({"most_bytes": 150_000}, 3, 1),
     ):
-        recorder = Rehearsal()
+        recorder = rehearse()
         captures = Captures(recorder, **limits)
         executor = Vmapped(4, captures.run)
         for program in programs:
@@ -120,17 +99,18 @@ def test_graphs_are_bounded_by_number_and_by_the_bytes_of_their_inputs() -> None
 
 
 @pytest.mark.parametrize(
-    ("recorder", "said"),
+    ("faults", "said"),
     [
-        (Rehearsal(RuntimeError("operation not permitted when stream is capturing\nmore")), "stream is capturing"),
-        (Rehearsal(torch.OutOfMemoryError("CUDA out of memory")), "out of memory"),
-        (Rehearsal(wrong=1e-7), "other bits"),
+        ({"error": RuntimeError("operation not permitted when stream is capturing\nmore")}, "stream is capturing"),
+        ({"error": torch.OutOfMemoryError("CUDA out of memory")}, "out of memory"),
+        ({"wrong": 1e-7}, "other bits"),
     ],
     ids=["not capturable", "no memory", "other bits"],
 )
 def test_a_step_that_cannot_be_captured_stays_as_it_is(
-    recorder: Rehearsal, said: str, caplog: pytest.LogCaptureFixture
+    faults: dict[str, Any], said: str, rehearse: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    recorder = rehearse(**faults)
     model = mlp(SHAPE, 4, hidden=[16])
     captures = Captures(recorder)
     with caplog.at_level(logging.WARNING):
@@ -140,8 +120,8 @@ def test_a_step_that_cannot_be_captured_stays_as_it_is(
     assert [said in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_a_step_whose_operations_were_not_recorded_is_never_captured() -> None:
-    recorder = Rehearsal()
+def test_a_step_whose_operations_were_not_recorded_is_never_captured(rehearse: Any) -> None:
+    recorder = rehearse()
     captures = Captures(recorder)
 
     def step(*leaves: Tensor) -> list[Tensor]:
@@ -156,13 +136,13 @@ def test_a_step_whose_operations_were_not_recorded_is_never_captured() -> None:
     assert recorder.records == 0
 
 
-def test_a_carry_that_moves_between_its_places_is_not_written_over_before_it_is_read() -> None:
+def test_a_carry_that_moves_between_its_places_is_not_written_over_before_it_is_read(rehearse: Any) -> None:
     def swap(first: Tensor, second: Tensor) -> list[Tensor]:
         return [second, first, first[0], second]
 
     spec: Any = None
     lowered = Lowered(swap, spec, draws=False, untraced=swap, recorded=True)
-    captures = Captures(Rehearsal())
+    captures = Captures(rehearse())
     given = Arguments((), (), (), (), (), carry=[torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])])
     for step in range(ORDINARY_STEPS + 5):
         before = [leaf.tolist() for leaf in given.carry]
