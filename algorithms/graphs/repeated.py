@@ -54,23 +54,25 @@ class Repeated:
 
     def __init__(self, iteration: Iteration) -> None:
         self._iteration = iteration
-        self._captures: Captures | None = None
+        self._captures: dict[torch.device, Captures | None] = {}
         self._steps: dict[Hashable, _Step] = {}
 
     def over(self, carry: Tree, fixed: Tree, inputs: Iterable[Tree], device: torch.device) -> Tree:
         """The carry after one iteration for each of ``inputs``. All tensors lie on ``device``."""
-        if self._captures is None and (recorder := _find.get()(device)) is not None:
-            self._captures = Captures(recorder)
-        if self._captures is None:
+        if device not in self._captures:
+            recorder = _find.get()(device)
+            self._captures[device] = None if recorder is None else Captures(recorder)
+        captures = self._captures[device]
+        if captures is None:
             for given in inputs:
                 carry = self._iteration(carry, fixed, given)
             return carry
         for given in inputs:
             names = tuple(fixed), tuple(given), tuple(carry)
             fit = _Inputs([*fixed.values(), *given.values()], [*carry.values()])
-            key = names, tuple(map(Layout.of, fit.flat()))
+            key = device, names, tuple(map(Layout.of, fit.flat()))
             step = self._steps.setdefault(key, _Step(self._iteration, names))
-            carry = dict(zip(names[2], self._captures.run(step, fit), strict=True))
+            carry = dict(zip(names[2], captures.run(step, fit), strict=True))
         # The next call writes over what the graph gave.
         return map_leaves(Tensor.clone, carry)
 

@@ -65,6 +65,21 @@ def test_iterations_have_the_same_bits_captured_and_not_and_one_graph_for_each_l
     assert recorder.replays == len(sizes) - 2 * ORDINARY_STEPS
 
 
+def test_what_one_device_has_recorded_is_not_for_another(rehearse: Any) -> None:
+    carry, fixed = started()
+    recorder, repeated, meta = rehearse(), Repeated(descend), torch.device("meta")
+
+    def there(tree: Tree) -> Tree:
+        return {name: leaf.to(meta) for name, leaf in tree.items()}
+
+    with recorded_by(lambda device: recorder if device == meta else None):
+        few = map(there, inputs([5] * ORDINARY_STEPS))
+        assert repeated.over(there(carry), there(fixed), few, meta)["w"].is_meta
+        found = repeated.over(carry, fixed, inputs([5] * 9), CPU)
+    assert torch.equal(found["w"], Repeated(descend).over(carry, fixed, inputs([5] * 9), CPU)["w"])
+    assert recorder.records == 0
+
+
 def test_without_a_gpu_nothing_is_recorded_or_copied() -> None:
     carry, fixed = started()
     seen: list[Tree] = []
