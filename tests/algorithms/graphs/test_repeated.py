@@ -193,3 +193,18 @@ def test_a_server_training_on_a_gpu_has_the_same_bits_captured_and_not(
         found = computed(gpu)
     assert model_digest(found) == model_digest(expected)
     assert len(records) >= 2
+
+
+@pytest.mark.gpu
+def test_an_iteration_that_reads_values_goes_on_beside_those_that_are_captured(caplog: pytest.LogCaptureFixture) -> None:
+    def reading(carry: Tree, fixed: Tree, given: Tree) -> Tree:
+        return {"w": carry["w"] * (2 if float(carry["w"].sum()) > 0 else 3)}
+
+    def plain(carry: Tree, fixed: Tree, given: Tree) -> Tree:
+        return {"w": carry["w"] * 2}
+
+    gpu, refused, captured = torch.device("cuda"), Repeated(reading), Repeated(plain)
+    for _ in range(3):
+        found = [each.over({"w": torch.ones(3, device=gpu)}, {}, [{}] * 9, gpu) for each in (refused, captured)]
+        assert [tree["w"].tolist() for tree in found] == [[512.0] * 3] * 2
+    assert len([record for record in caplog.records if "not captured" in record.getMessage()]) == 1
