@@ -196,7 +196,7 @@ def test_a_server_training_on_a_gpu_has_the_same_bits_captured_and_not(
 
 
 @pytest.mark.gpu
-def test_an_iteration_that_reads_values_goes_on_beside_those_that_are_captured(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_iteration_that_reads_values_goes_on_beside_captured_ones(caplog: pytest.LogCaptureFixture) -> None:
     def reading(carry: Tree, fixed: Tree, given: Tree) -> Tree:
         return {"w": carry["w"] * (2 if float(carry["w"].sum()) > 0 else 3)}
 
