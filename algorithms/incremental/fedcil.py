@@ -151,9 +151,10 @@ class FedCIL(RememberingFedAvg):
                 return carry, True
             numbers = range(index * STRIDE, min((index + 1) * STRIDE, self._iterations))
             rows = uploaded([self._rows(number, len(forest["data"]["y"]), context) for number in numbers], device)
-            fixed = {**forest["data"], "lr": torch.tensor(self._lr, device=device)}
+            batches = (map_leaves(lambda leaf, some=some: leaf[some], forest["data"]) for some in rows)
             with same_every_time(device):
-                model = iterations.over(forest["model"], fixed, [{"rows": some} for some in rows], device)
+                fixed = {"lr": torch.tensor(self._lr, device=device)}
+                model = iterations.over(forest["model"], fixed, batches, device)
             return flatten({"model": model, "data": forest["data"]}), False
 
         return ServerJob("consolidation", init, step, math.ceil(self._iterations / STRIDE), checkpoint_every=1)
@@ -163,12 +164,12 @@ class FedCIL(RememberingFedAvg):
         return torch.from_numpy(draws.integers(0, samples, self._batch_size))
 
     def _iteration(self, variables: Tree, fixed: Tree, given: Tree) -> Tree:
-        """The classifier's variables after an iteration on some ``rows`` of the samples ``x`` of the classes ``y``."""
-        x, y, buffers, rows = fixed["x"], fixed["y"], self.classifier.buffers, given["rows"]
+        """The classifier's variables after an iteration on a batch of samples ``x`` of the classes ``y``."""
+        buffers = self.classifier.buffers
         # torch.func.grad is not used: its first call imports a compiler, which takes a second in every job.
         trained = map_leaves(lambda leaf: leaf.detach().requires_grad_(), without(variables, buffers))
-        outputs, changed = self.classifier.apply({**variables, **trained}, x[rows], True)
-        loss = row_cross_entropies(outputs.logits, y[rows]).mean()
+        outputs, changed = self.classifier.apply({**variables, **trained}, given["x"], True)
+        loss = row_cross_entropies(outputs.logits, given["y"]).mean()
         slopes = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
         named = dict(zip(trained, slopes, strict=True))
         after, _ = self._optimiser.step(map_leaves(Tensor.detach, trained), named, {}, fixed["lr"])

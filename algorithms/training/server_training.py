@@ -178,31 +178,34 @@ class ServerTraining:
         first = index * count
         rows = uploaded([*positions(len(data), self.batch_size, first, count, context, self._fewest)], device)
         rates = uploaded([torch.tensor(self.rate(number)) for number in range(first, first + count)], device)
+        # Gradients lie with channels last, too. What lies so at the beginning is captured from the first batch on.
+        memory = carry.memory if device.type == "cpu" else map_leaves(_channels_last, carry.memory)
+        samples = ({"x": data.x[some], "y": data.y[some], "rows": some} for some in rows)
         after = batches.over(
-            flatten({"model": map_leaves(_channels_last, carry.model), "memory": carry.memory}),
-            flatten({"data": {"x": data.x, "y": data.y}, "lessons": carry.lessons}),
-            [{"rows": some, "lr": lr} for some, lr in zip(rows, rates, strict=True)],
+            flatten({"model": map_leaves(_channels_last, carry.model), "memory": memory}),
+            carry.lessons,
+            ({**some, "lr": lr} for some, lr in zip(samples, rates, strict=True)),
             device,
         )
         forest = unflatten(after)
         return forest["model"], forest.get("memory", {})
 
     def _batch(self, carry: Tree, fixed: Tree, given: Tree) -> Tree:
-        """An iteration: the ``model`` and the ``memory`` after the batch of some ``rows``."""
-        forest, known = unflatten(carry), unflatten(fixed)
-        variables, data = forest["model"], Labelled(**known["data"])
+        """An iteration: the ``model`` and the ``memory`` after a batch. What is fixed are the lessons."""
+        forest = unflatten(carry)
+        variables = forest["model"]
         memory: Tree = forest.get("memory", {})
-        gradients, buffers = self._gradients(variables, known.get("lessons", {}), data, given["rows"])
+        gradients, buffers = self._gradients(variables, fixed, Labelled(given["x"], given["y"]), given["rows"])
         before = without(variables, self.model.buffers)
         trained, memory = self.optimiser.step(before, gradients, memory, given["lr"])
         return flatten({"model": {**variables, **buffers, **trained}, "memory": memory})
 
-    def _gradients(self, variables: Tree, lessons: Tree, data: Labelled, rows: Tensor) -> tuple[Tree, Tree]:
-        """The clipped gradients of the loss on these samples, and the buffers after the forward pass."""
+    def _gradients(self, variables: Tree, lessons: Tree, batch: Labelled, rows: Tensor) -> tuple[Tree, Tree]:
+        """The clipped gradients of the loss on a batch of these ``rows``, and the buffers after the forward pass."""
         # torch.func.grad would import a compiler at its first use: a second in the process of every job.
         trained = map_leaves(lambda leaf: leaf.detach().requires_grad_(), without(variables, self.model.buffers))
-        outputs, buffers = self.model.apply({**variables, **trained}, _channels_last(data.x[rows]), True)
-        loss = self.loss(outputs.logits, data.y[rows], lessons, rows)
+        outputs, buffers = self.model.apply({**variables, **trained}, _channels_last(batch.x), True)
+        loss = self.loss(outputs.logits, batch.y, lessons, rows)
         gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
         named = dict(zip(trained, gradients, strict=True))
         return clipped(named, self.clip_norm), map_leaves(Tensor.detach, buffers)
