@@ -160,18 +160,16 @@ class Broker:
             del self._roles[peer]
             self._queue.abandon(peer)
 
-    def trainers_ended(self, numbers: Sequence[int], why: str = "") -> None:
-        """Trainers have ended: their jobs are queued again, or fail if too many trainers died over them.
+    def trainer_ended(self, number: int, why: str = "") -> None:
+        """A trainer has ended: its jobs are queued again, or fail if too many trainers died over them.
 
-        Those that end together are told together, so that no job goes to one of them. ``why`` stands after the name of
-        each, such as ``ended with code 1``.
+        ``why`` stands after its name, such as ``ended with code 1``.
         """
-        for number in numbers:
-            peer = self._trainers.pop(number, None)
-            if peer is not None:
-                del self._roles[peer]
-            for job in self._queue.remove_trainer(number):
-                self._give_up(job, "trainer", f"{job.deaths} trainers died over it{why and f'; the last one {why}'}")
+        peer = self._trainers.pop(number, None)
+        if peer is not None:
+            del self._roles[peer]
+        for job in self._queue.remove_trainer(number):
+            self._give_up(job, "trainer", f"{job.deaths} trainers died over it{why and f'; the last one {why}'}")
         self._pump()
 
     def rouse(self, number: int, lives: Iterable[tuple[int, int]]) -> bool:
@@ -247,10 +245,7 @@ class Broker:
             return
         members = self._processes if attach.role == "process" else self._trainers
         if attach.number in members:  # the last words of one that had ended came late
-            if attach.role == "process":
-                self.process_ended(attach.number)
-            else:
-                self.trainers_ended([attach.number])
+            (self.process_ended if attach.role == "process" else self.trainer_ended)(attach.number)
         self._roles[peer] = (attach.role, attach.number)
         members[attach.number] = peer
         if attach.role == "process":

@@ -153,7 +153,7 @@ class Supervision:
             nursery,
             here.trainer_setup(self._bus, self._token, plan.allow_code),
             self._trainer_count,
-            ended=broker.trainers_ended,
+            ended=broker.trainer_ended,
             restarted=lambda: plan.observer.restarted("trainer"),
             failed=here.fail,
         )

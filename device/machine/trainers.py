@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from msgspec.structs import replace
@@ -84,8 +84,8 @@ class Nursery:
 class Trainers:
     """The trainers of one machine, numbered from 0. ``nursery`` forks them.
 
-    Calls ``ended`` with the numbers of trainers whose processes have ended at once, and with what is said of each after
-    its name, ``restarted`` when they are started again, and ``failed`` with an error that another start would not mend.
+    Calls ``ended`` with the number of a trainer whose process has ended, and with what is said of it after its name,
+    ``restarted`` when it is started again, and ``failed`` with an error that another start would not mend.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Trainers:
         setup: TrainerSetup,
         count: int,
         *,
-        ended: Callable[[Sequence[int], str], None],
+        ended: Callable[[int, str], None],
         restarted: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
@@ -160,10 +160,10 @@ class Trainers:
                 pause.cancel()  # the next nursery starts all of them
             self._pauses.clear()
             self._faults.clear()
-            gone = list(self._pids)
-            self._pids.clear()
-            self._ready.difference_update(gone)
-            self._ended(gone, f"ended with its nursery, which {ending(code)}")
+            for number in list(self._pids):
+                del self._pids[number]
+                self._ready.discard(number)
+                self._ended(number, f"ended with its nursery, which {ending(code)}")
             if self._stopping:
                 return
             failures = 0 if fruitful else failures + 1
@@ -204,7 +204,7 @@ class Trainers:
         self._pids.pop(number, None)
         self._failures[number] = 0 if number in self._ready else self._failures[number] + 1
         self._ready.discard(number)
-        self._ended([number], why)
+        self._ended(number, why)
         if self._stopping:
             return
         failures = self._failures[number]

@@ -79,9 +79,9 @@ class Bus:
         )
         self.broker.joined = lambda device, incarnation: self.joined.append((device, incarnation))
 
-    def peer(self, role: Any, token: str = "token", number: int = 0) -> Peer:
+    def peer(self, role: Any, token: str = "token") -> Peer:
         peer = Peer(self.network, role)
-        peer.dealer.send(Attach(token=token, role=role, number=number))
+        peer.dealer.send(Attach(token=token, role=role, number=0))
         return peer
 
 
@@ -219,27 +219,10 @@ async def test_the_device_hears_of_a_job_over_which_trainers_died(bus: Bus, unti
         trainer = bus.peer("trainer")
         trainer.dealer.send(Ready(capacity={}, default=4))
         await until(lambda heard=trainer.heard: heard, "the group")
-        bus.broker.trainers_ended([0], "ended with code 1")
+        bus.broker.trainer_ended(0, "ended with code 1")
     await until(lambda: device.heard, "the answer")
     said = "3 trainers died over it; the last one ended with code 1"
     assert device.heard == [JobFailed(device=3, ask="1.0.0", reason="trainer", detail=said)]
-
-
-async def test_a_job_whose_trainer_ends_with_all_others_has_lost_one_trainer(
-    bus: Bus, until: Callable[..., Any]
-) -> None:
-    bus.store.put(MODEL)
-    device = bus.peer("process")
-    together = [bus.peer("trainer", number=number) for number in range(MAX_DEATHS)]
-    for trainer in together:
-        trainer.dealer.send(Ready(capacity={}, default=4))
-    device.submit()
-    await until(lambda: any(trainer.heard for trainer in together), "the group")
-    bus.broker.trainers_ended(range(MAX_DEATHS), "ended with its nursery")
-    after = bus.peer("trainer")
-    after.dealer.send(Ready(capacity={}, default=4))
-    await until(lambda: after.heard, "the same job")
-    assert device.heard == [], "the others did not die over it"
 
 
 async def test_a_trainer_that_cannot_go_on_is_told_with_its_reason(bus: Bus, until: Callable[..., Any]) -> None:
