@@ -168,7 +168,7 @@ class Broker:
         peer = self._trainers.pop(number, None)
         if peer is not None:
             del self._roles[peer]
-        for job in self._queue.remove_trainer(number):
+        for job in self._queue.remove_trainer(number, self._loop.time()):
             self._give_up(job, "trainer", f"{job.deaths} trainers died over it{why and f'; the last one {why}'}")
         self._pump()
 

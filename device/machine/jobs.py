@@ -17,6 +17,10 @@ from fedemu.protocol.ids import Digest
 MAX_DEATHS = 3
 """A job that was running when this many trainers died is given up. Its last try is in a group of its own."""
 
+HELD_SECONDS = 0.1
+"""For so long after the death of a trainer no job begins. Others may have died at the same moment, and it takes a while
+until that is heard: a job that went to one of them after the other would seem to have killed them all."""
+
 JobKey = tuple[int, str]
 """The name of a job: (device, ask). A device has at most one job of an ask."""
 
@@ -86,7 +90,7 @@ class JobQueue:
         """The jobs that may begin, by kind, each with its place in the queue. None: the queue has changed since."""
         self._trainers: dict[int, _Trainer] = {}
         self._groups = 0
-        self._first = self._last = float("-inf")
+        self._first = self._last = self._held = float("-inf")
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -161,11 +165,12 @@ class JobQueue:
         """A trainer can take jobs. ``capacity`` tells how many jobs of a program it takes as one group."""
         self._trainers[trainer] = _Trainer(capacity)
 
-    def remove_trainer(self, trainer: int) -> list[QueuedJob]:
+    def remove_trainer(self, trainer: int, now: float) -> list[QueuedJob]:
         """A trainer has died. Its jobs go back to the head of the queue, except those returned, which are given up."""
         gone = self._trainers.pop(trainer, None)
         if gone is None or gone.group is None:
             return []
+        self._held = now + HELD_SECONDS
         self._kinds = None
         given_up = []
         for job in reversed(gone.group.running.values()):
@@ -203,7 +208,7 @@ class JobQueue:
         waiting = len(self._lacking) + sum(key not in self._lacking for key in self._behind)
         if not self.idle or waiting == len(self._jobs):
             return None
-        return min(self._last + self.linger, self._first + 5 * self.linger)
+        return max(self._held, min(self._last + self.linger, self._first + 5 * self.linger))
 
     def dispatch(self, now: float) -> list[Group]:
         """The groups that begin now; their jobs leave the queue.

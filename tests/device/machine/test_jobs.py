@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from fedemu.device.bus import Submit
-from fedemu.device.machine.jobs import Group, JobQueue, QueuedJob
+from fedemu.device.machine.jobs import HELD_SECONDS, Group, JobQueue, QueuedJob
 from fedemu.protocol.ids import Digest
 from fedemu.protocol.messages import BlobRef
 
@@ -208,7 +208,7 @@ def test_a_job_with_other_samples_is_another_job_and_outlives_the_trainer_of_the
     queue.submit(first, 0.0)
     (group,) = queue.dispatch(1.0)
     queue.submit(second, 2.0)
-    assert queue.remove_trainer(group.trainer) == []
+    assert queue.remove_trainer(group.trainer, 2.0) == []
     [again] = queue.dispatch(3.0)
     assert again.jobs == [second]
 
@@ -225,7 +225,7 @@ def test_what_a_dead_trainer_had_not_answered_goes_to_the_head_of_the_queue() ->
     (group,) = queue.dispatch(1.0)
     queue.submit(a_job(7), 2.0)
     queue.answered(group.trainer, (1, "1.0.0"))
-    assert queue.remove_trainer(group.trainer) == []
+    assert queue.remove_trainer(group.trainer, 2.0) == []
     queue.add_trainer(5, lambda program: 100)
     assert devices(queue.dispatch(3.0)) == [[0, 2, 7]]
 
@@ -234,16 +234,33 @@ def test_a_job_that_kills_its_trainers_is_given_up_alone() -> None:
     queue = a_queue(jobs=3)
     for death in range(2):
         (group,) = queue.dispatch(10.0 * death + 1.0)
-        assert queue.remove_trainer(group.trainer) == []
+        assert queue.remove_trainer(group.trainer, 10.0 * death + 2.0) == []
         queue.add_trainer(death + 1, lambda program: 100)
     (alone,) = queue.dispatch(100.0)
     assert devices([alone]) == [[0]]
-    assert [job.key for job in queue.remove_trainer(alone.trainer)] == [(0, "1.0.0")]
+    assert [job.key for job in queue.remove_trainer(alone.trainer, 100.0)] == [(0, "1.0.0")]
     queue.add_trainer(9, lambda program: 100)
     (next_one,) = queue.dispatch(101.0)
     assert devices([next_one]) == [[1]]
     finish(queue, next_one)
     assert devices(queue.dispatch(101.0)) == [[2]]
+
+
+def test_a_job_does_not_go_from_one_trainer_to_another_that_died_at_the_same_moment() -> None:
+    queue = a_queue(jobs=1)
+    for number in (1, 2):
+        queue.add_trainer(number, lambda program: 100)
+    (group,) = queue.dispatch(10.0)
+    dead = [group.trainer, *({0, 1, 2} - {group.trainer})]
+    for after, number in enumerate(dead):
+        now = 20.0 + 0.04 * after
+        assert queue.remove_trainer(number, now) == []
+        assert queue.dispatch(now) == []
+    queue.add_trainer(3, lambda program: 100)
+    assert queue.due() == 20.0 + HELD_SECONDS
+    assert queue.dispatch(20.09) == []
+    (again,) = queue.dispatch(20.0 + HELD_SECONDS)
+    assert (devices([again]), again.jobs[0].deaths) == ([[0]], 1)
 
 
 def test_what_a_trainer_left_unanswered_comes_out_when_it_says_it_is_finished() -> None:
