@@ -41,7 +41,7 @@ one of 32.
 
 A stack takes nearly as long half empty as full: with 10 devices in a round, two stacks of 8 would do the work of 16. So
 on a GPU the sizes of the table are limits, and stacks are as even as the number of devices allows: two of 5, which take
-19 % less time than two of 8 for FedNTD's update of the CNN, and 29 % less for ResNet-18.
+15 % less time than two of 8 for the convolutions, and 29 % less for ResNet-18.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``fedemu bench gpu``: training on an NVIDIA GPU.
 
-Device updates one by one and in stacks of 8 to 128, beside what the GPU can do; several trainers on one GPU; and
-pfl-research at the work of its own benchmark.
+Device updates one by one and in stacks of 8 to 128, beside what the GPU can do; server jobs; several trainers on one
+GPU; and pfl-research at the work of its own benchmark.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rich.text import Text
 
 from fedemu.coordinator.record.summary import machine, versions
 from fedemu.device.compute.trainer import open_device
+from fedemu.ops.bench.gpu.jobs import JobLine, job_lines
 from fedemu.ops.bench.gpu.lines import Line, lines
 from fedemu.ops.bench.gpu.sharing import Share, shares
 from fedemu.ops.bench.measuring.measure import Effort, Spread, Tell
@@ -42,6 +43,7 @@ class GpuStudy:
     about: Mapping[str, Any]
     peak: float
     lines: Sequence[Line] = ()
+    jobs: Sequence[JobLine] = ()
     shares: Sequence[Share] = ()
     no_service: str = ""
     pfl: Comparison = field(default_factory=lambda: Comparison([], {}))
@@ -53,6 +55,8 @@ class GpuStudy:
     def __rich_console__(self, console: Console, options: Any) -> Iterator[Any]:
         said = Text(", ".join(f"{name} {value}" for name, value in self.about.items()))
         yield Group(said, f"peak: {self.peak:.1f} TFLOP/s, a product of matrices in float32", _roofline(self.lines))
+        if self.jobs:
+            yield Group("", _apart(self.jobs))
         if self.shares:
             yield Group("", _together(self.shares))
         if self.no_service:
@@ -76,6 +80,9 @@ def study(effort: Effort, environments: Path, tell: Tell) -> Iterator[GpuStudy]:
     made = GpuStudy({**machine(), "torch": versions()["torch"]}, peak_of(device))
     for line in lines(effort, tell, device, made.peak):
         made = replace(made, lines=[*made.lines, line])
+        yield made
+    for job in job_lines(effort, tell, device):
+        made = replace(made, jobs=[*made.jobs, job])
         yield made
     try:
         for share in shares(effort, tell):
@@ -130,6 +137,20 @@ def _together(shared: Sequence[Share]) -> Table:
     for each in shared:
         rate = _rate(each.updates_per_second, each.why)
         drawn.add_row(each.work, str(each.trainers), "yes" if each.service else "", rate)
+    return drawn
+
+
+def _apart(measured: Sequence[JobLine]) -> Table:
+    drawn = Table(box=None, pad_edge=False)
+    for column in ("server job, a step", "ordinary", "with graphs", "gain", "bits"):
+        drawn.add_column(column, justify="left" if column in ("server job, a step", "bits") else "right")
+    for each in measured:
+        if each.ordinary_ms is None or each.graphs_ms is None:
+            drawn.add_row(each.job, Text(each.why))
+            continue
+        gain = each.ordinary_ms.median / each.graphs_ms.median
+        times = (f"{spread.median:,.1f} ms" for spread in (each.ordinary_ms, each.graphs_ms))
+        drawn.add_row(each.job, *times, f"{gain:.1f}", "the same" if each.same else "NOT THE SAME")
     return drawn
 
 

@@ -12,10 +12,12 @@ import pytest
 import torch
 from rich.console import Console
 
+from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.device.compute.executors.executor import Job, Source
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.ops.assembly.learning import open_algorithm
 from fedemu.ops.bench.gpu import gpu
+from fedemu.ops.bench.gpu.jobs import JOBS, JobLine, job_lines
 from fedemu.ops.bench.gpu.lines import Line, _program, _with_figures, cases, covered, lines, operations
 from fedemu.ops.bench.gpu.sharing import Share, shares
 from fedemu.ops.bench.measuring.measure import QUICK, Spread
@@ -123,6 +125,38 @@ def test_a_work_that_fails_says_why_and_the_next_one_is_measured(
     assert [(line.stack, line.why) for line in found] == [(1, why), (8, why)]
 
 
+def counting(start: int = 0, sign: int = 1) -> ServerJob:
+    def step(carry: Tree, index: int) -> tuple[Tree, bool]:
+        return {"n": carry["n"] + sign}, False
+
+    return ServerJob("count", lambda: {"n": torch.tensor(start)}, step, steps=99, checkpoint_every=1)
+
+
+def test_server_jobs_are_measured_with_graphs_and_without_and_their_bits_are_compared() -> None:
+    signs = iter((1, 1, 1, -1))
+
+    def broken() -> ServerJob:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore")
+
+    told: list[str] = []
+    jobs = {"good": counting, "broken": broken, "another end": lambda: counting(sign=next(signs))}
+    good, none, odd = job_lines(TINY, told.append, CPU, jobs)
+    assert (good.job, good.same, good.why) == ("good", True, "")
+    assert good.ordinary_ms is not None
+    assert good.graphs_ms is not None
+    assert min(good.ordinary_ms.least, good.graphs_ms.least) > 0
+    assert (none.ordinary_ms, none.same, none.why) == (None, None, "CUDA out of memory. Tried to allocate 2 GiB.")
+    assert odd.same is False
+    assert told[:5] == ["gpu: good", "gpu: good, captured", "gpu: good", "gpu: good, captured", "gpu: broken"]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_server_job_of_the_benchmark_begins(name: str) -> None:
+    carry = JOBS[name]().init()
+    assert sum(leaf.numel() for leaf in carry.values()) > 100_000
+    assert all(bool(leaf.isfinite().all()) for leaf in carry.values())
+
+
 def test_several_trainers_are_measured_and_a_machine_without_the_service_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -145,6 +179,11 @@ def test_the_tables_show_everything_and_the_study_is_json() -> None:
             Line("digits", 1, False, 0.1, why="out of memory"),
             _with_figures(Line("fedntd", 8, True, 341.0, "bfloat16"), rate, 0.0005, 67.0),
         ],
+        [
+            JobLine("distillation", Spread(61.0, 60.0, 62.0), Spread(24.4, 24.0, 25.0), True),
+            JobLine("odd", rate, rate, False),
+            JobLine("large", why="no [memory]"),
+        ],
         [Share("digits", 4, True, rate)],
         "it did not start",
         Comparison([], {"pfl-research": "No matching distribution found"}),
@@ -159,6 +198,10 @@ def test_the_tables_show_everything_and_the_study_is_json() -> None:
         "0.31 ms",
         "1,234.5",
         "no trainers with MPS: it did not",
+        "61.0 ms",
+        "2.5  the same",
+        "NOT THE SAME",
+        "no [memory]",
     ):
         assert words in shown.getvalue(), words
     assert "left out: pfl-research: No matching distribution found" in shown.getvalue()
@@ -168,7 +211,8 @@ def test_the_tables_show_everything_and_the_study_is_json() -> None:
 def test_reasons_that_look_like_markup_are_shown_as_they_are() -> None:
     missing = {"Flower": "no distribution found for flwr[simulation]", "pfl-research": "can't open [/tmp/x]"}
     failed = [Line("digits", 8, False, 0.1, why="a shape of [batch, 3]")]
-    study = gpu.GpuStudy({}, 67.0, failed, [Share("digits", 2, True, None, "[/mps]")], "[no]", Comparison([], missing))
+    shared = [Share("digits", 2, True, None, "[/mps]")]
+    study = gpu.GpuStudy({}, 67.0, failed, [], shared, "[no]", Comparison([], missing))
     shown = io.StringIO()
     Console(file=shown, width=250).print(study)
     for words in (*missing.values(), "a shape of [batch, 3]", "[/mps]", "with MPS: [no]"):
