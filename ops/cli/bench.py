@@ -46,7 +46,7 @@ def bench(
             "with up to 30,000 devices, with models of up to 100 MB and with up to 1,000 devices in a round. Or "
             "fleet-size, which measures time and memory of whole runs with 1,000 to 1,000,000 devices that sleep until "
             "they are asked. Or gpu, which measures training on an NVIDIA GPU: in stacks of 8 to 128, by several "
-            "trainers with and without MPS, and beside pfl-research.",
+            "trainers with and without MPS, and beside pfl-research. It also measures server jobs.",
             show_default=False,
         ),
     ] = None,
