@@ -172,10 +172,11 @@ class DeviceProcesses:
             self._fork_all()
         self._count()
 
-    def wanted_again(self) -> None:
+    def wanted_again(self, rouse: Callable[[int, Sequence[tuple[int, int]]], object]) -> None:
         """The coordinator has given this machine its place again. Devices that have retired since begin a new life.
 
         They have heard the end of a run that goes on now, and this machine has not, as it stood still just then.
+        ``rouse`` has a process that lives begin these lives, where it has no life of the device.
         """
         for number, process in enumerate(self._processes):
             if process.retired:
@@ -183,6 +184,9 @@ class DeviceProcesses:
                 self._retired -= len(process.devices)
                 if not self._is_starting:
                     self._fork(number)
+            elif number in self._pids and len(process.incarnations) > 1:
+                # Some of its devices may have retired, and not all. In packs whoever is asked is woken.
+                rouse(number, self._next_lives(number))
         self._count()
 
     def joined(self, device: int, incarnation: int) -> None:
@@ -319,11 +323,13 @@ class DeviceProcesses:
     def _fork(self, number: int) -> None:
         if self._stopping or self._writer is None:
             return
+        self._writer.write(pack_message(Fork(number=number, lives=self._next_lives(number))))
+
+    def _next_lives(self, number: int) -> tuple[tuple[int, int], ...]:
         process = self._processes[number]
         for device in process.devices:
             process.incarnations[device] += BIRTH_STRIDE
-        lives = tuple((device, process.incarnations[device]) for device in process.devices)
-        self._writer.write(pack_message(Fork(number=number, lives=lives)))
+        return tuple((device, process.incarnations[device]) for device in process.devices)
 
     def _bury(self, number: int) -> None:
         process = self._processes[number]

@@ -159,7 +159,7 @@ class Supervision:
         )
         processes = self._processes(here, shared, broker, environment, zygote)
         broker.joined, broker.crashed = processes.joined, link.died
-        link.placed_again = processes.wanted_again
+        link.placed_again = lambda: processes.wanted_again(broker.rouse)
         broker.trainer_ready, broker.trainer_faulty = trainers.ready, trainers.faulty
         watching = asyncio.create_task(self._watch(broker, trainers))
         listen(watching, here.fail)

@@ -16,6 +16,7 @@ from fedemu.device.machine.packs import PACK, Packs, pack_size
 from fedemu.device.machine.processes import BIRTH_STRIDE, DeviceProcesses
 from fedemu.device.machine.sleepers import Lives, Sleepers
 from fedemu.device.pipe import TO_ZYGOTE, Ended, Fork, Forked, Setup, Unpacker, ZygoteReady, pack_message
+from fedemu.device.process.process import RETIRED
 from fedemu.protocol.errors import FedemuError, MalformedMessage
 from fedemu.protocol.messages import Message
 
@@ -316,6 +317,29 @@ async def test_a_zygote_that_says_what_cannot_be_read_ends_the_machine(
         error = preparing.exception()
     assert isinstance(error, MalformedMessage), "otherwise nobody would hear of the deaths of devices any more"
     await machine.packs.stop(None, 0.0)
+
+
+async def test_devices_that_have_retired_live_again_when_their_machine_gets_its_place_back(
+    zygotes: list[Zygote], until: Callable[..., Any]
+) -> None:
+    """Also those of a process in which others have not retired. A process begins no life of a device that lives."""
+
+    def ignore(*_: int) -> None: ...
+
+    roused: list[tuple[int, Lives]] = []
+    here = DeviceProcesses(SETUP, [4, 5, 6], 2, FIRST, Silent(), died=ignore, process_ended=ignore, failed=pytest.fail)
+    await here.prepare()
+    here.launch()
+    await until(lambda: len(zygotes[0].forked) == 2, "two processes")
+    for number in range(2):
+        zygotes[0].say(Forked(number=number, pid=7_777_777))
+    zygotes[0].say(Ended(number=1, pid=7_777_777, code=RETIRED))
+    await until(lambda: len(here.pids) == 1, "the end of one of them")
+    here.wanted_again(lambda number, lives: roused.append((number, [*lives])))
+    await until(lambda: len(zygotes[0].forked) == 3, "its next life")
+    assert zygotes[0].forked[2] == Fork(number=1, lives=(life(6, 2),))
+    assert roused == [(0, [life(4, 2), life(5, 2)])]
+    await here.stop(None, 0.0)
 
 
 async def test_a_process_is_given_up_that_ends_again_and_again_without_joining_and_planned_ends_do_not_count(

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from fedemu.device.bus import TO_SUPERVISOR, Attach, Quit
+from fedemu.device.bus import TO_SUPERVISOR, Attach, Quit, Rouse
 from fedemu.device.pipe import Setup
 from fedemu.device.process import process
 from fedemu.device.process.birth import Birthplace
 from fedemu.protocol.codec import UP, Envelope
-from fedemu.protocol.messages import Hello, Proceed, Scheduled, Welcome, Work
+from fedemu.protocol.messages import Bye, Hello, Proceed, Scheduled, Stop, Welcome, Work
 from fedemu.protocol.sharing.hub import Hub
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.interface import BOUNDLESS, let_all_pass
@@ -38,6 +38,9 @@ class Machine:
         self.heard: Counter[str] = Counter()
         self.process = b""
         self.scheduled: list[bytes] = []
+        self.begun: list[tuple[int, int]] = []
+        self.gone: list[bytes] = []
+        self.peers: dict[int, bytes] = {}
         self.bus = self.network.bind(f"ipc://{place}/b", TO_SUPERVISOR, self._on_bus, lambda peer, error: None)
         self.hub = Hub(
             self.network,
@@ -59,21 +62,19 @@ class Machine:
 
     def _from_device(self, peer: bytes, envelope: Envelope) -> None:
         match envelope.message:
-            case Hello(device=device):
+            case Hello(device=device, incarnation=incarnation):
+                self.begun.append((device, incarnation))
+                self.peers[device] = peer
                 self.hub.send(peer, replace(WELCOME, device=device))
                 self.hub.send(peer, self.work)
             case Scheduled():
                 self.scheduled.append(peer)
+            case Bye():
+                self.gone.append(peer)
 
 
-WELCOME = Welcome(device=0, clock="virtual", horizon=1.0, heartbeat_seconds=60.0, patience=5, durable_round=0)
-
-
-async def test_no_job_is_lost_if_thousands_of_devices_of_a_process_begin_at_once(
-    toy_birthplace: Callable[[int], Birthplace], toy_work: Work, tmp_path: Path, until: Callable[..., Any]
-) -> None:
-    machine = Machine(tmp_path, toy_work)
-    setup = Setup(
+def setup_for(machine: Machine) -> Setup:
+    return Setup(
         coordinator=machine.hub.address,
         shared=True,
         bus=machine.bus.address,
@@ -87,6 +88,16 @@ async def test_no_job_is_lost_if_thousands_of_devices_of_a_process_begin_at_once
         devices="",
         logs=None,
     )
+
+
+WELCOME = Welcome(device=0, clock="virtual", horizon=1.0, heartbeat_seconds=60.0, patience=5, durable_round=0)
+
+
+async def test_no_job_is_lost_if_thousands_of_devices_of_a_process_begin_at_once(
+    toy_birthplace: Callable[[int], Birthplace], toy_work: Work, tmp_path: Path, until: Callable[..., Any]
+) -> None:
+    machine = Machine(tmp_path, toy_work)
+    setup = setup_for(machine)
     lives = [(device, 0) for device in range(DEVICES)]
     running = asyncio.create_task(asyncio.to_thread(process.run, setup, toy_birthplace(DEVICES), 0, lives))
     try:
@@ -96,6 +107,25 @@ async def test_no_job_is_lost_if_thousands_of_devices_of_a_process_begin_at_once
         await asyncio.sleep(0.01)
         time.sleep(1.0)  # noqa: ASYNC251 - meanwhile the supervisor is busy
         await until(lambda: machine.heard["submit"] == DEVICES, "the jobs of all")
+    finally:
+        machine.bus.send(machine.process, Quit())
+        assert await running == process.RETIRED
+        machine.network.close()
+
+
+async def test_a_process_begins_the_lives_of_those_that_have_retired_while_others_live(
+    toy_birthplace: Callable[[int], Birthplace], toy_work: Work, tmp_path: Path, until: Callable[..., Any]
+) -> None:
+    machine = Machine(tmp_path, toy_work)
+    lives = [(device, 0) for device in range(3)]
+    running = asyncio.create_task(asyncio.to_thread(process.run, setup_for(machine), toy_birthplace(3), 0, lives))
+    try:
+        await until(lambda: len(machine.begun) == 3, "three lives")
+        machine.hub.send(machine.peers[1], Stop(reason="interrupted"))
+        await until(lambda: machine.gone, "its goodbye")
+        machine.bus.send(machine.process, Rouse(lives=tuple((device, 1024) for device in range(3))))
+        await until(lambda: len(machine.begun) == 4, "one more life")
+        assert machine.begun[3] == (1, 1024)
     finally:
         machine.bus.send(machine.process, Quit())
         assert await running == process.RETIRED
