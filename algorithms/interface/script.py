@@ -117,8 +117,8 @@ class ServerJob:
 
     ``init() -> carry`` begins, and ``step(carry, index) -> (carry, finished)`` runs at most ``steps`` times, with the
     index from 0. The carry is a Tree (weights, optimiser, position of the random source). It may lie on a GPU, but a
-    step after a checkpoint may get it in host memory. There is a checkpoint after ``checkpoint_every`` steps or a
-    multiple of them, about once a second. The script receives the last carry, in host memory.
+    step after a checkpoint may get it in host memory. There is a checkpoint after ``checkpoint_every`` steps, and
+    then after multiples of them, about once a second. The script receives the last carry, in host memory.
 
     Raises ConfigurationError if ``init`` or ``step`` is no function, or if a number is none, or too small.
     """

@@ -15,8 +15,8 @@ from fedemu.algorithms.trees import map_leaves
 LEAST_VARIABLES: Final = 100_000
 """A model with fewer variables is trained on the processor.
 
-The process of a job takes a second to open a GPU, and the first steps wait there for Python. So a job with a small model
-is over sooner on the processor.
+The process of a job takes a second to open a GPU, and its first steps wait there for Python. So a job with a small
+model is over sooner on the processor.
 """
 
 _PROCESSOR: Final = torch.device("cpu")

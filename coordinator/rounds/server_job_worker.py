@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import signal
 import stat
@@ -96,7 +97,7 @@ def run(job: ServerJob, place: Place, stepped: Callable[[int], None]) -> None:
 
     Where there may be a checkpoint, the carry is replaced by what a load would give back, on the device where it lies.
     So a job that was killed computes with the same bits in the same memory layout as one that was not. There is one
-    if the last is older than ``SAVE_SECONDS``.
+    the first time, and then if the last is older than ``SAVE_SECONDS``.
     """
 
     def keep(finished: bool) -> None:
@@ -108,7 +109,7 @@ def run(job: ServerJob, place: Place, stepped: Callable[[int], None]) -> None:
         step, carry, finished = known.step, known.carry, known.finished
     else:
         step, carry, finished = 0, checkpoint.canonical(_tree(job.init(), "its init must return")), False
-    reported, saved = 0.0, time.monotonic()
+    reported, saved = 0.0, -math.inf
     while not finished and step < job.steps:
         with models_draw_by(place.draws(step)), keeping_activations():
             carry, finished = _checked(job.step(carry, step))

@@ -237,7 +237,7 @@ def scenarios(scale: Scale) -> dict[str, Scenario]:
             what="the training of a generator and the coordinator are killed as new classes come",
             overrides=(
                 "algorithm.name='mfcl'",
-                "algorithm.options={iterations=1200, generator_batch=2, synthetic_batch=4}",
+                "algorithm.options={iterations=400, generator_batch=2, synthetic_batch=4}",
                 f"stream={{kind='classes', tasks={tasks}, rounds_per_task={rounds_per_task}}}",
             ),
             disturb=lambda fleet, chance: _strike_trainings(fleet, chance, rounds_per_task, tasks),

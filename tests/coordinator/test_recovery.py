@@ -25,7 +25,6 @@ from fedemu.coordinator.record.records import read_record, write_record
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.coordinator.record.summary import Summary
-from fedemu.coordinator.rounds import server_job_worker
 from fedemu.coordinator.serve import serve
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN
@@ -222,14 +221,8 @@ class Refining:
 
 
 async def test_a_server_job_of_an_earlier_life_is_not_continued_with_other_replies(
-    make_plan: MakePlan,
-    make_fleet: MakeFleet,
-    tmp_path: Path,
-    play: Play,
-    until: Until,
-    monkeypatch: pytest.MonkeyPatch,
+    make_plan: MakePlan, make_fleet: MakeFleet, tmp_path: Path, play: Play, until: Until
 ) -> None:
-    monkeypatch.setattr(server_job_worker, "SAVE_SECONDS", 0.0)
     few = {"rounds": 1, "per_round": 6, "quorum": 0.5}
     algorithm, hold = Refining(make_plan().algorithm, tmp_path / "hold"), tmp_path / "hold"
     make_fleet()
