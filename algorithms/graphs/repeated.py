@@ -77,6 +77,20 @@ class Repeated:
         return map_leaves(Tensor.clone, carry)
 
 
+class Constant:
+    """A tensor that iterations read. It is copied to a device once, because what is captured may copy nothing."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._copies: dict[torch.device, Tensor] = {}
+
+    def on(self, device: torch.device) -> Tensor:
+        """The tensor on this device."""
+        if device not in self._copies:
+            self._copies[device] = self._tensor.to(device)
+        return self._copies[device]
+
+
 def uploaded(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
     """Tensors of one dtype on a GPU, in one copy from host memory. On a processor they are the same tensors."""
     if device.type == "cpu" or not parts:

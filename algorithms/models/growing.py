@@ -16,6 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from fedemu.algorithms.graphs.repeated import Constant
 from fedemu.algorithms.interface import Facts, Kind, Model, Outputs, Tree, mixes, pure
 from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.algorithms.models.layer_statistics import observed
@@ -80,15 +81,10 @@ class Growing:
         """The task of each class, ``[classes]`` int64."""
         return torch.from_numpy(self.tasks.task)
 
-    def position(self, device: torch.device) -> Tensor:
-        """The place of each class in the order in which classes come, ``[classes]`` int64. It is copied there once."""
-        if device not in self._positions:
-            self._positions[device] = torch.from_numpy(self.tasks.position).to(device)
-        return self._positions[device]
-
     @cached_property
-    def _positions(self) -> dict[torch.device, Tensor]:
-        return {}
+    def position(self) -> Constant:
+        """The place of each class in the order in which classes come, ``[classes]`` int64."""
+        return Constant(torch.from_numpy(self.tasks.position))
 
     @cached_property
     def since(self) -> Tensor:

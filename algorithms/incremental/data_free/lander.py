@@ -46,6 +46,7 @@ import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
+from fedemu.algorithms.graphs.repeated import Constant
 from fedemu.algorithms.incremental.data_free.anchors import ORTHONORMAL, Mapped, anchors_of, unmapped
 from fedemu.algorithms.incremental.data_free.lander_local import (
     AnchoredDistillingLoss,
@@ -95,15 +96,9 @@ class NoisyAnchorMaker:
     anchoring: float
     radius: float
 
-    def _anchors_on(self, device: torch.device) -> Tensor:
-        """The anchors on a device. They are copied there once."""
-        if device not in self._copies:
-            self._copies[device] = self.anchors.to(device)
-        return self._copies[device]
-
     @cached_property
-    def _copies(self) -> dict[torch.device, Tensor]:
-        return {}
+    def _points(self) -> Constant:
+        return Constant(self.anchors)
 
     @property
     def rates(self) -> Mapping[str, float]:
@@ -123,7 +118,7 @@ class NoisyAnchorMaker:
 
     def images(self, kept: Forest, trained: Forest, y: Tensor) -> Tensor:
         variables = {**kept["generator"], **trained["generator"]}
-        chosen = self._anchors_on(y.device)[y]
+        chosen = self._points.on(y.device)[y]
         even = (chosen - chosen.mean(0)) / (chosen.var(0, correction=0) + 1e-5).sqrt()
         layers = zip(torch.split(even, GROUP), trained["weights"]["noisy"], trained["weights"]["bias"], strict=True)
         z = torch.cat([part @ weight.t() + bias for part, weight, bias in layers])
@@ -133,7 +128,7 @@ class NoisyAnchorMaker:
     def losses(self, outputs: Outputs, y: Tensor) -> Mapping[str, Tensor]:
         if not self.anchoring:
             return {}
-        bound = bounding_loss(outputs.features, self._anchors_on(y.device)[y], self.radius)
+        bound = bounding_loss(outputs.features, self._points.on(y.device)[y], self.radius)
         return {"anchoring": self.anchoring * bound}
 
     def lesson(self, student: Outputs, features: Tensor) -> Tensor | None:

@@ -209,7 +209,7 @@ def intended_classes(classifier: Growing, seen: Tensor, z: Tensor) -> Tensor:
     It is the class with the largest value among the classes ``seen [classes]`` (bool). The value of a class is at its
     position in the order in which classes come.
     """
-    position = classifier.position(z.device)
+    position = classifier.position.on(z.device)
     return torch.where(seen, z.index_select(1, position), -torch.inf).argmax(-1)
 
 
@@ -221,7 +221,7 @@ def told(classifier: Growing, seen: Tensor, z: Tensor, signal: float) -> Tensor:
     """
     if not signal:
         return z
-    position = classifier.position(z.device)
+    position = classifier.position.on(z.device)
     chosen = position.index_select(0, intended_classes(classifier, seen, z))
     marked = torch.arange(len(position), device=z.device) == chosen[:, None]
     return torch.cat([signal * marked.to(z.dtype), z[:, len(position) :]], 1)
