@@ -27,7 +27,8 @@ class Lease:
     ``key`` is the public key of its machine, empty without keys: no other machine can come back for the lease.
     ``hung_up`` says that the connection of ``peer`` is gone. ``through`` is the connection on which it was last
     granted, that of an edge if there are edges; None if that was in an earlier life of the coordinator. ``woken`` says
-    that its machine has woken a device before, so that it can wake others.
+    that its machine has woken a device before, so that it can wake others. ``fresh`` says that it was granted in this
+    life of the coordinator, and that none of its devices has come yet.
     """
 
     token: str
@@ -39,6 +40,7 @@ class Lease:
     hung_up: bool = False
     through: bytes | None = None
     woken: bool = False
+    fresh: bool = False
 
     def fits(self, key: str) -> bool:
         """Whether a machine with this key may use the lease. A lease that was granted without keys fits everybody."""
@@ -57,10 +59,11 @@ class Leases:
     """Leases the indices below ``devices`` to supervisors.
 
     If indices run out, a lease goes to others when its supervisor has been away longer than ``hold`` real seconds and
-    none of its devices is connected, and to another supervisor of its key if that key may have no more. ``present``
-    says whether a device is connected. ``places`` says how many more devices a key may have that holds some already.
-    Every change goes to ``journal``, in the form of JSON, before its holder hears of it. ``replay`` reads the journal
-    back.
+    none of its devices is connected, and to another supervisor of its key if that key may have no more. A fresh one
+    goes to them at once: its supervisor may have been ended before it had kept the lease, and has no states to keep.
+    ``present`` says whether a device is connected. ``places`` says how many more devices a key may have that holds some
+    already. Every change goes to ``journal``, in the form of JSON, before its holder hears of it. ``replay`` reads the
+    journal back.
     """
 
     devices: int
@@ -122,7 +125,7 @@ class Leases:
             )
         if self.granted == self.devices:
             raise RefusedError("fleet_full", f"All {self.devices} devices of this run are taken; yours stay idle.")
-        lease = Lease(self.new_token(), compress(np.flatnonzero(self._holder < 0)[:count]), host, key=key)
+        lease = Lease(self.new_token(), compress(np.flatnonzero(self._holder < 0)[:count]), host, key=key, fresh=True)
         self._grant(lease)
         self._seat(lease, peer, now)
         self._note({"grant": lease.token, "ranges": lease.ranges, "host": host} | ({"key": key} if key else {}))
@@ -250,7 +253,7 @@ class Leases:
         for lease in list(self._by_token.values()):
             if lease.left is None or key not in (None, lease.key) or any(map(self.present, lease)):
                 continue
-            if now - lease.left > self.hold:
+            if lease.fresh or now - lease.left > self.hold:
                 self._forget(lease)
             else:
                 waiting = max(waiting or 0.0, lease.left + self.hold - now)

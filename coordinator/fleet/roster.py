@@ -147,7 +147,7 @@ class Roster:
         self._by_peer[peer] = device
         self.resting.pop(peer, None)
         if (lease := self.leases.of_token(hello.lease)) is not None:
-            lease.woken = True
+            lease.woken, lease.fresh = True, False
         self._begin(peer, now)
         self.admission.recognise(peer, device, now)
         return Seated(device, replaced, anew=True)

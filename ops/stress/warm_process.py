@@ -137,7 +137,10 @@ class Blanks:
 def _wait_blank(line: socket.socket, parent: int) -> NoReturn:
     end_with_parent(parent)
     name_process("fedemu-blank")
-    content, descriptors, _, _ = socket.recv_fds(line, MESSAGE_BYTES, 32)
+    try:
+        content, descriptors, _, _ = socket.recv_fds(line, MESSAGE_BYTES, 32)
+    except ConnectionError:  # the parent was killed before it had read which blank took its last request
+        os._exit(0)
     if not content:
         os._exit(0)
     request = json.loads(content)

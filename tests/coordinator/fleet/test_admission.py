@@ -119,7 +119,7 @@ def test_a_key_gets_as_many_devices_as_its_quota_and_then_a_sentence() -> None:
 
 def test_devices_whose_machine_is_away_for_long_or_was_revoked_do_not_count_in_the_quota_of_its_key() -> None:
     roster = a_roster(Quotas(devices=4), devices=10)
-    roster.enroll(b"a", 4, None, "", 0.0, KEY)
+    roster.enroll(b"a", 4, None, "", 0.0, KEY).fresh = False  # one of its devices has come
     other = roster.enroll(b"o", 2, None, "", 0.0, OTHER)
     roster.leave_all(b"a", 1.0)
     roster.leave_all(b"o", 1.0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedemu.coordinator.fleet.columns import Mask
-from fedemu.coordinator.fleet.leases import Leases, compress
+from fedemu.coordinator.fleet.leases import Lease, Leases, compress
 from fedemu.protocol.errors import RefusedError
 from fedemu.protocol.ids import DeviceId
 
@@ -24,6 +24,12 @@ def tokens() -> Callable[[], str]:
 
 def leases(devices: int = 10, **more: Any) -> Leases:
     return Leases(devices, hold=60.0, new_token=tokens(), **more)
+
+
+def used(lease: Lease) -> Lease:
+    """A lease of which a device has come."""
+    lease.fresh = False
+    return lease
 
 
 def chosen(mask: Mask) -> list[int]:
@@ -108,8 +114,7 @@ def test_an_unknown_lease_is_refused() -> None:
 def test_an_abandoned_lease_is_given_away_only_when_indices_run_out_and_its_hold_is_over() -> None:
     connected: set[int] = set()
     grants = leases(4, present=connected.__contains__)
-    first = grants.enroll(A, 4, None, "", 0.0)
-    assert first is not None
+    first = used(grants.enroll(A, 4, None, "", 0.0))
     grants.leave(A, 10.0)
     with pytest.raises(RefusedError, match="but machines that are away lose theirs within 1 s"):
         grants.enroll(B, 2, None, "", 70.0)
@@ -117,8 +122,7 @@ def test_an_abandoned_lease_is_given_away_only_when_indices_run_out_and_its_hold
     with refused("fleet_full"):
         grants.enroll(B, 2, None, "", 70.1)
     connected.clear()
-    second = grants.enroll(B, 2, None, "", 70.1)
-    assert second is not None
+    second = used(grants.enroll(B, 2, None, "", 70.1))
     assert second.ranges == ((0, 2),)
     assert not grants.holds(first.token, 0)
     grants.leave(B, 80.0)
@@ -129,16 +133,35 @@ def test_an_abandoned_lease_is_given_away_only_when_indices_run_out_and_its_hold
 def test_a_machine_that_fits_into_abandoned_places_does_not_wait_for_those_of_others_who_are_away() -> None:
     grants = leases(6)
     for peer, left in ((A, 0.0), (B, 50.0), (C, 30.0)):
-        grants.enroll(peer, 2, None, "", 0.0)
+        used(grants.enroll(peer, 2, None, "", 0.0))
         grants.leave(peer, left)
     with pytest.raises(RefusedError, match="lose theirs within 49 s"):
         grants.enroll(D, 3, None, "", 61.0)
     assert grants.enroll(D, 2, None, "", 61.0).ranges == ((0, 2),)
     grants = leases(4)
     for peer, left in ((A, 0.0), (B, 50.0)):
-        grants.enroll(peer, 2, None, "", 0.0)
+        used(grants.enroll(peer, 2, None, "", 0.0))
         grants.leave(peer, left)
     assert grants.enroll(D, 2, None, "", 61.0).ranges == ((0, 2),)
+
+
+def test_a_lease_whose_machine_left_before_any_of_its_devices_came_goes_to_the_next_at_once() -> None:
+    """The machine may have been ended before it had written the lease into its state folder: then it asks as anew."""
+    written: list[Any] = []
+    grants = leases(4, journal=written.append)
+    first = grants.enroll(A, 2, None, "", 0.0)
+    used(grants.enroll(B, 2, None, "", 0.0))
+    with refused("fleet_full"):
+        grants.enroll(C, 2, None, "", 1.0)
+    grants.leave(A, 1.0)
+    assert grants.enroll(C, 2, None, "", 1.1).ranges == ((0, 2),)
+    assert {"release": first.token} in written
+    with refused("lease_unknown"):
+        grants.enroll(A, 2, first.token, "", 2.0)
+    again = Leases(4, hold=60.0)
+    again.replay(written, left=0.0)
+    with pytest.raises(RefusedError, match="lose theirs within 59 s"):
+        again.enroll(D, 2, None, "", 1.0)
 
 
 def test_a_lease_belongs_to_the_key_that_got_it() -> None:
