@@ -60,7 +60,8 @@ class Leases:
 
     If indices run out, a lease goes to others when its supervisor has been away longer than ``hold`` real seconds and
     none of its devices is connected, and to another supervisor of its key if that key may have no more. A fresh one
-    goes to them at once: its supervisor may have been ended before it had kept the lease, and has no states to keep.
+    goes to them as soon as its supervisor is away, or its connection is gone: it may have been ended before it had kept
+    the lease, and it has no states to keep.
     ``present`` says whether a device is connected. ``places`` says how many more devices a key may have that holds some
     already. Every change goes to ``journal``, in the form of JSON, before its holder hears of it. ``replay`` reads the
     journal back.
@@ -251,6 +252,8 @@ class Leases:
         """
         waiting = None
         for lease in list(self._by_token.values()):
+            if lease.fresh and lease.hung_up and lease.peer is not None:
+                self.leave(lease.peer, now)
             if lease.left is None or key not in (None, lease.key) or any(map(self.present, lease)):
                 continue
             if lease.fresh or now - lease.left > self.hold:

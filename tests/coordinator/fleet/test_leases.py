@@ -145,15 +145,20 @@ def test_a_machine_that_fits_into_abandoned_places_does_not_wait_for_those_of_ot
     assert grants.enroll(D, 2, None, "", 61.0).ranges == ((0, 2),)
 
 
-def test_a_lease_whose_machine_left_before_any_of_its_devices_came_goes_to_the_next_at_once() -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_lease_whose_machine_left_before_any_of_its_devices_came_goes_to_the_next_at_once(killed: bool) -> None:
     """The machine may have been ended before it had written the lease into its state folder: then it asks as anew."""
     written: list[Any] = []
     grants = leases(4, journal=written.append)
     first = grants.enroll(A, 2, None, "", 0.0)
     used(grants.enroll(B, 2, None, "", 0.0))
+    grants.hung_up(B)
     with refused("fleet_full"):
         grants.enroll(C, 2, None, "", 1.0)
-    grants.leave(A, 1.0)
+    if killed:
+        grants.hung_up(A)
+    else:
+        grants.leave(A, 1.0)
     assert grants.enroll(C, 2, None, "", 1.1).ranges == ((0, 2),)
     assert {"release": first.token} in written
     with refused("lease_unknown"):
