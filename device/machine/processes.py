@@ -185,8 +185,10 @@ class DeviceProcesses:
                 if not self._is_starting:
                     self._fork(number)
             elif number in self._pids and len(process.incarnations) > 1:
-                # Some of its devices may have retired, and not all. In packs whoever is asked is woken.
-                rouse(number, self._next_lives(number))
+                # Some of its devices may have retired, and not all. In packs whoever is asked is woken. What is known
+                # of the others stays true, and the next fork begins above these lives.
+                known = process.incarnations.items()
+                rouse(number, [(device, incarnation + BIRTH_STRIDE // 2) for device, incarnation in known])
         self._count()
 
     def joined(self, device: int, incarnation: int) -> None:
@@ -323,13 +325,11 @@ class DeviceProcesses:
     def _fork(self, number: int) -> None:
         if self._stopping or self._writer is None:
             return
-        self._writer.write(pack_message(Fork(number=number, lives=self._next_lives(number))))
-
-    def _next_lives(self, number: int) -> tuple[tuple[int, int], ...]:
         process = self._processes[number]
         for device in process.devices:
             process.incarnations[device] += BIRTH_STRIDE
-        return tuple((device, process.incarnations[device]) for device in process.devices)
+        lives = tuple((device, process.incarnations[device]) for device in process.devices)
+        self._writer.write(pack_message(Fork(number=number, lives=lives)))
 
     def _bury(self, number: int) -> None:
         process = self._processes[number]

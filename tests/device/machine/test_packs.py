@@ -327,18 +327,37 @@ async def test_devices_that_have_retired_live_again_when_their_machine_gets_its_
     def ignore(*_: int) -> None: ...
 
     roused: list[tuple[int, Lives]] = []
-    here = DeviceProcesses(SETUP, [4, 5, 6], 2, FIRST, Silent(), died=ignore, process_ended=ignore, failed=pytest.fail)
+    died: list[tuple[int, int]] = []
+    here = DeviceProcesses(
+        SETUP,
+        [4, 5, 6],
+        2,
+        FIRST,
+        Silent(),
+        died=lambda *end: died.append(end),
+        process_ended=ignore,
+        failed=pytest.fail,
+    )
     await here.prepare()
     here.launch()
     await until(lambda: len(zygotes[0].forked) == 2, "two processes")
     for number in range(2):
         zygotes[0].say(Forked(number=number, pid=7_777_777))
+    for device in (4, 5):
+        here.joined(*life(device))
     zygotes[0].say(Ended(number=1, pid=7_777_777, code=RETIRED))
     await until(lambda: len(here.pids) == 1, "the end of one of them")
     here.wanted_again(lambda number, lives: roused.append((number, [*lives])))
     await until(lambda: len(zygotes[0].forked) == 3, "its next life")
     assert zygotes[0].forked[2] == Fork(number=1, lives=(life(6, 2),))
-    assert roused == [(0, [life(4, 2), life(5, 2)])]
+    [(number, lives)] = roused
+    assert (number, [device for device, _ in lives]) == (0, [4, 5])
+    assert all(life(4, 1)[1] < incarnation < life(4, 2)[1] for _, incarnation in lives)
+    here.joined(*lives[0])  # device 4 had retired; 5 lives on
+    zygotes[0].say(Ended(number=0, pid=7_777_777, code=-9))
+    await until(lambda: len(zygotes[0].forked) == 4, "the next life of the other process")
+    assert died == [lives[0], life(5)], "the coordinator is told of lives that it knows"
+    assert zygotes[0].forked[3].lives == ((4, lives[0][1] + BIRTH_STRIDE), life(5, 2))
     await here.stop(None, 0.0)
 
 
