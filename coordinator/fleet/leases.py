@@ -62,6 +62,7 @@ class Leases:
     none of its devices is connected, and to another supervisor of its key if that key may have no more. A fresh one
     goes to them as soon as its supervisor is away, or its connection is gone: it may have been ended before it had kept
     the lease, and it has no states to keep.
+
     ``present`` says whether a device is connected. ``places`` says how many more devices a key may have that holds some
     already. Every change goes to ``journal``, in the form of JSON, before its holder hears of it. ``replay`` reads the
     journal back.
