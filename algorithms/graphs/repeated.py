@@ -48,8 +48,8 @@ class Repeated:
     """Does an iteration many times. On a GPU it is captured once for each layout of its tensors.
 
     It stays ordinary where a model draws random numbers, because the key would be hidden in the graph, and where the
-    next carry lies otherwise in memory than the carry. An iteration on a GPU may not read values, and it may not copy
-    anything from host memory: then it cannot be captured, and a warning says so.
+    next carry lies otherwise in memory than the carry. An iteration that reads values of a GPU, or that copies from
+    host memory, cannot be captured: it stays ordinary, too, and a warning says so.
     """
 
     def __init__(self, iteration: Iteration) -> None:
