@@ -30,10 +30,14 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "bool": np.dtype("?"),
 }
 """The numpy dtype for each dtype of the wire."""
+_NAMES: Final = {dtype: name for name, dtype in DTYPES.items() if name != "bfloat16"}
+"""The dtype of the wire for numpy's dtypes, without the one that must be declared."""
 
 
 def wire_dtype(name: str, array: NDArray[Any], dtypes: Mapping[str, str]) -> str:
     """The name of the array's dtype on the wire. Raises MalformedMessage if the wire does not carry this dtype."""
+    if name not in dtypes and (known := _NAMES.get(array.dtype)) is not None:
+        return known
     declared = dtypes.get(name, array.dtype.name)
     if declared not in DTYPES or (array.dtype.newbyteorder("<") != DTYPES[declared]):
         hint = "; declare it as bfloat16 if these are its bits" if array.dtype == np.uint16 else ""

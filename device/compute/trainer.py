@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,7 @@ class Trainer:
         except Exception as error:
             return [failed(job.device, f"program {program!r} failed", error) for job in jobs]
 
-    @property
+    @cached_property
     def sample_bytes(self) -> int:
         """The size of one sample in a device's storage, with its label, in bytes."""
         split = self._source.corpus.train

@@ -7,10 +7,10 @@ from collections.abc import Hashable
 import pytest
 from msgspec.structs import replace
 
-from fedemu.device.bus import Ready, Submit
+from fedemu.device.bus import INDICES, SEALED, Ready, Submit
 from fedemu.device.machine.jobs import HELD_SECONDS, Group, JobQueue, QueuedJob
 from fedemu.protocol.ids import Digest
-from fedemu.protocol.messages import BlobRef
+from fedemu.protocol.messages import BlobRef, TensorSpec
 
 MODEL = BlobRef(key="model", digest="a" * 64, size=10)
 
@@ -22,10 +22,10 @@ def a_job(device: int, ask: str = "1.0.0", origin: object = "p") -> QueuedJob:
     return QueuedJob(submit, (), origin)
 
 
-def a_queue(trainers: int = 1, capacity: int = 100, jobs: int = 0) -> JobQueue:
+def a_queue(trainers: int = 1, capacity: int = 100, jobs: int = 0, slots: int = 1) -> JobQueue:
     queue = JobQueue(linger=1.0)
     for number in range(trainers):
-        queue.add_trainer(number, Ready(capacity={}, default=capacity))
+        queue.add_trainer(number, Ready(capacity={}, slots={"train": slots} if slots > 1 else {}, default=capacity))
     for device in range(jobs):
         queue.submit(a_job(device), 0.0)
     return queue
@@ -59,6 +59,30 @@ def test_a_burst_that_never_ends_is_cut() -> None:
 
 def test_idle_trainers_share_evenly_in_order_of_arrival() -> None:
     assert devices(a_queue(trainers=3, jobs=8).dispatch(1.0)) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("samples", "groups"),
+    [
+        ([5] * 8, [3, 3, 2]),
+        ([40] + [5] * 7, [8]),
+        ([10, 10, 10, 1], [2, 2]),
+        ([0] * 8, [3, 3, 2]),
+        ([5, 5], [2]),
+    ],
+)
+def test_a_group_that_shares_slots_is_split_only_if_its_jobs_end_earlier(samples: list[int], groups: list[int]) -> None:
+    queue = a_queue(trainers=3, slots=2)
+    for device, count in enumerate(samples):
+        sealed, fresh = count // 2, count - count // 2
+        tensors = tuple(
+            TensorSpec(name=name, dtype="int64", shape=(size,))
+            for name, size in ((INDICES, fresh), (f"{SEALED}1", sealed), ("each/noise", 1000))
+        )
+        job = a_job(device)
+        job.submit = replace(job.submit, tensors=tensors)
+        queue.submit(job, 0.0)
+    assert [*map(len, devices(queue.dispatch(1.0)))] == groups
 
 
 def test_no_group_is_larger_than_a_trainer_takes() -> None:
