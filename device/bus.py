@@ -141,7 +141,7 @@ class Ready(Message):
     """
 
     capacity: Annotated[dict[Name, Annotated[int, Meta(ge=1)]], Meta(max_length=256)]
-    slots: Annotated[dict[Name, Annotated[int, Meta(ge=2)]], Meta(max_length=256)] = {}
+    slots: Annotated[dict[Name, Annotated[int, Meta(ge=2)]], Meta(max_length=256)]
     default: Annotated[int, Meta(ge=1)]
 
 

@@ -22,7 +22,7 @@ ALLOWED = {
 }
 ORDER = {
     "protocol": (
-        "errors generators ids seeds wording messages liveness lookup | codec host | code tensors transport "
+        "errors generators ids seeds wording messages liveness lookup | codec host | addresses code tensors | transport "
         "| blobs sharing"
     ),
     "algorithms": (

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from fedemu.device.bus import Done, JobFailed, Joined, Submit, Withdraw
 from fedemu.device.process.poll_loop import PollLoop, Timer
@@ -15,7 +14,11 @@ from fedemu.protocol.codec import DOWN, Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.transport.interface import Dealer, Dialer
 
-DeviceLoop = PollLoop | asyncio.AbstractEventLoop
+if TYPE_CHECKING:  # a device process has a loop of its own, and does not import asyncio
+    import asyncio
+
+    DeviceLoop = PollLoop | asyncio.AbstractEventLoop
+
 End = Crash | Leave | Sleep | Retire
 TellSupervisor = Callable[[Joined | Submit | Withdraw, Sequence[Any]], None]
 

@@ -11,13 +11,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from fedemu.device.bus import ATTACH_SECONDS, TO_PROCESS, Asleep, Attach, Crashed, Done, JobFailed, Quit, Rouse
 from fedemu.device.pipe import Setup
 from fedemu.device.process.birth import Birthplace
-from fedemu.device.process.peer import DeviceLoop, DevicePeer, End
+from fedemu.device.process.peer import DevicePeer, End
 from fedemu.device.process.poll_loop import PollLoop
 from fedemu.device.runtime.actions import Crash, Leave, Retire, Sleep
 from fedemu.protocol.codec import Envelope
@@ -25,10 +26,11 @@ from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.host.files import refusal_of
 from fedemu.protocol.messages import Message
 from fedemu.protocol.sharing.pack import Pack
-from fedemu.protocol.transport.curve import ClientKeys
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.interface import Dialer
-from fedemu.protocol.transport.zeromq import ZmqNetwork
+
+if TYPE_CHECKING:
+    from fedemu.device.process.peer import DeviceLoop
 
 RETIRED = 3
 FAILED = 1
@@ -176,8 +178,7 @@ def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple
     within = DirectNetwork(loop, most_waiting=MOST_ON_BUS, lost=end_without_bus, patience=ATTACH_SECONDS)
     network: Dialer = direct
     if setup.keys is not None:
-        keys = ClientKeys(setup.coordinator, *setup.keys)
-        network = ZmqNetwork(max_sockets=64 + 4 * (len(lives) or MOST_AWAKE), loop=loop, keys=keys)
+        network = _with_keys(setup.coordinator, setup.keys, len(lives) or MOST_AWAKE, loop)
     if setup.shared and len(lives) != 1:
         network = Pack(direct, loop)
     attach = Attach(token=setup.token, role="process", number=number)
@@ -187,6 +188,20 @@ def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple
         each.close()
     loop.close()
     return codes[0]
+
+
+def prepare(setup: Setup) -> None:
+    """Import what only some runs need. The zygote calls this, so that its children share it."""
+    if setup.keys is not None:
+        import_module("fedemu.protocol.transport.zeromq")
+
+
+def _with_keys(coordinator: str, keys: tuple[str, str, str], devices: int, loop: PollLoop) -> Dialer:
+    """Connections with keys need the ZeroMQ library, which takes memory in each process that forks from the zygote."""
+    from fedemu.protocol.transport.curve import ClientKeys
+    from fedemu.protocol.transport.zeromq import ZmqNetwork
+
+    return ZmqNetwork(max_sockets=64 + 4 * devices, loop=loop, keys=ClientKeys(coordinator, *keys))
 
 
 class _Late(logging.Handler):

@@ -60,6 +60,7 @@ class Zygote:
             self._forker.say(Broken(detail=said[:2000]))
             return
         self._setup = setup
+        process.prepare(setup)
         mark("zygote", "behaviours")
         rehearse(self._birthplace)
         mark("zygote", "rehearsal")

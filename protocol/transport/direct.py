@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
+from fedemu.protocol.addresses import check_address
 from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.lookup import Lookup, Lookups, Target
@@ -22,7 +23,6 @@ from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.direct_router import DirectRouter
 from fedemu.protocol.transport.interface import Bounds, Screen, let_all_pass
 from fedemu.protocol.transport.line import Line, SocketLoop, incoming_for, read_buffer
-from fedemu.protocol.transport.sockets import check_address
 
 _MOST_WAITING: Final = 2000
 """The most messages of a Dealer that wait until they can be sent, where nobody says how many."""

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from fedemu.protocol.addresses import BACKLOG, check_address, reason, refuse_taken, require_door
 from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
 from fedemu.protocol.errors import ConfigurationError, ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.descriptors import Turns
 from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, Screen
 from fedemu.protocol.transport.line import Line, SocketLoop, incoming_for
-from fedemu.protocol.transport.sockets import BACKLOG, check_address, reason, refuse_taken, require_door
 
 logger = logging.getLogger(__name__)
 

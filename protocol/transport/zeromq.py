@@ -9,6 +9,7 @@ from typing import Final
 
 import zmq
 
+from fedemu.protocol.addresses import require_door
 from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
 from fedemu.protocol.errors import ConfigurationError, KeyRevoked, ProtocolError
 from fedemu.protocol.messages import Message
@@ -22,7 +23,6 @@ from fedemu.protocol.transport.sockets import (
     connect,
     enough_sockets,
     make_context,
-    require_door,
     unbind,
     unconnected,
 )

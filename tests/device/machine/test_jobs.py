@@ -154,7 +154,7 @@ def test_a_job_waits_for_its_blobs_while_others_pass() -> None:
     queue.submit(a_job(1), 0.0)
     assert devices(queue.dispatch(1.0)) == [[1]]
     queue.arrived(Digest("a" * 64))
-    queue.add_trainer(1, Ready(capacity={}, default=100))
+    queue.add_trainer(1, Ready(capacity={}, slots={}, default=100))
     assert devices(queue.dispatch(1.0)) == [[0]]
 
 
@@ -250,7 +250,7 @@ def test_what_a_dead_trainer_had_not_answered_goes_to_the_head_of_the_queue() ->
     queue.submit(a_job(7), 2.0)
     queue.answered(group.trainer, (1, "1.0.0"))
     assert queue.remove_trainer(group.trainer, 2.0) == []
-    queue.add_trainer(5, Ready(capacity={}, default=100))
+    queue.add_trainer(5, Ready(capacity={}, slots={}, default=100))
     assert devices(queue.dispatch(3.0)) == [[0, 2, 7]]
 
 
@@ -259,11 +259,11 @@ def test_a_job_that_kills_its_trainers_is_given_up_alone() -> None:
     for death in range(2):
         (group,) = queue.dispatch(10.0 * death + 1.0)
         assert queue.remove_trainer(group.trainer, 10.0 * death + 2.0) == []
-        queue.add_trainer(death + 1, Ready(capacity={}, default=100))
+        queue.add_trainer(death + 1, Ready(capacity={}, slots={}, default=100))
     (alone,) = queue.dispatch(100.0)
     assert devices([alone]) == [[0]]
     assert [job.key for job in queue.remove_trainer(alone.trainer, 100.0)] == [(0, "1.0.0")]
-    queue.add_trainer(9, Ready(capacity={}, default=100))
+    queue.add_trainer(9, Ready(capacity={}, slots={}, default=100))
     (next_one,) = queue.dispatch(101.0)
     assert devices([next_one]) == [[1]]
     finish(queue, next_one)
@@ -273,14 +273,14 @@ def test_a_job_that_kills_its_trainers_is_given_up_alone() -> None:
 def test_a_job_does_not_go_from_one_trainer_to_another_that_died_at_the_same_moment() -> None:
     queue = a_queue(jobs=1)
     for number in (1, 2):
-        queue.add_trainer(number, Ready(capacity={}, default=100))
+        queue.add_trainer(number, Ready(capacity={}, slots={}, default=100))
     (group,) = queue.dispatch(10.0)
     dead = [group.trainer, *({0, 1, 2} - {group.trainer})]
     for after, number in enumerate(dead):
         now = 20.0 + 0.04 * after
         assert queue.remove_trainer(number, now) == []
         assert queue.dispatch(now) == []
-    queue.add_trainer(3, Ready(capacity={}, default=100))
+    queue.add_trainer(3, Ready(capacity={}, slots={}, default=100))
     assert queue.due() == 20.0 + HELD_SECONDS
     assert queue.dispatch(20.09) == []
     (again,) = queue.dispatch(20.0 + HELD_SECONDS)

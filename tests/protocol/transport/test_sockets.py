@@ -22,12 +22,12 @@ from typing import Any
 import pytest
 import zmq
 
+from fedemu.protocol.addresses import check_address, reason
 from fedemu.protocol.codec import DOWN, UP, Decoder, Limits, encode
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.messages import Beat, Blob, Heartbeat, Hello, Up
 from fedemu.protocol.transport import direct_router
 from fedemu.protocol.transport.direct import DirectNetwork
-from fedemu.protocol.transport.sockets import check_address, reason
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 from fedemu.protocol.transport.zmtp import GREETING, framed, ready
 
