@@ -134,14 +134,9 @@ class Train(Message):
 
 
 class Ready(Message):
-    """The trainer can take jobs. A group has at most ``capacity[program]`` jobs, or ``default`` for other programs.
-
-    It runs ``slots[program]`` jobs of a group at once, and others in the slots of those that have ended; one after the
-    other for programs without slots.
-    """
+    """The trainer can take jobs. A group has at most ``capacity[program]`` jobs, or ``default`` for other programs."""
 
     capacity: Annotated[dict[Name, Annotated[int, Meta(ge=1)]], Meta(max_length=256)]
-    slots: Annotated[dict[Name, Annotated[int, Meta(ge=2)]], Meta(max_length=256)]
     default: Annotated[int, Meta(ge=1)]
 
 

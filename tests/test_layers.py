@@ -22,8 +22,8 @@ ALLOWED = {
 }
 ORDER = {
     "protocol": (
-        "errors generators ids seeds wording messages liveness lookup | codec host | addresses code tensors | transport "
-        "| blobs sharing"
+        "errors generators ids seeds wording messages liveness lookup | codec host | addresses code tensors "
+        "| transport | blobs sharing"
     ),
     "algorithms": (
         "names interface layouts measures replay/selection models/randomness | trees data | graphs streams | models "

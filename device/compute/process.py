@@ -62,10 +62,6 @@ class RunsPrograms(Protocol):
         """The number of jobs of a program that make best use of a trainer."""
         ...
 
-    def slots(self, program: str) -> int:
-        """The number of jobs of a group that run at once, while others wait for the slots of those that end."""
-        ...
-
     def at_once(self, program: str) -> int | None:
         """The most jobs in one call of ``run``, while which the results of the call before are encoded.
 
@@ -87,7 +83,6 @@ class TorchRunner:
 
     def __init__(self, trainer: RunsPrograms, clock: Callable[[], float] = time.perf_counter) -> None:
         self.capacity = {program: trainer.capacity(program) for program in trainer.programs}
-        self.slots = {program: slots for program in trainer.programs if (slots := trainer.slots(program)) > 1}
         self.default = 1
         self._trainer = trainer
         self._clock = clock

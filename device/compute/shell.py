@@ -49,11 +49,6 @@ class Runner(Protocol):
         ...
 
     @property
-    def slots(self) -> Mapping[str, int]:
-        """The number of jobs that run at once, by program; without those whose jobs run one after the other."""
-        ...
-
-    @property
     def default(self) -> int:
         """The number of jobs that make a group of a program which ``capacity`` does not name."""
         ...
@@ -83,8 +78,7 @@ class TrainerShell:
         except Exception as error:
             self._give_up(error)
             return
-        runner = self.runner
-        self.bus.send(Ready(capacity=dict(runner.capacity), slots=dict(runner.slots), default=runner.default))
+        self.bus.send(Ready(capacity=dict(self.runner.capacity), default=self.runner.default))
 
     def _received(self, envelope: Envelope) -> None:
         match envelope.message:

@@ -69,15 +69,6 @@ class Trainer:
         found = self.programs.get(program)
         return 1 if _is_query(found) else self._executor_of(found).capacity
 
-    def slots(self, program: str) -> int:
-        """The number of jobs that run at once, each in a slot that the next job takes when it ends; 1 without slots.
-
-        On a GPU each call of ``run`` has one stack of jobs, so there no job takes the slot of another.
-        """
-        found = self.programs.get(program)
-        executor = None if _is_query(found) else self._executor_of(found)
-        return executor.stack_size if isinstance(executor, Vmapped) and self.device.type == "cpu" else 1
-
     def at_once(self, program: str) -> int | None:
         """The most jobs in one call of ``run`` if a GPU computes: a stack. None if a processor does.
 

@@ -6,13 +6,12 @@ always the monotonic clock in seconds.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedemu.device.bus import INDICES, SEALED, Ready, Submit
+from fedemu.device.bus import Submit
 from fedemu.protocol.ids import Digest
 
 MAX_DEATHS = 3
@@ -48,15 +47,6 @@ class QueuedJob:
         return self.submit == other.submit and [*map(bytes, self.frames)] == [*map(bytes, other.frames)]
 
     @property
-    def samples(self) -> int:
-        """The number of samples that it brings."""
-        return sum(
-            math.prod(tensor.shape)
-            for tensor in self.submit.tensors
-            if tensor.name == INDICES or tensor.name.startswith(SEALED)
-        )
-
-    @property
     def kind(self) -> Hashable:
         """Jobs of an equal kind may run as a group. A job in its last try equals no other."""
         submit = self.submit
@@ -79,7 +69,7 @@ class Group:
 
 @dataclass
 class _Trainer:
-    offer: Ready
+    capacity: Callable[[str], int]
     group: Group | None = None
 
 
@@ -171,9 +161,9 @@ class JobQueue:
         for job in [job for job in self._jobs.values() if job.origin == origin]:
             self.withdraw(job.key)
 
-    def add_trainer(self, trainer: int, offer: Ready) -> None:
-        """A trainer can take jobs, as its offer says."""
-        self._trainers[trainer] = _Trainer(offer)
+    def add_trainer(self, trainer: int, capacity: Callable[[str], int]) -> None:
+        """A trainer can take jobs. ``capacity`` tells how many jobs of a program it takes as one group."""
+        self._trainers[trainer] = _Trainer(capacity)
 
     def remove_trainer(self, trainer: int, now: float) -> list[QueuedJob]:
         """A trainer has died. Its jobs go back to the head of the queue, except those returned, which are given up."""
@@ -223,8 +213,8 @@ class JobQueue:
     def dispatch(self, now: float) -> list[Group]:
         """The groups that begin now; their jobs leave the queue.
 
-        An idle trainer gets min(capacity, ceil(ready jobs of the kind / idle trainers)) jobs, or more if the jobs would
-        not end earlier in smaller groups. The kind that has waited longest comes first.
+        An idle trainer gets min(capacity, ceil(ready jobs of the kind / idle trainers)) jobs. The kind that has waited
+        longest comes first.
         """
         groups: list[Group] = []
         due = self.due()
@@ -233,14 +223,10 @@ class JobQueue:
         kinds = self._by_kind()
         idle = sorted(number for number, trainer in self._trainers.items() if trainer.group is None)
         for kind, ready in sorted(kinds.items(), key=lambda item: item[1][0][0]):
-            program = ready[0][1].submit.program
-            useful = self._useful(program, ready, idle)
             while ready and idle:
-                share = -(-len(ready) // max(1, min(len(idle), useful)))
-                useful -= 1
                 number = idle.pop(0)
-                offer = self._trainers[number].offer
-                size = min(offer.capacity.get(program, offer.default), share)
+                share = -(-len(ready) // (len(idle) + 1))
+                size = min(self._trainers[number].capacity(ready[0][1].submit.program), share)
                 groups.append(self._send_off(number, [ready.popleft()[1] for _ in range(size)]))
             if not ready:
                 del kinds[kind]
@@ -261,18 +247,6 @@ class JobQueue:
                 if key not in self._lacking and key not in self._behind:
                     self._kinds.setdefault(job.kind, deque()).append((place, job))
         return self._kinds
-
-    def _useful(self, program: str, ready: Iterable[tuple[int, QueuedJob]], idle: Sequence[int]) -> int:
-        """The number of groups of these jobs that make sense: with more of them, the jobs would not end earlier.
-
-        Where several jobs run at once, in slots, a group takes as long as its longest job, or as all of its samples
-        take in all slots. A smaller group that is not shorter leaves slots empty, and takes the processor from others.
-        """
-        slots = self._trainers[idle[0]].offer.slots.get(program, 1) if idle else 1
-        if slots == 1 or len(idle) == 1:
-            return len(idle)
-        samples = [max(1, job.samples) for _, job in ready]
-        return -(-sum(samples) // (slots * max(samples)))
 
     def _have_run(self, keys: Sequence[JobKey]) -> None:
         """These jobs have run. Those that wait behind them may begin."""

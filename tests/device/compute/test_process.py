@@ -50,9 +50,6 @@ class Recorder:
     def capacity(self, program: str) -> int:
         return {"train": 16, "ask": 2}[program]
 
-    def slots(self, program: str) -> int:
-        return {"train": 4, "ask": 1}[program]
-
     def at_once(self, program: str) -> int | None:
         return self.most
 
@@ -328,9 +325,8 @@ def test_shared_trees_are_decoded_once_per_blob(train: Any) -> None:
     assert first is second
 
 
-def test_capacities_and_slots_are_told_by_program() -> None:
-    runner = TorchRunner(Recorder(a_result))
-    assert (runner.capacity, runner.slots) == ({"train": 16, "ask": 2}, {"train": 4})
+def test_capacities_are_told_by_program() -> None:
+    assert TorchRunner(Recorder(a_result)).capacity == {"train": 16, "ask": 2}
 
 
 def test_a_buffer_is_part_of_the_own_state_beside_what_the_program_keeps(train: Any, tmp_path: Path) -> None:

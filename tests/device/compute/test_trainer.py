@@ -71,8 +71,6 @@ def job(device: int, size: int, **more: Any) -> Job:
 def test_jobs_are_run_by_the_executor_of_the_rule(trainer: Trainer) -> None:
     assert trainer.capacity("train") > 1
     assert trainer.capacity("gradient") == 1
-    assert trainer.slots("train") == RULES["dense", "cpu"].stack_size
-    assert trainer.slots("gradient") == 1
     results = trainer.run("train", {"model": MODEL.init(0)}, [job(0, 5), job(1, 9)])
     assert [(result.examples, result.steps) for result in results if isinstance(result, JobResult)] == [(5, 2), (9, 3)]
 
@@ -82,7 +80,6 @@ def test_only_beside_a_gpu_the_results_of_a_stack_are_encoded(trainer: Trainer) 
     trainer.device = torch.device("cuda")
     assert trainer.at_once("train") == RULES["dense", "cpu"].stack_size < trainer.capacity("train")
     assert trainer.at_once("gradient") == 1
-    assert trainer.slots("train") == 1  # a call has one stack, so no job takes the slot of another
 
 
 class Convolving(LocalSGD):

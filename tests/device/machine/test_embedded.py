@@ -122,7 +122,7 @@ async def test_it_tells_as_long_as_its_thread_computes(
             assert held.wait(60)
             return toy.run(*arguments)
 
-        return SimpleNamespace(capacity=toy.capacity, slots=toy.slots, default=toy.default, run=run)
+        return SimpleNamespace(capacity=toy.capacity, default=toy.default, run=run)
 
     server = memory_coordinator(devices=2)
     machine = replace(plan(server), open_runner=open_runner)

@@ -7,10 +7,10 @@ from collections.abc import Hashable
 import pytest
 from msgspec.structs import replace
 
-from fedemu.device.bus import INDICES, SEALED, Ready, Submit
+from fedemu.device.bus import Submit
 from fedemu.device.machine.jobs import HELD_SECONDS, Group, JobQueue, QueuedJob
 from fedemu.protocol.ids import Digest
-from fedemu.protocol.messages import BlobRef, TensorSpec
+from fedemu.protocol.messages import BlobRef
 
 MODEL = BlobRef(key="model", digest="a" * 64, size=10)
 
@@ -22,10 +22,10 @@ def a_job(device: int, ask: str = "1.0.0", origin: object = "p") -> QueuedJob:
     return QueuedJob(submit, (), origin)
 
 
-def a_queue(trainers: int = 1, capacity: int = 100, jobs: int = 0, slots: int = 1) -> JobQueue:
+def a_queue(trainers: int = 1, capacity: int = 100, jobs: int = 0) -> JobQueue:
     queue = JobQueue(linger=1.0)
     for number in range(trainers):
-        queue.add_trainer(number, Ready(capacity={}, slots={"train": slots} if slots > 1 else {}, default=capacity))
+        queue.add_trainer(number, lambda program: capacity)
     for device in range(jobs):
         queue.submit(a_job(device), 0.0)
     return queue
@@ -59,30 +59,6 @@ def test_a_burst_that_never_ends_is_cut() -> None:
 
 def test_idle_trainers_share_evenly_in_order_of_arrival() -> None:
     assert devices(a_queue(trainers=3, jobs=8).dispatch(1.0)) == [[0, 1, 2], [3, 4, 5], [6, 7]]
-
-
-@pytest.mark.parametrize(
-    ("samples", "groups"),
-    [
-        ([5] * 8, [3, 3, 2]),
-        ([40] + [5] * 7, [8]),
-        ([10, 10, 10, 1], [2, 2]),
-        ([0] * 8, [3, 3, 2]),
-        ([5, 5], [2]),
-    ],
-)
-def test_a_group_that_shares_slots_is_split_only_if_its_jobs_end_earlier(samples: list[int], groups: list[int]) -> None:
-    queue = a_queue(trainers=3, slots=2)
-    for device, count in enumerate(samples):
-        sealed, fresh = count // 2, count - count // 2
-        tensors = tuple(
-            TensorSpec(name=name, dtype="int64", shape=(size,))
-            for name, size in ((INDICES, fresh), (f"{SEALED}1", sealed), ("each/noise", 1000))
-        )
-        job = a_job(device)
-        job.submit = replace(job.submit, tensors=tensors)
-        queue.submit(job, 0.0)
-    assert [*map(len, devices(queue.dispatch(1.0)))] == groups
 
 
 def test_no_group_is_larger_than_a_trainer_takes() -> None:
@@ -154,7 +130,7 @@ def test_a_job_waits_for_its_blobs_while_others_pass() -> None:
     queue.submit(a_job(1), 0.0)
     assert devices(queue.dispatch(1.0)) == [[1]]
     queue.arrived(Digest("a" * 64))
-    queue.add_trainer(1, Ready(capacity={}, slots={}, default=100))
+    queue.add_trainer(1, lambda program: 100)
     assert devices(queue.dispatch(1.0)) == [[0]]
 
 
@@ -250,7 +226,7 @@ def test_what_a_dead_trainer_had_not_answered_goes_to_the_head_of_the_queue() ->
     queue.submit(a_job(7), 2.0)
     queue.answered(group.trainer, (1, "1.0.0"))
     assert queue.remove_trainer(group.trainer, 2.0) == []
-    queue.add_trainer(5, Ready(capacity={}, slots={}, default=100))
+    queue.add_trainer(5, lambda program: 100)
     assert devices(queue.dispatch(3.0)) == [[0, 2, 7]]
 
 
@@ -259,11 +235,11 @@ def test_a_job_that_kills_its_trainers_is_given_up_alone() -> None:
     for death in range(2):
         (group,) = queue.dispatch(10.0 * death + 1.0)
         assert queue.remove_trainer(group.trainer, 10.0 * death + 2.0) == []
-        queue.add_trainer(death + 1, Ready(capacity={}, slots={}, default=100))
+        queue.add_trainer(death + 1, lambda program: 100)
     (alone,) = queue.dispatch(100.0)
     assert devices([alone]) == [[0]]
     assert [job.key for job in queue.remove_trainer(alone.trainer, 100.0)] == [(0, "1.0.0")]
-    queue.add_trainer(9, Ready(capacity={}, slots={}, default=100))
+    queue.add_trainer(9, lambda program: 100)
     (next_one,) = queue.dispatch(101.0)
     assert devices([next_one]) == [[1]]
     finish(queue, next_one)
@@ -273,14 +249,14 @@ def test_a_job_that_kills_its_trainers_is_given_up_alone() -> None:
 def test_a_job_does_not_go_from_one_trainer_to_another_that_died_at_the_same_moment() -> None:
     queue = a_queue(jobs=1)
     for number in (1, 2):
-        queue.add_trainer(number, Ready(capacity={}, slots={}, default=100))
+        queue.add_trainer(number, lambda program: 100)
     (group,) = queue.dispatch(10.0)
     dead = [group.trainer, *({0, 1, 2} - {group.trainer})]
     for after, number in enumerate(dead):
         now = 20.0 + 0.04 * after
         assert queue.remove_trainer(number, now) == []
         assert queue.dispatch(now) == []
-    queue.add_trainer(3, Ready(capacity={}, slots={}, default=100))
+    queue.add_trainer(3, lambda program: 100)
     assert queue.due() == 20.0 + HELD_SECONDS
     assert queue.dispatch(20.09) == []
     (again,) = queue.dispatch(20.0 + HELD_SECONDS)
