@@ -259,6 +259,7 @@ def test_a_column_that_the_test_split_lacks_is_told() -> None:
 
 def test_the_zygote_knows_streams_and_plain_connections_without_what_hundreds_of_forks_would_copy() -> None:
     named = "{'torch', 'asyncio', 'zmq', 'fedemu.device.memory.stream', 'fedemu.protocol.transport.direct'}"
-    code = f"import sys; import fedemu.device.process.zygote, fedemu.ops.assembly.behaviours; print(*sorted({named} & {{*sys.modules}}))"
+    imports = "import sys, fedemu.device.process.zygote, fedemu.ops.assembly.behaviours"
+    code = f"{imports}; print(*sorted({named} & {{*sys.modules}}))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "fedemu.device.memory.stream fedemu.protocol.transport.direct\n"
