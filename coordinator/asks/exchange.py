@@ -292,28 +292,11 @@ class Exchange:
         self._perform(self.machine.failed(device, now))
 
     def _work(self, device: DeviceId) -> Work:
-        parts = self.parts
-        specs, frames = parts.by_device.get(device, ((), ()))
         columns = self._roster.columns
-        download = columns.download_bytes(device, parts.charged) + sum(map(len, frames))
-        self.bytes_down += download
-        state = columns.states.get(device)
-        return Work(
-            ask=self.text,
-            program=parts.program,
-            task=parts.task,
-            start=parts.start,
-            shared=parts.shared,
-            state=None if state is None else str(state),
-            download_bytes=download,
-            upload_bytes=parts.upload_bytes,
-            passes=parts.passes,
-            processed=parts.processed,
-            deadline=parts.deadline,
-            durable_round=parts.durable_round,
-            epoch=parts.epoch,
-            tensors=specs,
-        )
+        download = columns.download_bytes(device, self.parts.charged)
+        work, _ = self.parts.work(device, columns.states.get(device), download)
+        self.bytes_down += work.download_bytes
+        return work
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:

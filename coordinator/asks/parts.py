@@ -13,7 +13,7 @@ from fedemu.coordinator.asks.payload import Payload, PayloadTemplate
 from fedemu.coordinator.sums.partial import PackedPartial, Partial
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.ids import AskId, DeviceId
-from fedemu.protocol.messages import BlobRef, TensorSpec
+from fedemu.protocol.messages import BlobRef, TensorSpec, Work
 
 Part = tuple[tuple[TensorSpec, ...], Sequence[Buffer]]
 """The tensors that one device gets and no other, as specs and frames."""
@@ -55,6 +55,30 @@ class AskParts:
     def upload_bytes(self) -> int:
         """The emulated bytes of a reply."""
         return self.template.bytes_without(self.measured)
+
+    def work(self, device: DeviceId, state: AskId | None, download: int) -> tuple[Work, Sequence[Buffer]]:
+        """What a device is told, and its buffers. ``state`` is the version of its own state that counts.
+
+        ``download`` are the bytes of the shared trees that it has to download.
+        """
+        specs, frames = self.by_device.get(device, ((), ()))
+        work = Work(
+            ask=str(self.ask),
+            program=self.program,
+            task=self.task,
+            start=self.start,
+            shared=self.shared,
+            state=None if state is None else str(state),
+            download_bytes=download + sum(map(len, frames)),
+            upload_bytes=self.upload_bytes,
+            passes=self.passes,
+            processed=self.processed,
+            deadline=self.deadline,
+            durable_round=self.durable_round,
+            epoch=self.epoch,
+            tensors=specs,
+        )
+        return work, frames
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ from fedemu.coordinator.rounds.tally import Tally
 from fedemu.coordinator.service.service import Service
 from fedemu.coordinator.service.shelf import pack_tree
 from fedemu.coordinator.settings import Settings, ceil_share
-from fedemu.protocol.codec import DOWN
-from fedemu.protocol.errors import ConfigurationError, QuorumError
+from fedemu.protocol.codec import DOWN, encode
+from fedemu.protocol.errors import ConfigurationError, ProtocolError, QuorumError
 from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import TensorSpec
 from fedemu.protocol.sharing.edge_messages import Gather
@@ -259,7 +259,7 @@ class Asking:
                     f"The algorithm gives device {device} {size} bytes of its own for {ask.program!r}, and a device "
                     f"reads at most {DOWN.limits.message_bytes}; give several devices the same in shared trees."
                 )
-        return AskParts(
+        parts = AskParts(
             ask=ask_id,
             program=ask.program,
             task=context.task,
@@ -279,6 +279,8 @@ class Asking:
             holdings=self._holdings,
             measured=program.measured if isinstance(program, Measuring) else frozenset(),
         )
+        _require_readable(parts, cohort)
+        return parts
 
     def _conclude(self, exchange: Exchange, tally: Tally) -> None:
         """Tell the roster, the clock, the tally and the observers of the closed ask."""
@@ -331,6 +333,20 @@ def _line(exchange: Exchange) -> dict[str, Any]:
         "outcomes": "".join(machine.verdicts[device][0] for device in cohort),
         "times": [None if (time := times.get(device)) is None else round(time, 3) for device in cohort],
     }
+
+
+def _require_readable(parts: AskParts, cohort: Sequence[DeviceId]) -> None:
+    """Raise ConfigurationError if a device of the cohort could not read its work. It would be silent."""
+    # Devices differ in the trees of their own alone, and most of these have the same form.
+    for device in {parts.by_device.get(device, ((), ()))[0]: device for device in cohort}.values():
+        work, frames = parts.work(device, None, 0)
+        try:
+            DOWN.decode(encode(work, frames))
+        except ProtocolError as error:
+            raise ConfigurationError(
+                f"no device could read its work for the program {parts.program!r} that the algorithm asks for "
+                f"({error}); docs/protocol.md tells what a 'work' may hold"
+            ) from error
 
 
 def _keeps_own_state(program: LocalProgram | Query, ask: Ask) -> bool:

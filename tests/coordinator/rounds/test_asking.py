@@ -234,6 +234,28 @@ async def test_a_part_of_its_own_that_no_device_would_read_ends_the_run_with_a_s
         await play(plan)
 
 
+@pytest.mark.parametrize(
+    ("shared", "each", "told"),
+    [
+        ({f"tree {number}": {"w": torch.zeros(1)} for number in range(64)}, None, "'shared': Expected"),
+        ({"n" * 257: {"w": torch.zeros(1)}}, None, "'shared.*key': Expected"),
+        ({}, {DeviceId(1): {"n" * 257: torch.zeros(1)}}, "'tensors.*name': Expected"),
+    ],
+)
+async def test_an_ask_that_no_device_could_read_ends_the_run_with_a_sentence(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, shared: Any, each: Any, told: str
+) -> None:
+    def round(state: Any, context: Any) -> Generator[Ask, Any, Any]:
+        yield Ask("train", {"model": state.model, **shared}, {"model": total}, each=each)
+        return state
+
+    make_fleet(2)
+    plan = make_plan(devices=2, per_round=2, rounds=1, give_up=0.5, attempts=1)
+    plan.algorithm.round = round
+    with pytest.raises(ConfigurationError, match=f"no device could read its work for the program 'train'.*{told}"):
+        await play(plan)
+
+
 @pytest.mark.parametrize(("cohort", "asked", "accepted"), [("online", [0, 1, 3, 4], 3), ([4, 2, 9, 1, 4], [1, 4], 1)])
 async def test_other_cohorts_take_everyone_who_is_on_line_and_replies(
     make_plan: MakePlan, make_fleet: MakeFleet, cohort: Any, asked: list[int], accepted: int, play: Play, until: Until
