@@ -179,7 +179,7 @@ class Asking:
         if among == ():  # nobody is named, so there is nobody to wait for
             eligible = self._service.roster.eligible(self._service.timeline.time)
         elif self._settings.clock == "virtual":
-            eligible = await self._arrive(among, tally)
+            eligible = await self._arrive(among, ask.optional, tally)
         else:
             eligible = await self._connect(ask_id, among)
         if tally.online is None:
@@ -196,10 +196,10 @@ class Asking:
             return cohort, self._settings.per_round
         return cohort, max(1, len(cohort))
 
-    async def _arrive(self, among: Sequence[DeviceId] | None, tally: Tally) -> Mask:
+    async def _arrive(self, among: Sequence[DeviceId] | None, optional: bool, tally: Tally) -> Mask:
         """The eligible devices, as a mask. If there are none, the clock jumps to the next arrival.
 
-        Raises QuorumError if no arrival is known.
+        Raises QuorumError if no arrival is known, unless the ask is ``optional``.
         """
         service, timeline = self._service, self._service.timeline
         while True:
@@ -214,18 +214,22 @@ class Asking:
                 timeline.advance(arrival)
             elif service.reception.horizon < (farthest := horizon(timeline.time, FARTHEST)):
                 tally.perturbed |= not await service.extend(min(2 * service.reception.horizon, farthest))
+            elif optional:
+                return eligible
             else:
-                raise self._nobody()
+                raise self._nobody(among)
 
-    def _nobody(self) -> QuorumError:
-        """The error if no device is on-line, now or at any time that is known."""
-        if lost := int(self._service.roster.columns.lost.sum()):
+    def _nobody(self, among: Sequence[DeviceId] | None) -> QuorumError:
+        """The error if no device is on-line, or none of those that are named, now or at any time that is known."""
+        nobody = "No device is" if among is None else "None of the devices that the algorithm names is"
+        lost = self._service.roster.columns.lost
+        if count := int((lost if among is None else lost[list(among)]).sum()):
             return QuorumError(
-                f"No device is left to be asked: {lost} had no connection for {self._settings.give_up:g} s "
+                f"{nobody} left to be asked: {count} had no connection for {self._settings.give_up:g} s "
                 "(fleet.give_up); start the devices again, and go on with --resume."
             )
         return QuorumError(
-            "No device is on-line, and none has announced that it will be; make availability last longer, "
+            f"{nobody} on-line, and none has announced that it will be; make availability last longer, "
             "or let the trace wrap."
         )
 

@@ -18,7 +18,7 @@ from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN, Limits
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.errors import ConfigurationError, QuorumError
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Presence
 from fedemu.protocol.sharing import edge_messages as edge
@@ -296,6 +296,39 @@ async def test_an_optional_ask_of_nobody_has_no_replies_and_is_over_at_once(
     plan.algorithm.round = round
     summary, left = await play(plan)
     assert (summary.outcome, left.rows[0].selected) == ("completed", 0)
+
+
+def _gone(index: int, until: float) -> Presence:
+    """Device 1 is on-line for five seconds and never again, the others always are."""
+    return Presence(until=math.inf, intervals=((0.0, 5.0 if index == 1 else math.inf),))
+
+
+async def test_an_optional_ask_of_devices_that_have_gone_for_good_has_no_replies(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    replies = []
+
+    def round(state: Any, context: Any) -> Generator[Ask, Any, Any]:
+        reply = yield Ask("train", {"model": state.model}, {"model": total}, cohort=[0])
+        reply = yield Ask("train", {"model": state.model}, {"model": total}, cohort=[1], optional=True)
+        replies.append(reply)
+        return state
+
+    make_fleet(2, presence=_gone)
+    plan = make_plan(devices=2, rounds=1)
+    plan.algorithm.round = round
+    summary, left = await play(plan)
+    assert (summary.outcome, left.rows[0].selected, replies) == ("completed", 1, [Reply({}, ())])
+    assert left.rows[0].virtual_time == 10.0
+
+
+async def test_a_run_ends_if_the_devices_that_an_ask_names_have_gone_for_good(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet(2, script=lambda index, work: {"after": 10.0}, presence=_gone)
+    plan = make_plan(devices=2, rounds=2, asks=2, cohort=[1])
+    with pytest.raises(QuorumError, match="None of the devices that the algorithm names is on-line, and none has"):
+        await play(plan)
 
 
 @pytest.mark.parametrize("clock", ["virtual", "wall"])
