@@ -19,6 +19,7 @@ from fedemu.protocol.messages import (
     Fields,
     Index,
     Message,
+    Metrics,
     Name,
     RealSeconds,
     Sentence,
@@ -177,7 +178,7 @@ class Done(Message):
     ask: AskText
     examples: Size
     steps: Size
-    metrics: Annotated[dict[Name, float], Meta(max_length=64)]
+    metrics: Metrics
     label_counts: Annotated[tuple[Size, ...], Meta(max_length=65536)] | None
     seconds: RealSeconds | None = None
     wrote_own: bool

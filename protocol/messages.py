@@ -36,6 +36,10 @@ BeatSeconds = Annotated[float, Meta(ge=SHORTEST_BEAT, le=LONGEST_BEAT)]
 """Real seconds between two signs of life. With none in between a peer would do nothing else than say them."""
 RealSeconds = Annotated[float, Meta(ge=0, le=1e9)]
 
+MOST_METRICS = 64
+"""The most measurements of one reply."""
+Metrics = Annotated[dict[Name, float], Meta(max_length=MOST_METRICS)]
+
 Verdict = Literal["accepted", "cancelled", "late", "dropped", "failed", "rejected"]
 OUTCOMES: tuple[Verdict, ...] = get_args(Verdict)
 """The six outcomes: how the work of a selected device can end, in the order in which people see them.
@@ -144,7 +148,7 @@ class Result(Message):
     ask: AskText
     examples: Size
     steps: Size
-    metrics: Annotated[dict[Name, float], Meta(max_length=64)]
+    metrics: Metrics
     label_counts: Annotated[tuple[Size, ...], Meta(max_length=65536)] | None = None
     seconds: RealSeconds | None = None
     epoch: Epoch = None

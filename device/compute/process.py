@@ -33,6 +33,7 @@ from fedemu.protocol.host.files import shortage
 from fedemu.protocol.host.paths import exists
 from fedemu.protocol.host.phases import mark
 from fedemu.protocol.ids import AskId, digest_of_file
+from fedemu.protocol.messages import MOST_METRICS
 from fedemu.protocol.tensors import pack, unpack
 from fedemu.protocol.transport.passing import with_large_ones_sealed
 from fedemu.protocol.transport.zmtp import SMALL
@@ -169,6 +170,9 @@ class TorchRunner:
             return _failed(train, job, "training", str(result))
         if (result.own or result.buffer is not None) and job.own is not None and not exists(Path(job.own)):
             return _failed(train, job, "own_state", f"the device's own state {job.own} is gone")
+        if (many := len(result.metrics)) > MOST_METRICS:
+            told = f"the program {train.program!r} tells {many} measures, and a reply holds {MOST_METRICS}; tell fewer"
+            return _failed(train, job, "training", told)
         return _encode(train, job, result, self._trainer.sample_bytes, seconds)
 
     def _log(self, error: TrainingError, device: int) -> None:

@@ -42,6 +42,7 @@ from fedemu.ops.experiment import Experiment
 from fedemu.ops.figures import readable_bytes
 from fedemu.protocol.code.own_code import Told, account, own_frames, retold, told
 from fedemu.protocol.errors import ConfigurationError, TrainingError
+from fedemu.protocol.messages import MOST_METRICS
 from fedemu.protocol.tensors import DTYPES
 
 SAMPLES = 2
@@ -224,6 +225,8 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
         what = f"algorithm {name!r}: the program {ask.program!r}"
         _require_told(what, "payload", flatten(program.payload(ask.shared)), flatten(result.payload))
         _require_told(what, "initial_own", program.initial_own(ask.shared), result.own)
+        if (many := len(result.metrics)) > MOST_METRICS:
+            raise ConfigurationError(f"{what} tells {many} measures, and a reply holds {MOST_METRICS}; tell fewer")
         return None
 
     stacked = compute_rule("auto", kind, "cpu").executor == "vmapped"

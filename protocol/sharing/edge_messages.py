@@ -17,6 +17,7 @@ from fedemu.protocol.messages import (
     Down,
     Index,
     Message,
+    Metrics,
     Name,
     RealSeconds,
     Sentence,
@@ -57,7 +58,7 @@ class Held(Message):
     ask: AskText
     examples: Size
     steps: Size
-    metrics: Annotated[dict[Name, float], Meta(max_length=64)]
+    metrics: Metrics
     label_counts: Annotated[tuple[Size, ...], Meta(max_length=65536)] | None = None
     seconds: RealSeconds | None = None
     epoch: Size | None = None

@@ -271,6 +271,13 @@ def test_a_damaged_blob_fails_the_jobs_that_need_it(train: Any, tmp_path: Path) 
     assert "is damaged: its checksum is wrong" in answers[0].detail
 
 
+def test_a_job_with_more_measures_than_a_reply_holds_fails_and_says_so(train: Any) -> None:
+    many = {f"class {label}": 0.5 for label in range(65)}
+    [(answer, _)] = TorchRunner(Recorder(lambda job: replace(a_result(job), metrics=many))).run(*train(3))
+    detail = "the program 'train' tells 65 measures, and a reply holds 64; tell fewer"
+    assert answer == JobFailed(device=3, ask="4.0.1", reason="training", detail=detail)
+
+
 def test_a_failing_program_is_the_failure_of_its_device_alone(train: Any) -> None:
     recorder = Recorder(lambda job: TrainingError("no samples") if job.device == 5 else a_result(job))
     first, second = (answer for answer, _ in TorchRunner(recorder).run(*train(3, 5)))

@@ -169,6 +169,14 @@ OWN = """
             outcome = super().finish(carry, shared, own, facts)
             return Outcome(outcome.payload, {"before": outcome.payload["delta"]})
 
+    class Measures(LocalSGD):
+        def step(self, carry, batch, shared, own, facts, noise):
+            carry, metrics = super().step(carry, batch, shared, own, facts, noise)
+            return carry, {**metrics, **{f"class {label}": torch.zeros(()) for label in range(64)}}
+
+    def measures(ingredients):
+        return FedAvg(ingredients.training(Measures))
+
     def sends(ingredients):
         return FedAvg(ingredients.training(Sends))
 
@@ -288,6 +296,10 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
         (
             ["limits.max_payload_bytes=19239"],
             "a reply to 'train' has 19240 bytes, more than limits.max_payload_bytes = 19239; raise the limit",
+        ),
+        (
+            ["algorithm.name=tried:measures"],
+            "the program 'train' tells 65 measures, and a reply holds 64; tell fewer",
         ),
         (["algorithm.name=tried:keeps_trees"], "returns 'before' from finish as no tensor (dict), but its initial_own"),
     ],
