@@ -39,7 +39,7 @@ class EmbeddedPlan(MachinePlan):
     """What an embedded machine is told beyond ``MachinePlan``. The coordinator listens at ``address`` of ``network``.
 
     ``open_runner`` makes the object that computes. It is called in the training thread. ``computing`` holds a task for
-    each thing that this thread has to do or does.
+    each thing that this thread has to do or does; it may go on with one when the devices have ended.
     """
 
     network: Network
@@ -64,7 +64,8 @@ async def _run(plan: EmbeddedPlan, stack: AsyncExitStack) -> Never:
     here = await arrive(plan, plan.network, "embedded", stack)
     granted, code = here.granted, plan.code
     thread = ThreadPoolExecutor(1, "trainer")
-    stack.callback(thread.shutdown, cancel_futures=True)
+    # Nothing can end what it computes, and while it was waited for, no signal would be heard.
+    stack.callback(thread.shutdown, wait=False, cancel_futures=True)
     prepare, content = load(code.prepare), here.experiment.read_bytes()
     found = await asyncio.get_running_loop().run_in_executor(thread, prepare, content)
     compare_data(found, granted.data)

@@ -6,10 +6,9 @@ import atexit
 import gc
 import logging
 import os
-import sys
 from typing import NoReturn
 
-from fedemu.ops.running.codes import keep_the_code, leave_on_signals
+from fedemu.ops.running.codes import end, keep_the_code, leave_on_signals
 from fedemu.protocol.host.kernel import keep_one_heap
 
 
@@ -35,7 +34,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
     gc.freeze()
     gc.enable()
-    sys.exit(app(arguments))
+    end(app(arguments, standalone_mode=False))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ IN_WORDS = (
 COMPLAINT = "fedemu: "
 """The beginning of a sentence that tells why something ended or went wrong."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_forsaken = False
 
 
 def leave_on_signals() -> None:
@@ -64,6 +65,22 @@ def keep_the_code() -> None:
     """Ignore such signals from now on: at its very end the interpreter lets them kill the process, without a code."""
     for sign in STOP_SIGNALS:
         signal.signal(sign, signal.SIG_IGN)
+
+
+def forsake_threads() -> None:
+    """Nobody wants any more what threads of this process still compute, so ``end`` will not wait for them."""
+    global _forsaken
+    _forsaken = True
+
+
+def end(code: int) -> NoReturn:
+    """End the process with this exit code. Threads that were not forsaken come to their ends first."""
+    if not _forsaken:
+        sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -13,6 +13,7 @@ from fedemu.device.compute.process import open_runner
 from fedemu.device.host.computing import how_it_computes
 from fedemu.device.machine.embedded import EmbeddedPlan, embed
 from fedemu.ops.experiment import Runtime
+from fedemu.ops.running.codes import forsake_threads
 from fedemu.ops.running.device_code import DEVICE_CODE
 
 DEPARTURE_SECONDS = 10.0
@@ -22,10 +23,20 @@ DEPARTURE_SECONDS = 10.0
 async def serve_embedded(plan: CoordinatorPlan, runtime: Runtime) -> Summary:
     """Serve the coordinator, and run all devices in this process as soon as the coordinator waits for them.
 
-    Raises the errors of both sides. If both fail, that of the devices is raised.
+    A run that has come to its end leaves nothing behind that computes. Raises the errors of both sides. If both fail,
+    that of the devices is raised.
     """
-    opened = asyncio.get_running_loop().create_future()
     computing: set[asyncio.Task[None]] = set()
+    try:
+        return await _serve(plan, runtime, computing)
+    finally:
+        if computing:
+            forsake_threads()
+
+
+async def _serve(plan: CoordinatorPlan, runtime: Runtime, computing: set[asyncio.Task[None]]) -> Summary:
+    """As ``serve_embedded``. ``computing`` is as in ``EmbeddedPlan``."""
+    opened = asyncio.get_running_loop().create_future()
 
     async def at_rest() -> None:
         while computing:
@@ -64,4 +75,6 @@ async def serve_embedded(plan: CoordinatorPlan, runtime: Runtime) -> Summary:
     await asyncio.wait({embedding})
     if devices_failed and (serving.cancelled() or serving.exception() is not None):
         await embedding
-    return await serving
+    summary = await serving
+    await at_rest()
+    return summary

@@ -137,6 +137,33 @@ async def test_it_tells_as_long_as_its_thread_computes(
         await server.until(lambda: not machine.computing, "the end of the training")
 
 
+async def test_it_ends_although_its_thread_still_computes(
+    memory_coordinator: Any, plan: Any, toy_runner: Callable[[TrainerSetup], Any]
+) -> None:
+    training, held, trained = threading.Event(), threading.Event(), threading.Event()
+
+    def run(*arguments: Any) -> list[Any]:
+        training.set()
+        held.wait(20)
+        trained.set()
+        return []
+
+    def open_runner(setup: TrainerSetup) -> Any:
+        return SimpleNamespace(capacity=toy_runner(setup).capacity, default=1, run=run)
+
+    server = memory_coordinator(devices=2)
+    machine = replace(plan(server), open_runner=open_runner)
+    async with embedding(machine) as task:
+        await server.everyone()
+        await server.proceed(server.give(1, range(2)))
+        await server.until(training.is_set, "the training of a device")
+        server.stop()
+        await asyncio.wait({task}, timeout=30)
+        found = task.done(), trained.is_set(), len(machine.computing)
+        held.set()
+        assert found == (True, False, 1)
+
+
 async def test_over_a_network_that_reorders_and_repeats_messages_the_results_are_the_same(
     memory_coordinator: Any, plan: Any
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.running import embedded
 from fedemu.ops.running.embedded import serve_embedded
+from fedemu.protocol.errors import Interrupted
 
 
 @dataclass(frozen=True)
@@ -120,3 +121,42 @@ def test_the_coordinator_can_wait_until_its_devices_compute_nothing(monkeypatch:
         return sorted(done)
 
     assert played(monkeypatch, serve, embed) == [0, 1, 2]
+
+
+async def until_it_may_train(plan: Any, may: asyncio.Event) -> None:
+    await may.wait()
+    plan.computing.discard(asyncio.current_task())
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_what_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    forsaken: list[bool] = []
+
+    async def embed(plan: Any) -> None:
+        plan.computing.add(asyncio.create_task(until_it_may_train(plan, asyncio.Event())))
+
+    async def serve(plan: Plan) -> None:
+        plan.opened("here")
+        raise Interrupted("Stopped after round 1 of 2.")
+
+    monkeypatch.setattr(embedded, "forsake_threads", lambda: forsaken.append(True))
+    with pytest.raises(Interrupted):
+        played(monkeypatch, serve, embed)
+    assert forsaken == [True]
+
+
+def test_a_run_that_is_complete_leaves_nothing_behind_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    computing: set[Any] = set()
+
+    async def embed(plan: Any) -> None:
+        may = asyncio.Event()
+        plan.computing.add(asyncio.create_task(until_it_may_train(plan, may)))
+        computing.update(plan.computing)
+        asyncio.get_running_loop().call_later(0.01, may.set)
+
+    async def serve(plan: Plan) -> str:
+        plan.opened("here")
+        return "the summary"
+
+    monkeypatch.setattr(embedded, "forsake_threads", lambda: pytest.fail("a thread was left behind"))
+    assert played(monkeypatch, serve, embed) == "the summary"
+    assert [task.done() for task in computing] == [True]
