@@ -27,9 +27,10 @@ class Enrolment:
     """Enrols ``count`` devices as machine ``host`` at ``address``. Times are in seconds.
 
     ``compute`` says how it computes. ``leases`` are tokens that an earlier life on this machine may still hold; they
-    are tried first, in their order, and the next is taken when the one before it is refused. The coordinator must grant
-    a lease within ``connect_seconds``. If it is silent for ``lost_seconds``, this machine gives up. The time for which
-    this machine itself stood still does not count.
+    are tried first, in their order, and the next is taken when the one before it is refused. While all devices of the
+    run are taken they are iterated again and again, since the supervisor of that life may still be about to end. The
+    coordinator must grant a lease within ``connect_seconds``. If it is silent for ``lost_seconds``, this machine gives
+    up. The time for which this machine itself stood still does not count.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Enrolment:
         self._count = count
         self._host = host
         self._compute = compute
+        self._former = leases
         self._leases = iter(leases)
         self._lease = next(self._leases, None)
         self._unanswered = self._outdated = 0
@@ -171,6 +173,9 @@ class Enrolment:
         if self.granted is None:
             if now < self._asked + FULL_AGAIN:
                 return []
+            if self._lease is None:
+                self._leases = iter(self._former)
+                self._lease = next(self._leases, None)
             return self._reconnect(now) if self._anew else self._enroll(now)
         if self.state == "member":
             if now >= self._heard + self._expiry:

@@ -93,12 +93,16 @@ class LeaseSearch:
         self._current: LeaseFolder | None = None
 
     def __iter__(self) -> Iterator[str]:
-        """The leases' tokens. Each is locked when it is asked for, and unlocked when the next one is."""
-        while self._left:
+        """The leases' tokens. Each is locked when it is asked for, and unlocked when the next one is.
+
+        Whoever iterates again finds those that another supervisor held before, and holds no more.
+        """
+        for _ in range(len(self._left)):
             self.close()
             path = self._left.popleft()
             lock = _lock(path.parent)
             if lock is None:
+                self._left.append(path)
                 continue
             record = _read(path)
             if record is None or record.count != self._count:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from fedemu.device.machine.enrolment import Enrolment
@@ -114,6 +116,27 @@ def test_with_all_devices_taken_the_machine_waits_idly_for_the_end() -> None:
     machine.tick(100.0)
     machine.accept(a_grant(), 110.0)
     assert not machine.idle
+
+
+def test_a_machine_that_waits_idly_takes_a_former_lease_that_has_become_free() -> None:
+    free: list[str] = []
+
+    class Former:
+        def __iter__(self) -> Iterator[str]:
+            while free:
+                yield free.pop()
+
+    machine = Enrolment("tcp://here:1", 3, "host", leases=Former(), connect_seconds=60.0, lost_seconds=120.0)
+    machine.start(0.0)
+    machine.refuse(refused("fleet_full"), 1.0)
+    free.append("old")
+    assert machine.tick(10.0) == [Enroll(count=3, lease="old", host="host")]
+    assert machine.refuse(refused("lease_unknown"), 11.0) == [ENROLL]
+    machine.refuse(refused("fleet_full"), 12.0)
+    machine.heard(20.0)
+    free.append("older")
+    assert machine.tick(21.0) == [Enroll(count=3, lease="older", host="host")]
+    assert machine.accept(a_grant(), 21.5)
 
 
 def test_other_refusals_end_it() -> None:

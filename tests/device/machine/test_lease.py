@@ -90,6 +90,17 @@ def test_supervisors_that_start_together_try_different_leases(tmp_path: Path) ->
     own.close()
 
 
+def test_a_lease_whose_supervisor_has_ended_meanwhile_is_found_by_the_same_search(tmp_path: Path) -> None:
+    held = LeaseSearch(tmp_path, 3).claim(a_grant())
+    search = LeaseSearch(tmp_path, 3)
+    assert [*search] == [*search] == []
+    held.close()
+    assert next(iter(search)) == "L"
+    own = search.claim(a_grant())
+    assert own.folder == held.folder
+    own.close()
+
+
 def test_a_search_leaves_nothing_locked(tmp_path: Path) -> None:
     LeaseSearch(tmp_path, 3).claim(a_grant()).close()
     search = LeaseSearch(tmp_path, 3)
