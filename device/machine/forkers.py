@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from fedemu.protocol.code.source import interpreter
@@ -49,3 +50,10 @@ async def ended(process: asyncio.subprocess.Process) -> None:
     except TimeoutError:
         process.kill()
         await process.wait()
+
+
+async def killed(process: asyncio.subprocess.Process) -> None:
+    """Kill a process, and wait for its end. One that still imports does not hear that its line was closed."""
+    with suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedemu.device.machine.forkers import begun, ended
+from fedemu.device.machine.forkers import begun, ended, killed
 from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.pipe import (
     FROM_ZYGOTE,
@@ -60,9 +60,9 @@ class Zygote:
         return cls(*await begun(*COMMAND, environment=ZYGOTE_ENVIRONMENT | dict(environment or {})))
 
     async def stop(self) -> None:
-        """End it. It kills its children."""
+        """End it. Only ``DeviceProcesses`` has it fork, and stops it first, so there are no children."""
         self.ours.close()
-        await ended(self.process)
+        await killed(self.process)
 
 
 @dataclass

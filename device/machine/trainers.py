@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
 from fedemu.device.host.processors import gpu_of, gpu_share
-from fedemu.device.machine.forkers import begun, ended
+from fedemu.device.machine.forkers import begun, ended, killed
 from fedemu.device.pipe import FROM_NURSERY, Ended, Forked, NotForked, TrainerSetup, Unpacker, pack_message
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.futures import listen
@@ -75,8 +75,11 @@ class Nursery:
 
     async def stop(self) -> None:
         """End it and its trainers. What they are computing is lost, and they leave nothing behind."""
-        if self._writer is not None:
-            self._writer.close()
+        if self._writer is None:  # nobody has had it fork
+            self._ours.close()
+            await killed(self._process)
+            return
+        self._writer.close()
         self._ours.close()
         await ended(self._process)
 
