@@ -66,8 +66,24 @@ def ask_for_cuda() -> subprocess.Popen[bytes] | None:
 
 
 def default_trainers(device_type: str) -> int:
-    """The default number of trainers: one per GPU that this process may use, or one per core."""
+    """The default number of trainers: one per GPU on which they can compute, or one per core.
+
+    It may take seconds, as ``cuda_here`` does.
+    """
+    return len(usable_gpus(device_type)) or cores()
+
+
+def likely_trainers(device_type: str) -> int:
+    """The same if torch finds the GPUs that there seem to be. It takes no time."""
     return (len(gpus()) if device_type != "cpu" else 0) or cores()
+
+
+def usable_gpus(device_type: str) -> list[str]:
+    """CUDA's names of the GPUs that ``device_type`` computes on. There are none where torch finds none.
+
+    It may take seconds, as ``cuda_here`` does.
+    """
+    return gpus() if device_type != "cpu" and gpus() and cuda_here() is not None else []
 
 
 def gpu_of(number: int) -> str | None:
@@ -82,7 +98,7 @@ def gpu_share(trainers: int) -> float:
 
 
 def gpus() -> list[str]:
-    """CUDA's names of the GPUs that this process may use, found without loading CUDA."""
+    """CUDA's names of the GPUs that this process may use, found without loading CUDA, which may find none of them."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip() and name.strip() != "-1"]

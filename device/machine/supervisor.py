@@ -17,7 +17,7 @@ from typing import Any, Never
 
 from fedemu.device.compute.environment import lacking
 from fedemu.device.host.limits import allow_files, require_room
-from fedemu.device.host.processors import default_trainers
+from fedemu.device.host.processors import default_trainers, likely_trainers
 from fedemu.device.machine.arrival import Arrival, MachinePlan, arrive
 from fedemu.device.machine.broker import Broker
 from fedemu.device.machine.link import RunOver
@@ -83,13 +83,12 @@ async def supervise(plan: SupervisorPlan) -> str:
     Raises ConfigurationError, DataError, RefusedError, UnreachableError or BlobError with one sentence to show, and
     Interrupted after SIGINT, SIGTERM or SIGHUP if it runs in the main thread.
     """
-    trainers = plan.trainers or default_trainers(plan.device_type)
     current = asyncio.current_task()
     assert current is not None
     with _signals(current) as signalled:
         try:
             async with AsyncExitStack() as stack:
-                await Supervision(plan, trainers, stack).run()
+                await Supervision(plan, stack).run()
         except RunOver as over:
             log.info("the run is over: %s", over)
             return str(over)
@@ -104,9 +103,9 @@ async def supervise(plan: SupervisorPlan) -> str:
 class Supervision:
     """One life of a supervisor. ``stack`` undoes what it has done, in the reverse order."""
 
-    def __init__(self, plan: SupervisorPlan, trainers: int, stack: AsyncExitStack) -> None:
+    def __init__(self, plan: SupervisorPlan, stack: AsyncExitStack) -> None:
         self._plan = plan
-        self._trainer_count = trainers
+        self._trainer_count = plan.trainers or likely_trainers(plan.device_type)
         self._stack = stack
         self._bus, self._token = "", secrets.token_hex(16)
 
@@ -130,6 +129,8 @@ class Supervision:
         mark("devices", "wait for the coordinator")
         here = await arrive(plan, network, socket.gethostname()[:256], stack)
         link = here.link
+        # Arrival has found out how this machine computes, so this takes no time.
+        self._trainer_count = plan.trainers or default_trainers(plan.device_type)
         # Devices that sleep need little. How many will be awake at once only shows.
         pack = pack_size(plan.per_process)
         count, packed = (pack, pack) if here.sleeping else (plan.count, plan.per_process)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedemu.device.host.processors import default_trainers
+from fedemu.device.host.processors import ask_for_cuda, default_trainers
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.running.codes import INTERNAL_ERROR, STOP_SIGNALS
 from fedemu.ops.running.devices import called
@@ -92,11 +92,13 @@ def main(words: Sequence[str]) -> int:
     levels, count, state, logs, runtime, line = words
 
     def action() -> int:
+        settings = Runtime.model_validate_json(runtime)
+        if not settings.trainers and settings.device_type != "cpu":
+            ask_for_cuda()  # the answer takes seconds
         asyncio.run(called(int(line)))
         stopping: list[int] = []
         for sign in STOP_SIGNALS:
             signal.signal(sign, lambda number, frame: stopping.append(number))
-        settings = Runtime.model_validate_json(runtime)
         with private_folder() as place:
             members = plan(json.loads(levels), int(count), settings, Path(state), Path(logs), str(place))
             return run_members(members, stopping, Path(logs) / DEVICES_OUTPUT)

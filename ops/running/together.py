@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fedemu.device.host.limits import require_room
-from fedemu.device.host.processors import default_trainers
+from fedemu.device.host.processors import likely_trainers
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.keys.choice import in_words, server_keys
 from fedemu.ops.keys.store import KeyFolder
@@ -90,7 +90,7 @@ def require_room_here(experiment: Experiment, runtime: Runtime) -> None:
     fleet = experiment.fleet
     if runtime.transport == "memory" or runtime.on or experiment.tree.edges or fleet.wake == "on-demand":
         return
-    trainers = runtime.trainers or default_trainers(runtime.device_type)
+    trainers = runtime.trainers or likely_trainers(runtime.device_type)
     require_room(fleet.devices, runtime.per_process, trainers, bool(runtime.keys))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fedemu.device.host.limits import this_machine
-from fedemu.device.host.processors import gpus
+from fedemu.device.host.processors import usable_gpus
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.figures import counted
 from fedemu.protocol.host.hardware import cores
@@ -20,7 +20,7 @@ def default_at_once(experiments: Iterable[Experiment], device_type: str) -> tupl
     Each run computes on as many cores as its ``server.threads``. With a GPU there is one run for each.
     """
     machine = this_machine()
-    if device_type != "cpu" and (found := len(gpus())):
+    if found := len(usable_gpus(device_type)):
         return found, counted(found, "GPU")
     threads = max((experiment.server.threads for experiment in experiments), default=1)
     count = cores()

@@ -33,13 +33,23 @@ def test_there_is_one_trainer_per_gpu_or_else_one_per_core(
     monkeypatch: pytest.MonkeyPatch, visible: str, device_type: str, count: int
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert processors.default_trainers(device_type) == count
+    monkeypatch.setattr(processors, "cuda_here", lambda: processors.Cuda(("A",), "12.8"))
+    assert processors.default_trainers(device_type) == processors.likely_trainers(device_type) == count
 
 
 def test_without_a_choice_the_gpus_are_those_that_the_system_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(Path, "glob", lambda self, pattern: [self / "nvidia0", self / "nvidia1"])
-    assert processors.default_trainers("auto") == 2
+    assert processors.likely_trainers("auto") == 2
+
+
+def test_there_is_one_trainer_per_core_where_torch_cannot_use_the_gpus_that_there_seem_to_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles")
+    monkeypatch.setattr(processors, "_ASK", "print('[[], null]')")
+    assert processors.default_trainers("auto") == 3
+    assert processors.usable_gpus("auto") == []
 
 
 def test_trainers_take_the_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:

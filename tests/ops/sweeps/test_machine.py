@@ -24,7 +24,7 @@ def this(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     made = SimpleNamespace(memory=64 * GIB, cores=8, gpus=[])
     monkeypatch.setattr(machine, "this_machine", lambda: made)
     monkeypatch.setattr(machine, "cores", lambda: made.cores)
-    monkeypatch.setattr(machine, "gpus", lambda: made.gpus)
+    monkeypatch.setattr(machine, "usable_gpus", lambda kind: [] if kind == "cpu" else made.gpus)
     return made
 
 
