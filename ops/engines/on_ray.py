@@ -286,8 +286,9 @@ def _cause(error: str) -> str:
 
 
 def _pair(keys: Path, place: int) -> dict[str, str]:
-    """The two files of a place's pair of keys, which is made and approved here if it is new."""
+    """The two files of a place's pair of keys, which is made here if it is new, and approved."""
     own = KeyFolder(keys / f"place-{place}")
-    if not exists(own.secret_file):
-        KeyFolder(keys).approve(f"place-{place}", own.new())
+    # An earlier life of the run may have been killed before it had approved the pair that it had made.
+    public, _ = own.pair() if exists(own.secret_file) else (own.new(), "")
+    KeyFolder(keys).approve(own.path.name, public)
     return {path.name: path.read_text(encoding="utf-8") for path in (own.public_file, own.secret_file)}

@@ -44,6 +44,13 @@ LONGEST_SECONDS = 600.0
 AT_HOME = {0: "a", 1: "b", 2: "c"}
 
 
+def test_a_pair_of_keys_is_approved_that_a_killed_run_had_only_made(tmp_path: Path) -> None:
+    public = KeyFolder(tmp_path / "place-1").new()
+    files = on_ray._pair(tmp_path, 1)
+    assert KeyFolder(tmp_path).approved() == {"place-1": public}
+    assert on_ray._pair(tmp_path, 1) == files
+
+
 def test_each_place_goes_to_the_node_that_is_kept_for_it() -> None:
     assert settle(dict.fromkeys(AT_HOME), AT_HOME, ["a", "b", "c"]) == AT_HOME
     assert settle(AT_HOME, AT_HOME, ["a", "b", "c"]) == {}
