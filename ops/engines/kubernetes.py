@@ -110,6 +110,8 @@ def _manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods: Pod
         "NAME": pods.name,
         "IMAGE": pods.image,
         "FILES": "\n".join(_files(experiment)),
+        # Only machines get GPUs.
+        "SERVING": "\n".join(_environment(runtime.model_copy(update={"device_type": "cpu"}), pods)),
         "ENVIRONMENT": "\n".join(_environment(runtime, pods)),
         "SERVER_CPU": str(experiment.server.threads),
         "STORAGE": pods.storage,

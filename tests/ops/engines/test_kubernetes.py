@@ -113,6 +113,17 @@ def test_the_experiment_decides_on_machines_resources_and_settings(
     assert supervisor["image"] == container(objects, "StatefulSet/digits-small")["image"] == "r.io/f:1"
 
 
+def test_only_machines_compute_on_gpus(tmp_path: Path) -> None:
+    assert call("kubernetes", "digits-small", "--gpus", "1", "--set", "runtime.device_type=cuda", "--out", "out") == 0
+    objects = written(tmp_path / "out")
+    types = {}
+    for name in ("digits-small", "digits-small-devices"):
+        pod = container(objects, f"StatefulSet/{name}")
+        told = [one["value"] for one in pod["env"] if one["name"] == "FEDEMU_RUNTIME__DEVICE_TYPE"]
+        types[name] = (pod["resources"]["limits"].get("nvidia.com/gpu"), *told)
+    assert types == {"digits-small": (None, "cpu"), "digits-small-devices": (1, "cuda")}
+
+
 def test_a_machine_that_moves_takes_its_lease_and_its_own_states_along(tmp_path: Path) -> None:
     assert call("kubernetes", "digits-small", "--machines", "3", "--machine-storage", "500Mi", "--out", "out") == 0
     objects = written(tmp_path / "out")
