@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedemu.device.host.processors import require_processor
 from fedemu.ops.data.apart import find_data
 from fedemu.ops.engines.places import patient, patient_machine, require_engine, require_no_edges
 from fedemu.ops.experiment import Experiment, Runtime
@@ -15,7 +14,12 @@ from fedemu.ops.experiment.without_effect import WithoutEffect
 from fedemu.ops.live.starting import start_page
 from fedemu.ops.running.folder import claim, give_back, keep_grown, reopen, require_own_states
 from fedemu.ops.running.portable import start_again_portably
-from fedemu.ops.running.together import refuse_metrics_at, require_metrics_ports, require_room_here
+from fedemu.ops.running.together import (
+    refuse_metrics_at,
+    require_metrics_ports,
+    require_processor_here,
+    require_room_here,
+)
 from fedemu.ops.running.words import is_complete
 from fedemu.ops.terminal import say
 from fedemu.ops.track.kinds import check as check_trackers
@@ -56,7 +60,7 @@ def open_run(
             runtime = patient_machine(runtime)
         require_metrics_ports(runtime)
         require_room_here(experiment, runtime)
-    require_processor(runtime.device_type)
+    require_processor_here(runtime)
     check_trackers(runtime.track.to, runtime.track.out)
     if resume is None:
         find_data(experiment)

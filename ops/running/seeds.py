@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.coordinator.record.run import read_run
-from fedemu.device.host.processors import require_processor
 from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, check_resume, load_experiment, read_frozen
@@ -35,7 +34,7 @@ from fedemu.ops.running.folder import (
     reopen,
     require_own_states,
 )
-from fedemu.ops.running.together import run_together
+from fedemu.ops.running.together import require_processor_here, run_together
 from fedemu.ops.running.words import at_address, is_complete
 from fedemu.ops.terminal import say
 from fedemu.ops.track.kinds import check as check_trackers
@@ -106,7 +105,7 @@ def new_group(
     """
     loaded = [load_experiment(source, [*overrides, f"seed={seed}"], environment, without_effect) for seed in seeds]
     experiment, runtime = loaded[0]
-    require_processor(runtime.device_type)
+    require_processor_here(runtime)
     check_trackers(runtime.track.to, runtime.track.out)
     find_data(experiment)
     folder = out if out is not None else next_free(f"{experiment.name}-seeds")
@@ -129,7 +128,7 @@ def reopen_group(
     group, or if other settings are to change.
     """
     wanted, runtime = resumed_group(folder, overrides, environment)
-    require_processor(runtime.device_type)
+    require_processor_here(runtime)
     check_trackers(runtime.track.to, runtime.track.out)
     claimed, group = _claimed(folder), SeedGroup(folder, members := [], runtime)
     with _whole_or_not_at_all(group):

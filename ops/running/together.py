@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fedemu.device.host.limits import require_room
-from fedemu.device.host.processors import likely_trainers
+from fedemu.device.host.processors import likely_trainers, require_processor
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.keys.choice import in_words, server_keys
 from fedemu.ops.keys.store import KeyFolder
@@ -92,6 +92,15 @@ def require_room_here(experiment: Experiment, runtime: Runtime) -> None:
         return
     trainers = runtime.trainers or likely_trainers(runtime.device_type)
     require_room(fleet.devices, runtime.per_process, trainers, bool(runtime.keys))
+
+
+def require_processor_here(runtime: Runtime) -> None:
+    """Raise ConfigurationError if trainers are to compute on CUDA and torch finds none here.
+
+    If an engine places the devices, they compute on its nodes, where the engine looks.
+    """
+    if not runtime.on or runtime.transport == "memory":
+        require_processor(runtime.device_type)
 
 
 def refuse_metrics_at(bind: str, runtime: Runtime) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fedemu.device.host import processors
 from fedemu.ops.cli import commands, opening, run, sweep
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.experiment.sources import load_experiment, read_frozen
@@ -103,6 +104,21 @@ def test_a_run_on_an_engine_waits_long_also_if_a_setting_names_the_engine(
     assert [(runtime.connect_seconds, runtime.lost_seconds) for runtime in started] == [(600, 600)]
     fleet = read_frozen(tmp_path / "new" / "seed-3" if several else tmp_path / "new").fleet
     assert (fleet.start_timeout, fleet.give_up) == (30, 600)
+
+
+@pytest.mark.parametrize("several", [(), ("--seeds", "3")])
+def test_a_run_whose_devices_ray_places_needs_no_gpu_on_the_machine_of_its_coordinator(
+    several: Sequence[str], started: list[Runtime], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processors, "cuda_here", lambda: None)
+    out = str(tmp_path / "new")
+    for where in ("--out", "--resume"):
+        words = ["digits-small"] if where == "--out" else []
+        with pytest.raises(SystemExit):
+            commands.app(
+                ["run", *words, *several, "--on", "ray", "--device-type", "cuda", where, out], prog_name="fedemu"
+            )
+    assert [(runtime.on, runtime.device_type) for runtime in started] == [("ray", "cuda")] * 2
 
 
 @pytest.mark.parametrize("named", [("--on", "ray"), ("--set", "runtime.on=ray")])
