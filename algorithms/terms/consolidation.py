@@ -31,6 +31,7 @@ from fedemu.algorithms.interface import Batch, Facts, Model, Tree
 from fedemu.algorithms.terms.local_term import PREVIOUS, Importance, LocalTerm, importance_key
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import Pass, Term
+from fedemu.algorithms.trees import widened
 
 Decay = Annotated[float, Field(ge=0, le=1)]
 
@@ -80,6 +81,10 @@ def held(name: str, coefficient: float) -> Term:
 
 
 def weighted_distance(variables: Tree, reference: Tree, importance: Tree) -> Tensor:
-    """``Σ_k F_k (θ_k - θ*_k)²`` over the leaves of ``importance``, zero-dimensional."""
-    parts = [(leaf * (variables[name] - reference[name]).square()).sum() for name, leaf in importance.items()]
+    """``Σ_k F_k (θ_k - θ*_k)²`` over the leaves of ``importance``, zero-dimensional.
+
+    Leaves of half precision are multiplied as float32. In float16 a large F would be infinite, and its pull no number.
+    """
+    here, there = widened(variables), widened(reference)
+    parts = [(leaf * (here[name] - there[name]).square()).sum() for name, leaf in importance.items()]
     return torch.stack(parts).sum()

@@ -227,3 +227,17 @@ def test_the_term_is_half_the_coefficient_times_the_weighted_squared_distance() 
     remembered = at._replace(shared={PREVIOUS: there, importance_key("ewc"): weights})
     assert float(term(LINEAR, remembered)) == pytest.approx(1.5 * 11)
     assert float(replace(ewc(ingredients(), coefficient=0.0)).term(LINEAR, remembered)) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_important_variables_of_half_precision_are_pulled_like_those_of_float32(dtype: torch.dtype) -> None:
+    weights = {"a": torch.tensor([3000.0, 3000.0, 0.5])}
+    there = {"a": torch.tensor([1.0, 1.0, 1.0], dtype=dtype)}
+    moved = there["a"] + torch.tensor([0.0, 2.0**-7, 2.0**-7], dtype=dtype)
+
+    def pull(leaf: Tensor) -> Tensor:
+        return 50 * weighted_distance({"a": leaf}, there, weights)
+
+    found = torch.func.grad(pull)(moved)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), torch.tensor([0.0, 2343.75, 0.390625]), rtol=0.01, atol=0)
