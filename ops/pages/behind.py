@@ -98,8 +98,8 @@ def _of_panel(axes: Any, panel: str) -> Iterator[Datum]:
             shown |= {line, *caps}
             if line is not None:
                 of_bars = _ends(bars)
-                for place, (x, y) in enumerate(zip(*_data_of(line), strict=True)):
-                    low, high = of_bars.get(place, (None, None))
+                for x, y in zip(*_data_of(line), strict=True):
+                    low, high = of_bars.get(x, (None, None))
                     yield Datum(panel, series or series_of(line), x, y, low, high, *names)
     for line in axes.lines:
         if line in shown or line.get_transform().contains_branch_seperately(axes.transData) != (True, True):
@@ -164,12 +164,12 @@ def _band(band: PolyCollection) -> dict[float, tuple[float, float]]:
     return ends
 
 
-def _ends(bars: Any) -> dict[int, tuple[float, float]]:
-    """The ends of upright error bars, by the place of their point."""
+def _ends(bars: Any) -> dict[float, tuple[float, float]]:
+    """The ends of upright error bars by x. A point that is not known has a segment without ends."""
     segments = [segment for bar in bars if isinstance(bar, LineCollection) for segment in bar.get_segments()]
     return {
-        place: (float(segment[0][1]), float(segment[1][1]))
-        for place, segment in enumerate(segments)
+        float(segment[0][0]): (float(segment[0][1]), float(segment[1][1]))
+        for segment in segments
         if len(segment) == 2 and segment[0][0] == segment[1][0]
     }
 
