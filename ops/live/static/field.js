@@ -50,7 +50,7 @@ export class Field {
     let columns = Math.max(1, Math.floor(width / cell));
     while (cell > SMALLEST && Math.ceil(count / columns) * cell > HEIGHT) columns = Math.floor(width / --cell);
     const rows = Math.ceil(count / columns);
-    return { width, cell, columns, rows, height: Math.max(cell, rows * cell) };
+    return { width, cell, columns, rows, height: Math.max(cell, rows * cell), ratio: window.devicePixelRatio };
   }
 
   all() {
@@ -65,7 +65,7 @@ export class Field {
     const count = this.run.about.devices;
     this.cursor = Math.min(this.cursor, count - 1);
     const paint = this.paint();
-    const fresh = this.drawn === null || this.drawn.length !== count || this.at?.cell !== at.cell || this.at?.columns !== at.columns;
+    const fresh = this.drawn === null || this.drawn.length !== count || ["cell", "columns", "ratio"].some((one) => this.at?.[one] !== at[one]);
     this.at = at;
     if (fresh) {
       this.drawn = new Int16Array(count).fill(-1);

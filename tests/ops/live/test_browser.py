@@ -418,6 +418,24 @@ def test_the_legend_explains_the_colours_by_visits(made: Any, watched: Callable[
     assert page.input_value("[data-part=chosen]") == "3-4, 7"
 
 
+def test_the_field_stays_whole_when_the_page_is_zoomed(made: Any, watched: Callable[..., Any]) -> None:
+    page = watched()
+    page.focus("[data-part=field]")
+    drawn = """() => {
+        const { width, height } = document.querySelector("[data-part=field]");
+        const copy = new OffscreenCanvas(width, height).getContext("2d");
+        copy.drawImage(document.querySelector("[data-part=field]"), 0, 0);
+        const drawn = copy.getImageData(0, 0, width, height).data.filter((value, place) => place % 4 === 3 && value > 0);
+        return drawn.length / width / height;
+    }"""
+    before = page.evaluate(drawn)
+    # A zoom, or another screen, gives the page finer pixels. A page that is at its widest keeps its width.
+    finer = {"width": 1280, "height": 900, "deviceScaleFactor": 2, "mobile": False}
+    page.context.new_cdp_session(page).send("Emulation.setDeviceMetricsOverride", finer)
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(drawn) == pytest.approx(before, rel=0.1)
+
+
 def test_a_press_that_the_browser_takes_and_another_button_select_nothing(
     made: Any, watched: Callable[..., Any]
 ) -> None:
