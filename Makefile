@@ -1,7 +1,7 @@
 # Two commands matter: `make run` and `make test`. Each installs what it needs into .venv first, once.
 
-PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell \
-	$(name) -c 'import sys; print("$(name)") if (3, 11) <= sys.version_info[:2] <= (3, 13) else None' 2>/dev/null)))
+PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
+	$(name) -c 'import sys; print("$(name)") if (3, 11) <= sys.version_info[:2] <= (3, 14) else None' 2>/dev/null)))
 VENV ?= .venv
 EXPERIMENT ?= digits
 ARGS ?=
@@ -72,7 +72,7 @@ clean: ## Remove the virtual environment and everything that was built (runs/ st
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
-	@test -n "$(PYTHON)" || { echo "fedemu needs Python 3.11, 3.12 or 3.13 as python3; found: $$(python3 --version 2>&1)" >&2; exit 2; }
+	@test -n "$(PYTHON)" || { echo "fedemu needs Python 3.11 to 3.14 as python3; found: $$(python3 --version 2>&1)" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) can't make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 2; }
 	@echo "Creating $(VENV) with $$($(PYTHON) --version)"

@@ -1,5 +1,6 @@
 """What pyproject.toml, constraints.txt and the folders say of each other."""
 
+import os
 import re
 import subprocess
 import sys
@@ -41,6 +42,20 @@ def test_every_package_is_listed(project: dict[str, Any]) -> None:
     assert project["tool"]["setuptools"]["package-dir"] == {"fedemu": "."}
     assert {folder_of(name) for name in packages} == {ROOT, *folders}
     assert len(packages) == len({*packages})
+
+
+def test_make_takes_every_python3_that_the_package_allows(project: dict[str, Any], tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    words = "Programming Language :: Python :: "
+    allowed = [word.removeprefix(words) for word in project["project"]["classifiers"] if word.startswith(words)]
+    for version in (version for version in allowed if "." in version):
+        say = f"import sys; sys.version_info = ({version.replace('.', ', ')}, 0); exec(sys.argv[1])"
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{say}" "$2"\n')
+        python.chmod(0o755)
+        command = ["make", "--silent", "--eval", "taken: ; @echo $(PYTHON)", "taken"]
+        path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        taken = subprocess.run(command, cwd=ROOT, env=path, capture_output=True, text=True, timeout=60, check=True)
+        assert taken.stdout.strip() == "python3", version
 
 
 def test_the_package_is_found_beside_a_checkout_of_its_name(tmp_path: Path) -> None:
