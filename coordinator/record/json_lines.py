@@ -78,7 +78,7 @@ def read_object(text: bytes, place: Path | str) -> dict[str, Any]:
     """The JSON object that ``text`` holds. Raises ConfigurationError that names ``place`` if it holds none."""
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise damaged(place, str(error)) from error
     if not isinstance(value, dict):
         raise damaged(place, "it holds no JSON object")
@@ -89,7 +89,7 @@ def is_object(line: bytes) -> bool:
     """Whether a line, with its line break, holds a JSON object."""
     try:
         return line.endswith(b"\n") and isinstance(json.loads(line), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 

@@ -7,8 +7,10 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from fedemu.coordinator.record.json_lines import plain, read_lines, to_line
+from fedemu.coordinator.record.json_lines import is_object, plain, read_lines, to_line
+from fedemu.protocol.errors import ConfigurationError
 
 
 def test_values_that_json_lacks_become_null_or_plain() -> None:
@@ -44,3 +46,11 @@ def test_a_value_that_has_a_line_break_stays_on_its_line(tmp_path: Path) -> None
 
 def test_a_log_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
     assert read_lines(tmp_path / "events.jsonl") == []
+
+
+def test_lists_in_lists_that_no_decoder_follows_are_a_damaged_line(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    log.write_bytes(line := b"[" * 100_000 + b"\n")
+    with pytest.raises(ConfigurationError, match=r"line 1 of .*events\.jsonl cannot be read"):
+        read_lines(log)
+    assert not is_object(line)
