@@ -52,7 +52,7 @@ class Group:
 
 
 def find_runs(path: Path) -> list[Path]:
-    """The run directory ``path``, or those directly inside it, or else those further below, as a sweep leaves them.
+    """The run directory ``path``, or those directly inside it and those further below, as groups of seeds leave them.
 
     Raises ConfigurationError if there is none.
     """
@@ -61,9 +61,10 @@ def find_runs(path: Path) -> list[Path]:
     if is_run(path):
         return [path]
     inside = sorted((child for child in path.iterdir() if is_run(child)), key=_in_counting_order)
-    if not (inside := inside or [*filter(is_run, find(path))]):
+    below = [run for run in find(path) if run.parent != path and is_run(run)]
+    if not inside and not below:
         raise ConfigurationError(f"{path} holds neither a run nor a group of runs; name run directories")
-    return inside
+    return [*inside, *below]
 
 
 def is_run(path: Path) -> bool:

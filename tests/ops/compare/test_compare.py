@@ -390,6 +390,14 @@ def test_the_folder_of_a_sweep_is_compared_as_its_experiments_are(tmp_path: Path
     assert columns(whole) == columns(parts)
 
 
+def test_a_folder_with_single_runs_and_groups_of_seeds_is_compared_as_a_whole(tmp_path: Path) -> None:
+    write_run(tmp_path / "digits-1", [0.75])
+    for seed in (1, 2):
+        write_run(tmp_path / "digits-seeds-1" / f"seed-{seed}", [0.5], seed=seed, algorithm={"name": "fedprox"})
+    entries = compare([tmp_path]).entries
+    assert [(entry.label, entry.seeds) for entry in entries] == [("fedavg", (1,)), ("fedprox", (1, 2))]
+
+
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds neither a run nor a group of runs"):
         compare([tmp_path])
