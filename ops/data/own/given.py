@@ -31,7 +31,7 @@ _NAME = re.compile(rf"{PREFIX}[0-9a-f]{{{_DIGITS}}}")
 def store(data: Any, cache: Path) -> str:
     """Write an object into the cache unless it is there as a whole. Returns its name for ``data.dataset``.
 
-    Raises DataError if it holds no data set, and ConfigurationError if the cache cannot be written.
+    Raises DataError if it holds no data set or an empty split, and ConfigurationError if the cache cannot be written.
     """
     held = held_in("data", called(data))
     folder = _folder(cache)
@@ -98,6 +98,9 @@ def _write(held: Any, folder: Path) -> None:
     if not isinstance(held, dict) or hasattr(held, "save_to_disk"):
         import datasets
 
+        if empty := [name for name, split in held.items() if not len(split)]:
+            # The library writes no file of such a split, and then cannot read the others either.
+            raise DataError(f"the split {empty[0]} of data is empty; give it samples, or leave it out")
         quiet = datasets.are_progress_bars_disabled()
         datasets.disable_progress_bars()
         try:

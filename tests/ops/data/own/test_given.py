@@ -100,6 +100,13 @@ def test_a_table_keeps_its_columns_and_its_name_does_not_change(cache: Path) -> 
     assert sorted([*corpus.train.x[:, 0], *corpus.test.x[:, 0]]) == X[:, 0].tolist()
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_an_empty_split_of_a_table_is_named(split: str, cache: Path) -> None:
+    table = datasets.Dataset.from_dict({"a": X[:, 0], "label": Y})
+    with pytest.raises(DataError, match=f"^the split {split} of data is empty; "):
+        store(datasets.DatasetDict({"train": table, "test": table, split: table.select([])}), cache)
+
+
 def test_an_object_that_is_not_there_is_named(cache: Path) -> None:
     with pytest.raises(DataError, match=f"the data of '{PREFIX}0123', which a program has handed over, are not in"):
         opened(f"{PREFIX}0123")
