@@ -116,6 +116,8 @@ def open_tables(source: DataSource, place: Place, scratch: Path) -> datasets.Dat
                 f"the data set {source.dataset!r} comes in several configurations, {names}; "
                 f"choose one, as in {source.dataset}#{names.split(', ')[0]}"
             ) from error
+        if isinstance(reason, StopIteration):  # the library looks for the first line of a file of JSON
+            raise DataError(f"the data set {source.dataset!r} has a file without any rows; remove it") from error
         if empty := _NO_ROWS.fullmatch(words):
             raise DataError(f"the split {empty[1]} of {source.dataset!r} is empty") from error
         raise DataError(f"the data set {source.dataset!r} can't be read: {words}") from error

@@ -350,6 +350,13 @@ def test_files_of_different_columns_are_told_with_their_columns(tmp_path, open_f
     assert all(re.search(rf"\b{name}\b", str(caught.value).split("read: ")[1]) for name in ("a", "label", "b", "kind"))
 
 
+def test_an_empty_file_of_json_lines_is_told(tmp_path, open_folder):
+    (tmp_path / "pets").mkdir()
+    (tmp_path / "pets" / "train.jsonl").touch()
+    with pytest.raises(DataError, match=r"^the data set .pets. has a file without any rows; "):
+        open_folder()
+
+
 def test_an_empty_folder_is_one_sentence(tmp_path, open_folder):
     (tmp_path / "pets").mkdir()
     with pytest.raises(DataError, match="the data set 'pets' can't be read: ") as caught:
