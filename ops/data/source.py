@@ -146,6 +146,7 @@ def entry_of(source: DataSource, place: Place, cache: Path) -> Path:
             settings["content"] = _fingerprint(Path(place.where))
         case "file":
             settings["lines"] = "end in newlines alone"
+            settings["numbers"] = "may begin with their point"
             settings["content"] = _status(Path(place.where))
         case "function":
             settings["whole_numbers"] = "stay"

@@ -21,7 +21,7 @@ TEXT, SPEAKER = "text", "speaker"
 EXACT = 2**53
 """From this size on float64 does not have all whole numbers."""
 _LINE_END = re.compile(r"\r\n?|\n")
-_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
 def read_file(path: Path) -> dict[str, list[str]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import math
 from pathlib import Path
 
 import pytest
 
-from fedemu.ops.data.own.text_files import read_file
+from fedemu.ops.data.own.text_files import read_file, values
 from fedemu.protocol.errors import DataError
 
 INSIDE = "one\u2028two\x85three\ffour\x1cfive\vsix"
@@ -44,6 +45,12 @@ def test_names_in_a_heading_have_no_spaces_around_them_and_cells_keep_theirs(tmp
     table.write_text("a,a \n1,2\n")
     with pytest.raises(DataError, match="names the column 'a' twice in its heading; give"):
         read_file(table)
+
+
+def test_a_number_may_begin_with_its_point() -> None:
+    found = values([".5", "-.25", "+.5e1", "", "1."]).tolist()
+    assert found == pytest.approx([0.5, -0.25, 5.0, math.nan, 1.0], nan_ok=True)
+    assert values([".", "1"]).tolist() == [".", "1"]
 
 
 def test_a_damaged_gzip_file_is_told(tmp_path: Path) -> None:
