@@ -72,8 +72,10 @@ def plain_name(label: str) -> str:
 
 
 def _of_panel(axes: Any, panel: str) -> Iterator[Datum]:
+    beside = (other.get_xlabel() for other in axes.get_shared_x_axes().get_siblings(axes))
     shared = (other.get_ylabel() for other in axes.get_shared_y_axes().get_siblings(axes))
-    across, upwards = axes.get_xlabel(), axes.get_ylabel() or next(filter(None, shared), "")
+    across = axes.get_xlabel() or next(filter(None, beside), "")
+    upwards = axes.get_ylabel() or next(filter(None, shared), "")
     # The names that all panels have in common stand at the edge of the figure.
     names = (
         plain_name(across or axes.figure.get_supxlabel()),

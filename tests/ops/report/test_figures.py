@@ -34,6 +34,11 @@ def test_the_data_behind_name_the_dot_of_the_best_accuracy(run: Path) -> None:
     assert told[:3] == [("accuracy", 1, 0.1), ("accuracy", 2, 0.2), ("best accuracy", 2, 0.2)]
 
 
+def test_the_data_behind_name_both_axes_also_where_another_panel_has_the_name_of_one(run: Path) -> None:
+    told = {(one.x_name, one.y_name) for one in data_behind(figure(run, "accuracy"))}
+    assert told == {("round", "test accuracy"), ("round", "test loss (dashed)")}
+
+
 def test_the_names_are_those_for_which_the_run_has_data(run: Path) -> None:
     assert figure_names(run) == ["accuracy"]
 
