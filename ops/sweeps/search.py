@@ -207,7 +207,7 @@ def _space(key: str, text: str) -> Space:
     if not low < high or (found["log"] and low <= 0):
         above = ", and the first above 0 with :log" if found["log"] else ""
         raise ConfigurationError(f"--search {key}={text}: the first number must be less than the second{above}")
-    whole = all(re.fullmatch(r"[+-]?\d+", found[end]) for end in ("low", "high"))
+    whole = all(re.fullmatch(r"[+-]?\d+", found[end].strip()) for end in ("low", "high"))
     return Space(key, low=low, high=high, log=bool(found["log"]), whole=whole)
 
 

@@ -43,6 +43,10 @@ def test_ranges_of_numbers_and_lists_of_values_are_spaces() -> None:
     assert repr([space.least for space in (rate, epochs, hidden)]) == "[0.001, 1, [64]]"
 
 
+def test_blanks_in_a_range_of_whole_numbers_leave_it_whole() -> None:
+    assert parse_space(["local.epochs = 1 .. 5"]) == parse_space(["local.epochs=1..5"])
+
+
 @pytest.mark.parametrize("name", ["a?b", "a%20b", "a{b}", "a#b c"])
 def test_a_study_lies_in_its_folder_whatever_this_is_called(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "of today" / name
