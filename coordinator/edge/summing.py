@@ -14,7 +14,7 @@ from fedemu.coordinator.edge.gathering import Gathering
 from fedemu.coordinator.sums.partial import Arrays
 from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.host.futures import listen
-from fedemu.protocol.messages import Message, Result
+from fedemu.protocol.messages import Message, Result, TensorSpec
 from fedemu.protocol.sharing import edge_messages as edge
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ class Summing:
         """The parts of the sum that edges below still have to send."""
         self._parts: asyncio.Queue[Envelope | None] = asyncio.Queue()
         """The parts that have come. None is of an edge that has none."""
+        self._passing: tuple[tuple[TensorSpec, ...], int] | None = None
+        """The tensors of results whose sum was too large, and the bytes that it might have: such results pass."""
         self._thread = ThreadPoolExecutor(1, "sum")
 
     @property
@@ -82,9 +84,11 @@ class Summing:
         if self._gathering is not None and self._gathering.gather == gather:
             return
         self._forget()
-        self._gathering = Gathering(gather, self._folder)
         self._keepers.clear()
         self._twice.clear()
+        if (gather.leaves, gather.most_bytes) == self._passing:
+            return
+        self._gathering = Gathering(gather, self._folder)
         for station in self.stations:
             self._send(station, gather)
 
@@ -104,8 +108,7 @@ class Summing:
         gathering = self._gathering
         if gathering is None or not gathering.covers(wanted.ask, wanted.epoch):
             # This life has kept nothing of that ask.
-            nothing = edge.Partial(ask=wanted.ask, epoch=wanted.epoch, devices=(), examples=0, lowest=(), tensors=())
-            self._say(nothing, ())
+            self._say(_nothing(wanted), ())
             return
         if wanted == self._sum and self._adding is not None and not self._adding.done():
             for station, part in self._awaited.items():  # the question or the answer may have been lost
@@ -159,7 +162,20 @@ class Summing:
                     summed += part.message.devices
                 except ValueError as error:
                     log.warning("the sum of an edge below cannot be used: %s", error)
-        self._say(*await compute(self._thread, gathering.told, total, summed))
+        message, frames = await compute(self._thread, gathering.told, total, summed)
+        if (size := sum(map(len, frames))) <= gathering.gather.most_bytes:
+            self._say(message, frames)
+        else:
+            self._let_pass(gathering, size)
+
+    def _let_pass(self, gathering: Gathering, size: int) -> None:
+        """The sum has too many bytes. Devices are asked again, and their results pass, as those of later asks do."""
+        gather = gathering.gather
+        log.warning("a sum has %d bytes, and %d are read; results like these pass from now on", size, gather.most_bytes)
+        self._passing = gather.leaves, gather.most_bytes
+        self._say(_nothing(gather), ())
+        gathering.close()
+        self._gathering = None
 
     def _stop(self) -> None:
         """Give up the sum that is computed. The thread ends the part that it is at."""
@@ -174,3 +190,8 @@ class Summing:
         if self._gathering is not None:
             self._gathering.close()
         self._gathering = None
+
+
+def _nothing(wanted: edge.Sum | edge.Gather) -> edge.Partial:
+    """A sum of no results."""
+    return edge.Partial(ask=wanted.ask, epoch=wanted.epoch, devices=(), examples=0, lowest=(), tensors=())

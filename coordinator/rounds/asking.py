@@ -37,7 +37,7 @@ from fedemu.coordinator.record.run_directory import RunDirectory
 from fedemu.coordinator.rounds.numerics import Numerics
 from fedemu.coordinator.rounds.shortfall import Shortfall
 from fedemu.coordinator.rounds.tally import Tally
-from fedemu.coordinator.service.service import Service
+from fedemu.coordinator.service.service import SPARE_UNFINISHED, Service, most_unfinished
 from fedemu.coordinator.service.shelf import pack_tree
 from fedemu.coordinator.settings import Settings, ceil_share
 from fedemu.protocol.codec import DOWN, encode
@@ -152,6 +152,8 @@ class Asking:
             leaves=tuple(TensorSpec(name=name, dtype=leaf.dtype, shape=leaf.shape) for name, leaf in leaves),  # type: ignore[arg-type]
             reducers=tuple(reducers),
             max_norm=parts.max_norm,
+            # The connection of an edge may be in the middle of another message, too.
+            most_bytes=min(self._settings.payload_bytes, most_unfinished(parts.template.bytes) - SPARE_UNFINISHED // 2),
         )
         return Branches(gather, self._service.send, self._settings.heartbeat_seconds, self._service.is_sending)
 

@@ -40,6 +40,11 @@ SPARE_UNFINISHED = 8 * 2**20
 """The bytes of messages that have not ended that a peer may send, beside a few replies to an ask."""
 
 
+def most_unfinished(reply: int) -> int:
+    """The bytes of messages that have not ended that a peer may send, if the largest reply has ``reply`` bytes."""
+    return SPARE_UNFINISHED + 4 * reply
+
+
 _OUTCOMES = wire.Accepted | wire.Late | wire.Cancel
 
 
@@ -252,7 +257,7 @@ class Service:
             knows=self.roster.has_place,
             ended=self.reception.ended,
             closed=self.reception.closed,
-            most_unfinished=lambda: SPARE_UNFINISHED + 4 * admission.largest_reply,
+            most_unfinished=lambda: most_unfinished(admission.largest_reply),
         )
 
     def _key_of(self, peer: bytes) -> str:

@@ -91,13 +91,17 @@ class Stationed(Message):
 
 
 class Gather(Message):
-    """Keep results of this ask that have these tensors. ``reducers`` are triples: key, kind, the payload's key."""
+    """Keep results of this ask that have these tensors. ``reducers`` are triples: key, kind, the payload's key.
+
+    A sum of more than ``most_bytes`` would not be read. It is not sent, and the results pass.
+    """
 
     ask: AskText
     epoch: Size
     leaves: Annotated[tuple[TensorSpec, ...], Meta(max_length=8192)]
     reducers: Annotated[tuple[tuple[Name, Literal["weighted_mean", "mean", "total"], Name], ...], Meta(max_length=256)]
     max_norm: float
+    most_bytes: Size = 2**53 - 1
 
 
 class Sum(Message):

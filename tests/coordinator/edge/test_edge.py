@@ -286,6 +286,27 @@ async def test_results_of_another_ask_pass(root: Any, join: Any, settle: Any) ->
     assert root.heard_of(edge.Held) == []
 
 
+async def test_results_whose_sum_has_more_bytes_than_are_read_pass(root: Any, join: Any, settle: Any) -> None:
+    device = await join(0)
+    root.hub.send(root.station, replace(GATHER, most_bytes=7))  # a place of this sum has 8 bytes
+    await settle()
+    device.reply([1.0, 2.0], 1)
+    await settle()
+    root.hub.send(root.station, edge.Sum(ask="1.0.0", epoch=7, devices=(0,)))
+    _, partial, _ = await root.hears(edge.Partial)
+    assert (partial.devices, partial.examples) == ((), 0), "so the device is asked again"
+    root.hub.send(root.station, replace(GATHER, ask="2.0.0", most_bytes=7))
+    for ask in ("1.0.0", "2.0.0"):
+        device.reply([1.0, 2.0], 1, ask)
+    await settle()
+    assert [result.ask for result in root.heard_of(wire.Result)] == ["1.0.0", "2.0.0"]
+    root.hub.send(root.station, replace(GATHER, ask="3.0.0", most_bytes=8))
+    await settle()
+    device.reply([1.0, 2.0], 1, "3.0.0")
+    await settle()
+    assert [held.ask for held in root.heard_of(edge.Held)] == ["1.0.0", "3.0.0"]
+
+
 async def test_an_edge_that_comes_when_the_run_is_over_hears_so(
     root: Any, join: Any, settle: Any, start_edge: Any
 ) -> None:

@@ -194,10 +194,11 @@ async def test_edges_hear_how_the_replies_to_an_ask_are_added_up(
         return {"after": 10.0}
 
     make_fleet(2, script=script)
-    await play(make_plan(devices=2, per_round=2, over_selection=1.0, rounds=1))
+    await play(make_plan(devices=2, per_round=2, over_selection=1.0, rounds=1, payload_bytes=1000))
     (gather,) = (message for message in heard if isinstance(message, edge.Gather))
     assert (gather.ask, gather.reducers) == ("1.0.0", (("model", "weighted_mean", "model"),))
     assert [leaf.name for leaf in gather.leaves] == ["model/w", "model/b"]
+    assert gather.most_bytes == 1000, "the coordinator reads no longer sum"
 
 
 async def test_a_device_gets_its_own_part_and_pays_for_it(
