@@ -24,6 +24,8 @@ _FIRST: Final = frozenset({"hello", "enroll", "station"})
 """The messages by which a peer gets a session. The last of each peer is kept while nothing can be passed on."""
 _GREETINGS: Final = frozenset({"welcome", "granted", "stationed"})
 """The answers by which a peer has a session."""
+DEATH_SECONDS: Final = 1.0
+"""The hub hears so late that a process of this machine has let go of its connection: its supervisor may know why."""
 _BEAT: Final = Packed(encode(Beat())[0])
 _UNKNOWN: Final = Packed(
     encode(Refused(reason="unknown_peer", detail="The coordinator does not know this connection any more."))[0]
@@ -82,6 +84,7 @@ class Relay:
         """``own`` says that only processes of this machine connect: they may share connections, and none vouches."""
         self._trunk = trunk
         self._clock = clock
+        self._loop = loop
         self._customs = customs or Pass()
         self._own = own
         self._screen = screen
@@ -98,7 +101,11 @@ class Relay:
             self._from_below,
             self._rejected,
             screen,
-            replace(bounds, knows=(lambda peer: True) if own else self.knows, closed=self.part_from),
+            replace(
+                bounds,
+                knows=(lambda peer: True) if own else self.knows,
+                closed=self._let_go if own else self.part_from,
+            ),
             loop,
             channels,
             over=lambda peer: None,
@@ -208,6 +215,13 @@ class Relay:
         if peer is not None:
             self._forget(peer, channel)
             self.hub.cut(peer)
+
+    def _let_go(self, peer: bytes) -> None:
+        """The connection of a process of this machine is closed, or the peer's channel in it."""
+        channel = self._channels.get(peer)
+        if channel is not None:
+            self._forget(peer, channel)
+            self._loop.call_later(DEATH_SECONDS, self._trunk.close_channel, channel)
 
     def _forget(self, peer: bytes, channel: int) -> None:
         del self._channels[peer], self._peers[channel]

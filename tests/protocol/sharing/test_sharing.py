@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -17,6 +18,7 @@ from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN, UP, Buffer, Envelope, Limits, Packed, encode
 from fedemu.protocol.errors import KeyRevoked, MalformedMessage, ProtocolError
 from fedemu.protocol.ids import digest_of
+from fedemu.protocol.sharing import relay
 from fedemu.protocol.sharing.bundle import MOST_BYTES, MOST_CLOSED, Bundle, BundleDecoder, Outbox, parts_of, tag_of
 from fedemu.protocol.sharing.edge_messages import Held, up_decoder
 from fedemu.protocol.sharing.hub import SPARE_BUNDLES, Charge, Closing, Hub, charge_nothing
@@ -505,7 +507,10 @@ def test_a_bundle_may_begin_with_the_version_or_with_its_type() -> None:
         assert bundle == Bundle(channels=(7,), frames=(1,))
 
 
-async def test_the_devices_of_a_process_share_its_connection_to_the_relay(top: Top) -> None:
+async def test_the_devices_of_a_process_share_its_connection_to_the_relay(
+    top: Top, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "DEATH_SECONDS", 0.0)
     below = Below(top.network)
     loop = asyncio.get_running_loop()
     own = Relay(top.network, "own", below.trunk, loop, Limits(), lambda: below.now, own=True)
@@ -531,6 +536,26 @@ async def test_the_devices_of_a_process_share_its_connection_to_the_relay(top: T
     assert not dealers[1].send(wire.Heartbeat())
     await settle()
     assert len(top.over) == 2
+
+
+async def test_a_supervisor_may_tell_of_the_death_of_a_process_before_its_channel_is_closed(top: Top) -> None:
+    below = Below(top.network)
+    later: list[tuple[float, Any, tuple[Any, ...]]] = []
+    loop: Any = SimpleNamespace(
+        call_soon=asyncio.get_running_loop().call_soon,
+        call_later=lambda seconds, call, *arguments: later.append((seconds, call, arguments)),
+    )
+    own = Relay(top.network, "own", below.trunk, loop, Limits(), lambda: below.now, own=True)
+    dealer = top.network.connect("own", DOWN, lambda envelope: None, lambda error: None)
+    dealer.send(wire.Hello(device=0, incarnation=0, lease="lease"))
+    await settle()
+    dealer.close()
+    await settle()
+    assert (own.peers, top.over) == (0, [])
+    [(seconds, call, arguments)] = later
+    call(*arguments)
+    await settle()
+    assert (seconds, len(top.over)) == (relay.DEATH_SECONDS, 1)
 
 
 async def test_a_pack_rejects_for_one_device_and_says_its_last_words_when_it_is_closed(top: Top) -> None:
