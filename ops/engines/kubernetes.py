@@ -14,6 +14,7 @@ from shlex import quote
 from typing import Final
 
 from fedemu.device.host.limits import demand
+from fedemu.device.machine.packs import pack_size
 from fedemu.ops.assembly.named_code import named_places
 from fedemu.ops.engines.places import require_places, share, variables
 from fedemu.ops.experiment import Experiment, Runtime
@@ -101,7 +102,9 @@ def write_manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods
 def _manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods: Pods) -> str:
     most = max(share(experiment.fleet.devices, pods.machines))
     trainers = runtime.trainers or pods.gpus or pods.cpus
-    memory = _BASE_MIB + demand(most, runtime.per_process, trainers)[2] // 2**20
+    asleep = experiment.fleet.wake == "on-demand"
+    each = pack_size(runtime.per_process) if asleep else runtime.per_process
+    memory = _BASE_MIB + demand(min(most, experiment.fleet.awake), each, trainers)[2] // 2**20
     data = "{name: data, mountPath: /data, readOnly: true}"
     words = {
         "TITLE": " ".join(title(experiment).split()),

@@ -113,6 +113,17 @@ def test_the_experiment_decides_on_machines_resources_and_settings(
     assert supervisor["image"] == container(objects, "StatefulSet/digits-small")["image"] == "r.io/f:1"
 
 
+def test_devices_that_sleep_ask_for_no_memory(tmp_path: Path) -> None:
+    asked: dict[str, int] = {}
+    for wake in ("at-once", "on-demand"):
+        more = ("--devices", "1400", "--set", f"fleet.wake={wake}", "--out", wake)
+        assert call("kubernetes", "digits-small", "--machines", "2", *more) == 0
+        supervisor = container(written(tmp_path / wake), "StatefulSet/digits-small-devices")
+        asked[wake] = int(supervisor["resources"]["requests"]["memory"].removesuffix("Mi"))
+    assert asked["at-once"] > 768 + 2 * 400 + 700 * 6
+    assert asked["on-demand"] < 768 + 2 * 400 + 100
+
+
 def test_only_machines_compute_on_gpus(tmp_path: Path) -> None:
     assert call("kubernetes", "digits-small", "--gpus", "1", "--set", "runtime.device_type=cuda", "--out", "out") == 0
     objects = written(tmp_path / "out")
