@@ -23,8 +23,9 @@ from fedemu.ops.running.devices import called
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command, last_words
 from fedemu.ops.terminal import say
+from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.private import private_folder
-from fedemu.protocol.wording import ending
+from fedemu.protocol.wording import ending, refusal
 
 MOST_RESTARTS = 200
 LOOK_SECONDS = 0.1
@@ -44,7 +45,7 @@ class Member:
     @classmethod
     def start(cls, name: str, command: Sequence[str]) -> Member:
         """A member that runs."""
-        return cls(name, command, subprocess.Popen(command))
+        return cls(name, command, _started(command))
 
     def end_of(self) -> int | None:
         """The code of a process that has ended. One that was killed is started again, and has not ended."""
@@ -52,9 +53,17 @@ class Member:
         if code is not None and code < 0 and self.restarts < MOST_RESTARTS:
             self.restarts += 1
             say(f"{self.name} {ending(code)}; starting it again")
-            self.process = subprocess.Popen(self.command)
+            self.process = _started(self.command)
             return None
         return code
+
+
+def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a process. Raises ConfigurationError if this machine starts none."""
+    try:
+        return subprocess.Popen(command)
+    except OSError as error:
+        raise ConfigurationError(f"no process can be started on this machine: {refusal(error)}") from error
 
 
 def plan(levels: Sequence[int], count: int, runtime: Runtime, state: Path, logs: Path, place: str) -> Iterator[Member]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import socket
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from fedemu.ops.edges.tree import MOST_RESTARTS, Member, main, run_members
 from fedemu.ops.experiment import Runtime
-from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
+from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE
 
 WAITS = """
 import signal, sys
@@ -58,6 +59,23 @@ def test_a_run_that_is_over_before_its_machines_begin_is_one_sentence(
     words = ("[2]", "4", str(tmp_path), str(tmp_path), Runtime().model_dump_json(), str(far_end.detach()))
     assert main(words) == INTERRUPTED
     assert capsys.readouterr().err == "fedemu: The run was over before its devices began\n"
+
+
+def test_a_machine_that_starts_no_further_process_says_so_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    near_end, far_end = socket.socketpair()
+    near_end.send(b"!")
+    words = ("[2]", "4", str(tmp_path), str(tmp_path), Runtime(device_type="cpu").model_dump_json())
+    with near_end:
+        assert main((*words, str(far_end.detach()))) == USAGE
+    said = "no process can be started on this machine: the limit of processes is reached; raise it (ulimit -u"
+    assert said in capsys.readouterr().err
 
 
 def test_the_sentence_of_a_member_that_failed_is_the_last_one(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
