@@ -30,6 +30,7 @@ from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.files import write_whole
 from fedemu.protocol.host.paths import exists
 from fedemu.protocol.host.private import private_folder
+from fedemu.protocol.wording import refusal
 
 MOST_RESTARTS: Final = 5
 """How often a supervisor that is killed is started again at its place, and a place that can't begin on a node."""
@@ -157,7 +158,11 @@ class Place:
 
     def _keep(self) -> None:
         with self._private:
-            self._code = self._supervised()
+            try:
+                self._code = self._supervised()
+            except OSError as error:  # whoever asks would be told that the supervisor lives
+                self._words = f"{COMPLAINT}no supervisor can be started on this node: {refusal(error)}"
+                self._code = FedemuError.exit_code
 
     def _supervised(self) -> int:
         """Start the supervisor, and again if it is killed. Returns its exit code."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -114,6 +115,25 @@ def test_a_place_that_leaves_while_its_supervisor_is_started_does_not_wait_for_i
     began = time.monotonic()
     place.leave()
     assert time.monotonic() - began < 10.0
+
+
+def test_a_place_whose_node_starts_no_process_has_ended_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    place = Place.__new__(Place)
+    place._node, place._process, place._restarts, place._lacks_data, place._stopped = "a", None, 0, False, False
+    place._words, place._code, place._command, place._private = "", None, (), ExitStack()
+    place._state = place._logs = place._sent = tmp_path
+    place._thread = threading.Thread(target=place._keep)
+    place._thread.start()
+    place._thread.join()
+    report = place.report()
+    said = "fedemu: no supervisor can be started on this node: the limit of processes is reached; raise it (ulimit -u"
+    assert (report.code, report.words.startswith(said)) == (5, True)
 
 
 def test_a_place_whose_data_ray_has_lost_has_ended_with_the_reason(
