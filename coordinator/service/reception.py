@@ -279,7 +279,7 @@ class Reception:
         self._send(peer, stationed, ())
         if anew:
             if (told := self._comings.comes(peer, "edges", now)) is not None:
-                self._observers.event("edge", host=message.host, **told)
+                self._observers.event("edge", host=_one_line(message.host), **told)
             if self.exchange is not None:
                 self.exchange.station_joined(peer)
 

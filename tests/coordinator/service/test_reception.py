@@ -142,7 +142,7 @@ async def test_devices_supervisors_and_edges_that_come_and_go_without_end_fill_n
         return [message for message in heard if isinstance(message, kind)]
 
     for stranger in strangers:
-        stranger.send(Station(host="x"))
+        stranger.send(Station(host="x\ny"))
     await until(lambda: len(heard_of(edge_messages.Stationed)) == 25)
     for stranger in strangers:
         stranger.send(wire.Bye(reason="bored"))
@@ -161,7 +161,7 @@ async def test_devices_supervisors_and_edges_that_come_and_go_without_end_fill_n
     running.cancel()
     await asyncio.wait([running])
     left = read_run(plan.directory)
-    assert len(left.named("edge")) == 10
+    assert [event["host"] for event in left.named("edge")] == ["x y"] * 10
     assert len([event for event in left.named("leave") if event["reason"] == "bored"]) == 10
     of_device = [event for event in left.named("join") if event["device"] == device]
     assert len(of_device) == 10
