@@ -40,7 +40,7 @@ def claim(experiment: Experiment, out: Path | None) -> Path:
     try:
         with usable(directory, _ANOTHER):
             write_frozen(experiment, directory)
-    except FedemuError:
+    except BaseException:  # also Ctrl-C, while the disk is waited for
         give_back(directory)
         raise
     return directory

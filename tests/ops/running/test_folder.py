@@ -63,6 +63,16 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_folder(monkeypatch: pytest.Mo
     assert not Path("new").exists()
 
 
+def test_an_interrupted_claim_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(source: str, target: str) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        claim(EXPERIMENT, Path("new"))
+    assert not Path("new").exists()
+
+
 def test_runs_without_a_name_are_numbered() -> None:
     assert [claim(EXPERIMENT, None) for _ in range(2)] == [Path("runs/tiny-1"), Path("runs/tiny-2")]
 
