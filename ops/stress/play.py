@@ -156,6 +156,8 @@ def _examine(
     complaints += nothing_counted_twice(rows, per_round)
     if summary["rounds"] != len(rows):
         complaints.append(f"the summary has {summary['rounds']} rounds, but metrics.jsonl has {len(rows)}")
+    if summary["outcome"] != "completed":
+        complaints.append(f"the run did not come to its end: its outcome is {summary['outcome']}")
     if summary["perturbed"]:
         complaints.append("the run was perturbed: an unplanned absence decided an outcome")
     if scenario.shows is not None:

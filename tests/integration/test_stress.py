@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedemu.ops.stress.play import play
-from fedemu.ops.stress.scenarios import SHORT, scenarios
+from fedemu.ops.stress.scenarios import SHORT, Scenario, scenarios
 from fedemu.ops.stress.warm import WarmStart
 
 ELSEWHERE = {
@@ -34,3 +34,9 @@ def test_the_scenario_passes_in_its_short_form(
     result = play(SCENARIOS[name], SHORT, tmp_path, expected_digest=digest, seconds=300.0, start=warm.start)
     assert result.complaints == ()
     assert result.rounds == SHORT.rounds
+
+
+def test_a_scenario_whose_run_diverges_fails(tmp_path: Path, warm: WarmStart) -> None:
+    scenario = Scenario("diverging", "the model is not finite after a step", ("local.lr=1e30",))
+    result = play(scenario, SHORT, tmp_path, seconds=300.0, start=warm.start)
+    assert result.complaints == ("the run did not come to its end: its outcome is diverged",)
