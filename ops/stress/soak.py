@@ -239,9 +239,14 @@ def _farewell(fleet: LiveFleet) -> list[str]:
     except FleetTimeout as error:
         return [str(error)]
     complaints = [] if code == INTERRUPTED else [f"the coordinator ended with exit {code}: {fleet.tail(4)}"]
-    with suppress(psutil.TimeoutExpired):
-        for supervisor in fleet.supervisors:
-            supervisor.wait(30)
+    for supervisor in fleet.supervisors:
+        try:
+            left = supervisor.wait(30)
+        except psutil.TimeoutExpired:
+            complaints.append(f"a supervisor did not leave within 30 s after the run: {fleet.tail(4)}")
+        else:
+            if left != INTERRUPTED:
+                complaints.append(f"a supervisor ended with exit {left}: {fleet.tail(4)}")
     return complaints
 
 

@@ -7,13 +7,16 @@ import io
 import json
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
+import psutil
 import pytest
 from rich.console import Console
 
 from fedemu.ops.cli import commands
 from fedemu.ops.pages.style import drawn
+from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.stress.fleet import FleetTimeout
 from fedemu.ops.stress.growth import draw, show, verdict
 from fedemu.ops.stress.slopes import slope_of
@@ -70,6 +73,23 @@ def test_a_fleet_that_does_not_begin_or_does_not_end_is_a_complaint_beside_what_
     monkeypatch.setattr("fedemu.ops.stress.soak.live_fleet", lambda *_, **__: nullcontext(fleet))
     assert soak(tmp_path, 0.0).complaints == ("it did not happen within 60 s",)
     assert fleet.wait_until.called
+
+
+@pytest.mark.parametrize(
+    ("leaves", "complaint"),
+    [
+        ({"return_value": 5}, "a supervisor ended with exit 5: "),
+        ({"side_effect": psutil.TimeoutExpired(30)}, "a supervisor did not leave within 30 s after the run: "),
+    ],
+)
+def test_a_supervisor_that_does_not_leave_well_is_a_complaint(
+    leaves: dict[str, Any], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = MagicMock(**{"wait_for_end.return_value": INTERRUPTED, "tail.return_value": "its last lines"})
+    fleet.supervisors = [MagicMock(**{f"wait.{key}": value for key, value in leaves.items()})]
+    fleet.leftovers.return_value = []
+    monkeypatch.setattr("fedemu.ops.stress.soak.live_fleet", lambda *_, **__: nullcontext(fleet))
+    assert soak(tmp_path, 0.0).complaints == (f"{complaint}its last lines",)
 
 
 def test_people_see_each_quantity_with_its_slope_and_a_plot() -> None:
