@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from socketserver import TCPServer, ThreadingMixIn
-from typing import Any, Final
+from typing import Any, Final, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -105,7 +105,8 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.address_family, _, _, _, place = found[0]
         self._open: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
-        super().__init__((str(place[0]), port), _Quiet)
+        # An address of IPv6 comes with the network card on whose link it is.
+        super().__init__(cast("tuple[str, int]", (place[0], port, *place[2:])), _Quiet)
 
     def server_bind(self) -> None:
         """Bind, without a look-up of this machine's name, for which a silent name server takes many seconds."""

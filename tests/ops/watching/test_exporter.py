@@ -7,6 +7,8 @@ import struct
 import threading
 import urllib.request
 from contextlib import ExitStack
+from ipaddress import IPv6Address
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -34,6 +36,17 @@ def test_a_port_in_use_is_one_clear_sentence() -> None:
             Exporter(CollectorRegistry(), port)
     with pytest.raises(ConfigurationError, match=r"port \d+ can't be used at 203\.0\.113\.1 .*--metrics-address"):
         Exporter(CollectorRegistry(), port, "203.0.113.1")
+
+
+def test_an_address_that_holds_on_one_network_card_alone_is_served() -> None:
+    known = Path("/proc/net/if_inet6")
+    lines = [line.split() for line in known.read_text().splitlines()] if known.exists() else []
+    found = [f"{IPv6Address(int(number, 16))}%{card}" for number, *_, card in lines if number.startswith("fe80")]
+    if not found:
+        pytest.skip("no network card has an address of IPv6 for its own link")
+    exporter = Exporter(CollectorRegistry(), 0, address := found[0])
+    socket.create_connection((address, exporter.port), timeout=10).close()
+    exporter.close()
 
 
 def test_connections_that_say_nothing_take_few_threads_and_keep_no_monitor_out() -> None:
