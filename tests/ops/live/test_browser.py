@@ -425,8 +425,8 @@ def test_the_field_stays_whole_when_the_page_is_zoomed(made: Any, watched: Calla
         const { width, height } = document.querySelector("[data-part=field]");
         const copy = new OffscreenCanvas(width, height).getContext("2d");
         copy.drawImage(document.querySelector("[data-part=field]"), 0, 0);
-        const drawn = copy.getImageData(0, 0, width, height).data.filter((value, place) => place % 4 === 3 && value > 0);
-        return drawn.length / width / height;
+        const values = copy.getImageData(0, 0, width, height).data;
+        return values.filter((value, place) => place % 4 === 3 && value > 0).length / width / height;
     }"""
     before = page.evaluate(drawn)
     # A zoom, or another screen, gives the page finer pixels. A page that is at its widest keeps its width.
