@@ -14,6 +14,7 @@ from fedemu.ops.cli.shell.guarded import guarded
 from fedemu.ops.cli.shell.options import ComparisonFormat
 from fedemu.ops.figures import counted
 from fedemu.ops.pages.paper import FORMATS, paper_of
+from fedemu.ops.running.codes import leaving_at_once
 from fedemu.ops.running.exits import complain
 from fedemu.protocol.errors import ConfigurationError
 
@@ -92,11 +93,12 @@ def compare(
         raise ConfigurationError("--columns needs --latex, whose table it is about")
     paper = paper_of(figures, [kind for kind in named if kind in FORMATS], widths or (), font_size, titles)
     # Importing matplotlib takes a second, for which no other command should have to wait.
-    from fedemu.ops.compare.compare import compare as side_by_side
-    from fedemu.ops.compare.latex import latex as table_for_latex
-    from fedemu.ops.compare.page.page import all_figures, claim_folder, write_comparison
-    from fedemu.ops.compare.text import text, width_of
-    from fedemu.ops.pages.files import write_figures
+    with leaving_at_once():
+        from fedemu.ops.compare.compare import compare as side_by_side
+        from fedemu.ops.compare.latex import latex as table_for_latex
+        from fedemu.ops.compare.page.page import all_figures, claim_folder, write_comparison
+        from fedemu.ops.compare.text import text, width_of
+        from fedemu.ops.pages.files import write_figures
 
     page = out or (None if paper or latex else Path("compare"))
     comparison = side_by_side(runs, target, last)

@@ -24,6 +24,7 @@ from fedemu.ops.experiment.without_effect import WithoutEffect
 from fedemu.ops.figures import counted
 from fedemu.ops.pages.paper import paper_of
 from fedemu.ops.results.listing import find
+from fedemu.ops.running.codes import leaving_at_once
 from fedemu.ops.running.exits import complain
 from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.ops.track.kinds import places
@@ -63,9 +64,10 @@ def report(
     """
     paper = paper_of(figures, [kind.value for kind in formats or ()], widths or (), font_size, titles)
     # Importing matplotlib takes a second, for which no other command should have to wait.
-    from fedemu.ops.pages.files import write_figures
-    from fedemu.ops.report.figures import LOCAL_CURVES, all_figures
-    from fedemu.ops.report.report import write_report
+    with leaving_at_once():
+        from fedemu.ops.pages.files import write_figures
+        from fedemu.ops.report.figures import LOCAL_CURVES, all_figures
+        from fedemu.ops.report.report import write_report
 
     if (runs := [*find(directory)]) and runs != [directory]:
         one = f"fedemu report {shlex.quote(str(runs[0]))}"
@@ -76,7 +78,8 @@ def report(
             f"{shlex.quote(str(directory))}, or write the report of one with {one}"
         )
     if curves is not None:
-        from fedemu.ops.assembly.local_curves import local_curves
+        with leaving_at_once():
+            from fedemu.ops.assembly.local_curves import local_curves
 
         found = local_curves(directory, read_frozen(directory), curves)
         write_whole(directory / LOCAL_CURVES, to_line(found))
@@ -196,7 +199,8 @@ def validate(
     without_effect.tell(complain)
     facts = _facts(checked, runtime) | {"data": f"{checked.data.dataset} ({place.kind.replace('_', ' ')})"}
     # Importing torch takes seconds, and the error of a wrong setting should not wait for it.
-    from fedemu.ops.assembly.rehearsal import rehearse
+    with leaving_at_once():
+        from fedemu.ops.assembly.rehearsal import rehearse
 
     with contextlib.redirect_stdout(sys.stderr):  # what somebody's own code prints is for people
         facts |= rehearse(checked, complain)

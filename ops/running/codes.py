@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -58,6 +59,22 @@ def interrupt_on_signals() -> None:
     """
     for sign in STOP_SIGNALS:
         if signal.getsignal(sign) is _leave:
+            signal.signal(sign, _interrupt)
+
+
+@contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """In this block such a signal ends the process as before a command begins. It is for a command's first imports.
+
+    Compiled modules make another error of a KeyboardInterrupt that comes while they are imported, or break.
+    """
+    changed = [sign for sign in STOP_SIGNALS if signal.getsignal(sign) is _interrupt]
+    for sign in changed:
+        signal.signal(sign, _leave)
+    try:
+        yield
+    finally:
+        for sign in changed:
             signal.signal(sign, _interrupt)
 
 

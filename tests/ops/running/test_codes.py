@@ -1,5 +1,6 @@
 """The exit codes: the numbers that other programs rely on, and what it costs to know them."""
 
+import os
 import re
 import subprocess
 import sys
@@ -66,3 +67,28 @@ def test_a_process_does_not_wait_for_threads_that_were_forsaken() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (4, "the last line\n")
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("matplotlib", ["report", "run"]),
+        ("matplotlib", ["compare", "run"]),
+        ("torch", ["validate", "digits-small"]),
+    ],
+)
+def test_a_stop_signal_while_compiled_modules_are_imported_ends_a_command_quietly(
+    module: str, words: list[str], tmp_path: Path
+) -> None:
+    """Such a module makes an ImportError of the KeyboardInterrupt, and may break the interpreter, too."""
+    (tmp_path / f"{module}.py").write_text(
+        "import os, signal\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "except KeyboardInterrupt as error:\n"
+        "    raise ImportError('initialization failed') from error\n"
+    )
+    command = [sys.executable, "-m", "fedemu.ops.cli", *words]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (INTERRUPTED, "fedemu: interrupted\n")
