@@ -14,6 +14,7 @@ from fedemu.ops.cli.shell import options
 from fedemu.ops.cli.shell.guarded import guarded
 from fedemu.ops.cli.shell.options import Format, overrides_of
 from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.running.codes import leaving_at_once
 from fedemu.ops.running.folder import give_back
 from fedemu.ops.running.words import conclude, is_complete
 
@@ -75,13 +76,9 @@ def coordinator(
     directory, checked, runtime = open_run(experiment, out, resume, overrides, given, computes_here=True)
     if resume is not None and is_complete(directory, checked):
         return conclude(directory, 0, "coordinator", new=False, print_summary=format is Format.JSON)
-    try:
-        # Importing torch takes seconds, and the error of a wrong setting should not wait for it.
+    # Importing torch takes seconds, and the error of a wrong setting should not wait for it.
+    with leaving_at_once(lambda: resume is None and give_back(directory)):
         from fedemu.ops.running.coordinator import coordinate_alone
-    except KeyboardInterrupt:
-        if resume is None:
-            give_back(directory)
-        raise
 
     if page:
         serve_page(directory, new=resume is None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
@@ -63,14 +63,20 @@ def interrupt_on_signals() -> None:
 
 
 @contextmanager
-def leaving_at_once() -> Iterator[None]:
+def leaving_at_once(first: Callable[[], object] = lambda: None) -> Iterator[None]:
     """In this block such a signal ends the process as before a command begins. It is for a command's first imports.
 
-    Compiled modules make another error of a KeyboardInterrupt that comes while they are imported, or break.
+    ``first`` is called before. Compiled modules make another error of a KeyboardInterrupt that comes while they are
+    imported, or break.
     """
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        first()
+        _leave(number, frame)
+
     changed = [sign for sign in STOP_SIGNALS if signal.getsignal(sign) is _interrupt]
     for sign in changed:
-        signal.signal(sign, _leave)
+        signal.signal(sign, leave)
     try:
         yield
     finally:
@@ -104,7 +110,7 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
     with suppress(OSError):  # nobody reads it any more
         os.write(sys.stderr.fileno(), b"fedemu: interrupted\n")
     os._exit(INTERRUPTED)

@@ -15,9 +15,9 @@ from fedemu.device.host.processors import likely_trainers, require_processor
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.keys.choice import in_words, server_keys
 from fedemu.ops.keys.store import KeyFolder
-from fedemu.ops.running.codes import COMPLAINT, INTERNAL_ERROR, INTERRUPTED, USAGE
+from fedemu.ops.running.codes import COMPLAINT, INTERNAL_ERROR, INTERRUPTED, USAGE, leaving_at_once
 from fedemu.ops.running.exits import complain, exit_code_of
-from fedemu.ops.running.folder import require_alone
+from fedemu.ops.running.folder import give_back, require_alone
 from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command, last_words, launch, with_port
 from fedemu.ops.running.launch_rules import Child
 from fedemu.ops.running.portable import environment_for
@@ -56,7 +56,7 @@ def run_together(
         if not new:
             require_alone(directory)
         with timing(directory, timed):
-            code = _play(directory, experiment, runtime, begins)
+            code = _play(directory, experiment, runtime, begins, new)
     except ConfigurationError as error:
         complain(str(error))
         code = USAGE
@@ -112,10 +112,11 @@ def refuse_metrics_at(bind: str, runtime: Runtime) -> None:
         )
 
 
-def _play(directory: Path, experiment: Experiment, runtime: Runtime, begins: str) -> int:
+def _play(directory: Path, experiment: Experiment, runtime: Runtime, begins: str, new: bool) -> int:
     if runtime.transport == "memory":
         # Only the process that computes imports torch. Here it is this process.
-        from fedemu.ops.running.coordinator import coordinate
+        with leaving_at_once(lambda: new and give_back(directory)):
+            from fedemu.ops.running.coordinator import coordinate
 
         place = f"{begins}\n  everything in process {os.getpid()}\n  results      {directory}"
         return exit_code_of(lambda: coordinate(directory, experiment, runtime, lambda address: say(place)))

@@ -191,21 +191,6 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path, capsys: pytest.Ca
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 
-def test_a_coordinator_that_is_interrupted_before_it_began_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Interrupted:
-        def find_spec(self, name: str, *rest: object) -> None:
-            if name == "fedemu.ops.running.coordinator":
-                raise KeyboardInterrupt
-
-    monkeypatch.delitem(sys.modules, "fedemu.ops.running.coordinator", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
-    assert call("coordinator", "--out", "here") == 4
-    assert capsys.readouterr().err == "fedemu: interrupted\n"
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_validate_describes_what_an_experiment_will_run(capsys: pytest.CaptureFixture[str]) -> None:
     method = ("--set", "algorithm.name=fedprox", "--set", "algorithm.options.mu=0.25")
     method += ("--set", "algorithm.terms={ lwf = { temperature = 3.0 }, ewc = {} }")

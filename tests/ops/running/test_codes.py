@@ -75,6 +75,8 @@ def test_a_process_does_not_wait_for_threads_that_were_forsaken() -> None:
         ("matplotlib", ["report", "run"]),
         ("matplotlib", ["compare", "run"]),
         ("torch", ["validate", "digits-small"]),
+        ("torch", ["coordinator", "digits-small", "--out", "new"]),
+        ("torch", ["run", "digits-small", "--transport", "memory", "--out", "new"]),
     ],
 )
 def test_a_stop_signal_while_compiled_modules_are_imported_ends_a_command_quietly(
@@ -92,3 +94,4 @@ def test_a_stop_signal_while_compiled_modules_are_imported_ends_a_command_quietl
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (INTERRUPTED, "fedemu: interrupted\n")
+    assert not (tmp_path / "new").exists()
