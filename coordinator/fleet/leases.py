@@ -61,7 +61,7 @@ class Leases:
     If indices run out, a lease goes to others when its supervisor has been away longer than ``hold`` real seconds and
     none of its devices is connected, and to another supervisor of its key if that key may have no more. A fresh one
     goes to them as soon as its supervisor is away, or its connection is gone: it may have been ended before it had kept
-    the lease, and it has no states to keep.
+    the lease, and it has no states to keep. If that supervisor says goodbye, the lease is over.
 
     ``present`` says whether a device is connected. ``places`` says how many more devices a key may have that holds some
     already. Every change goes to ``journal``, in the form of JSON, before its holder hears of it. ``replay`` reads the
@@ -178,6 +178,13 @@ class Leases:
         lease = self._by_peer.pop(peer, None)
         if lease is not None:
             lease.peer, lease.left = None, now
+
+    def renounce(self, peer: bytes) -> None:
+        """The supervisor says goodbye. If none of its devices has come, its indices are free for others at once."""
+        lease = self._by_peer.get(peer)
+        if lease is not None and lease.fresh:
+            del self._by_peer[peer]
+            self._forget(lease)
 
     @property
     def peers(self) -> list[bytes]:

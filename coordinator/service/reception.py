@@ -201,6 +201,7 @@ class Reception:
             case wire.Bye():
                 if message.reason == wire.UNABLE:
                     self._unable(peer, message.detail)
+                self.roster.leases.renounce(peer)
                 if message.reason == wire.REVOKED:
                     self._leave(peer, "revoked", now, awaited=False)
                 else:

@@ -106,6 +106,20 @@ def test_a_supervisor_that_returns_with_its_lease_gets_it_back() -> None:
     assert grants.peers_of([DeviceId(0), DeviceId(2), DeviceId(9)]) == {B: None}
 
 
+def test_a_lease_of_which_no_device_has_come_is_over_with_the_goodbye_of_its_supervisor() -> None:
+    journal: list[Any] = []
+    grants = leases(6, journal=journal.append)
+    fresh, kept = grants.enroll(A, 3, None, "", 0.0), used(grants.enroll(B, 3, None, "", 0.0))
+    for peer in (A, B, C):
+        grants.renounce(peer)
+        grants.leave(peer, 1.0)
+    again = Leases(6, hold=60.0)
+    again.replay(journal, left=2.0)
+    assert again.granted == 3, "a coordinator that starts anew knows it, too"
+    assert again.enroll(C, 3, None, "", 2.0).ranges == fresh.ranges
+    assert again.enroll(B, 3, kept.token, "", 2.0).ranges == kept.ranges
+
+
 def test_an_unknown_lease_is_refused() -> None:
     with refused("lease_unknown"):
         leases().enroll(A, 3, "of another run", "", 0.0)

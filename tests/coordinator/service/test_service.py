@@ -103,6 +103,15 @@ async def test_nothing_is_remembered_of_a_peer_whose_connection_is_gone(tmp_path
     assert not reception.broken.done()
 
 
+async def test_a_machine_that_says_goodbye_before_any_of_its_devices_came_keeps_no_places(tmp_path: Path) -> None:
+    reception = a_service(tmp_path, lambda: START).reception
+    for supervisor in (b"ended at once", b"started again"):
+        reception.received(supervisor, Envelope(Enroll(count=3, host="attic"), ()))
+        assert reception.roster.leases.of_peer(supervisor) is not None
+        reception.received(supervisor, Envelope(Bye(reason="stopped"), ()))
+        assert (reception.roster.leases.granted, reception.roster.peers) == (0, [])
+
+
 @pytest.mark.parametrize("sleeping", [False, True])
 async def test_nothing_is_kept_of_machines_that_came_and_went_however_many_they_were(
     tmp_path: Path, sleeping: bool, entries: Callable[[object], int], monkeypatch: pytest.MonkeyPatch
