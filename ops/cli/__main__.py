@@ -8,7 +8,7 @@ import logging
 import os
 from typing import NoReturn
 
-from fedemu.ops.running.codes import end, keep_the_code, leave_on_signals
+from fedemu.ops.running.codes import command_alone, end, keep_the_code, leave_on_signals
 from fedemu.protocol.host.kernel import keep_one_heap
 
 
@@ -34,6 +34,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
     gc.freeze()
     gc.enable()
+    command_alone()
     end(app(arguments, standalone_mode=False))
 
 

@@ -38,7 +38,7 @@ IN_WORDS = (
 COMPLAINT = "fedemu: "
 """The beginning of a sentence that tells why something ended or went wrong."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_forsaken = False
+_alone = _forsaken = False
 
 
 def leave_on_signals() -> None:
@@ -90,10 +90,20 @@ def keep_the_code() -> None:
         signal.signal(sign, signal.SIG_IGN)
 
 
-def forsake_threads() -> None:
-    """Nobody wants any more what threads of this process still compute, so ``end`` will not wait for them."""
+def command_alone() -> None:
+    """This process does nothing but one command, and ends with it by ``end``."""
+    global _alone
+    _alone = True
+
+
+def forsake_threads() -> bool:
+    """Have ``end`` not wait for what threads of this process still compute, since the command is interrupted.
+
+    Returns False, and changes nothing, in a process that may do more than one command, such as a notebook's.
+    """
     global _forsaken
-    _forsaken = True
+    _forsaken = _alone
+    return _forsaken
 
 
 def end(code: int) -> NoReturn:

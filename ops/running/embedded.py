@@ -15,6 +15,7 @@ from fedemu.device.machine.embedded import EmbeddedPlan, embed
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.running.codes import forsake_threads
 from fedemu.ops.running.device_code import DEVICE_CODE
+from fedemu.protocol.errors import Interrupted
 
 DEPARTURE_SECONDS = 10.0
 """Seconds that the devices may take to leave after the end of the run."""
@@ -23,15 +24,19 @@ DEPARTURE_SECONDS = 10.0
 async def serve_embedded(plan: CoordinatorPlan, runtime: Runtime) -> Summary:
     """Serve the coordinator, and run all devices in this process as soon as the coordinator waits for them.
 
-    A run that has come to its end leaves nothing behind that computes. Raises the errors of both sides. If both fail,
-    that of the devices is raised.
+    Raises the errors of both sides. If both fail, that of the devices is raised. Nothing computes any more when this
+    is over, unless the run is interrupted and the process is about to end.
     """
     computing: set[asyncio.Task[None]] = set()
+    over = False
     try:
         return await _serve(plan, runtime, computing)
+    except (Interrupted, asyncio.CancelledError):
+        over = bool(computing) and forsake_threads()
+        raise
     finally:
-        if computing:
-            forsake_threads()
+        while computing and not over:
+            await asyncio.wait(computing)
 
 
 async def _serve(plan: CoordinatorPlan, runtime: Runtime, computing: set[asyncio.Task[None]]) -> Summary:
@@ -75,6 +80,4 @@ async def _serve(plan: CoordinatorPlan, runtime: Runtime, computing: set[asyncio
     await asyncio.wait({embedding})
     if devices_failed and (serving.cancelled() or serving.exception() is not None):
         await embedding
-    summary = await serving
-    await at_rest()
-    return summary
+    return await serving

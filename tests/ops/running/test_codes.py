@@ -59,10 +59,12 @@ def test_a_stop_signal_is_heard_at_once_while_asyncio_runs(sign: str) -> None:
 def test_a_process_does_not_wait_for_threads_that_were_forsaken() -> None:
     code = (
         "import threading\n"
-        "from fedemu.ops.running.codes import end, forsake_threads\n"
+        "from fedemu.ops.running.codes import command_alone, end, forsake_threads\n"
         "threading.Thread(target=threading.Event().wait).start()\n"
+        "assert not forsake_threads(), 'such as in a notebook'\n"
+        "command_alone()\n"
+        "assert forsake_threads()\n"
         "print('the last line')\n"
-        "forsake_threads()\n"
         "end(4)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

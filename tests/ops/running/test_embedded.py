@@ -14,7 +14,7 @@ import pytest
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.running import embedded
 from fedemu.ops.running.embedded import serve_embedded
-from fedemu.protocol.errors import Interrupted
+from fedemu.protocol.errors import FedemuError, Interrupted, QuorumError
 
 
 @dataclass(frozen=True)
@@ -128,20 +128,34 @@ async def until_it_may_train(plan: Any, may: asyncio.Event) -> None:
     plan.computing.discard(asyncio.current_task())
 
 
-def test_a_run_that_is_stopped_does_not_wait_for_what_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    forsaken: list[bool] = []
+@pytest.mark.parametrize(
+    ("error", "ends", "left"),
+    [
+        (Interrupted("Stopped after round 1 of 2."), True, 1),
+        (Interrupted("Stopped after round 1 of 2."), False, 0),
+        (QuorumError("No device is left to be asked."), True, 0),
+    ],
+)
+def test_only_an_interrupted_run_with_which_its_process_ends_leaves_something_behind_that_computes(
+    monkeypatch: pytest.MonkeyPatch, error: FedemuError, ends: bool, left: int
+) -> None:
+    computing: set[Any] = set()
 
     async def embed(plan: Any) -> None:
-        plan.computing.add(asyncio.create_task(until_it_may_train(plan, asyncio.Event())))
+        may = asyncio.Event()
+        plan.computing.add(asyncio.create_task(until_it_may_train(plan, may)))
+        computing.update(plan.computing)
+        if not left:
+            asyncio.get_running_loop().call_later(0.01, may.set)
 
     async def serve(plan: Plan) -> None:
         plan.opened("here")
-        raise Interrupted("Stopped after round 1 of 2.")
+        raise error
 
-    monkeypatch.setattr(embedded, "forsake_threads", lambda: forsaken.append(True))
-    with pytest.raises(Interrupted):
+    monkeypatch.setattr(embedded, "forsake_threads", lambda: ends)
+    with pytest.raises(type(error)):
         played(monkeypatch, serve, embed)
-    assert forsaken == [True]
+    assert sum(task.cancelled() for task in computing) == left, "asyncio cancels what is left in the end"
 
 
 def test_a_run_that_is_complete_leaves_nothing_behind_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
