@@ -35,23 +35,25 @@ async def serve_embedded(plan: CoordinatorPlan, runtime: Runtime) -> Summary:
         over = bool(computing) and forsake_threads()
         raise
     finally:
-        while computing and not over:
-            await asyncio.wait(computing)
+        if not over:
+            await _rest(computing)
+
+
+async def _rest(computing: set[asyncio.Task[None]]) -> None:
+    """Wait until nothing computes."""
+    while computing:
+        await asyncio.wait(computing)
 
 
 async def _serve(plan: CoordinatorPlan, runtime: Runtime, computing: set[asyncio.Task[None]]) -> Summary:
     """As ``serve_embedded``. ``computing`` is as in ``EmbeddedPlan``."""
     opened = asyncio.get_running_loop().create_future()
 
-    async def at_rest() -> None:
-        while computing:
-            await asyncio.wait(computing)
-
     def begin(address: str) -> None:
         plan.opened(address)
         opened.set_result(address)
 
-    serving = asyncio.create_task(serve(replace(plan, opened=begin, at_rest=at_rest)))
+    serving = asyncio.create_task(serve(replace(plan, opened=begin, at_rest=partial(_rest, computing))))
     await asyncio.wait({serving, opened}, return_when=asyncio.FIRST_COMPLETED)
     if not opened.done():
         return await serving
