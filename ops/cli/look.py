@@ -163,13 +163,13 @@ def export(
         ),
     ],
     out: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="FOLDER|ADDRESS",
             help="Where the tracker writes. Several write into FOLDER/NAME each. Default: DIR/track/.",
             show_default=False,
         ),
-    ] = "",
+    ] = None,
     project: Annotated[
         str, typer.Option(metavar="NAME", help="The project, or MLflow's experiment, to which the run belongs.")
     ] = "fedemu",
@@ -177,8 +177,8 @@ def export(
     """Tell trackers of a run: settings, rows, figures, model and digest. What they know already is not told again."""
     from fedemu.ops.track.export import export as tell
 
-    check_trackers(to, out)
-    for name, place in places(to, out).items():
+    check_trackers(to, out or "")
+    for name, place in places(to, out or "").items():
         print(tell(directory, name, place, project))
     return 0
 

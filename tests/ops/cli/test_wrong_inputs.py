@@ -110,6 +110,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["report", "taken", "--figures="], "--figures is empty"),
     (["compare", "group", ""], "RUN... is empty"),
     (["device", "--server-key", ""], "--server-key is empty"),
+    (["export", "taken", "--to", "tensorboard", "--out", ""], "--out is empty"),
     (["slurm", "digits-small", "--partition", "", "--nodes", "1000"], "--nodes 1000 is more than the 20 devices"),
     ([""], "there is no command ''; see fedemu --help"),
     (["run", "--rounds"], "--rounds needs a value after it"),
