@@ -267,17 +267,20 @@ class Exchange:
                     self._sink.take(found.payload, found.reply.examples)
             self._perform(actions)
             return
-        # A model that diverges step by step exceeds the largest norm before it stops being finite.
-        self.exploded += found.reason in ("nonfinite", "norm")
-        self.rejections[found.reason] += 1
         self._observers.rejected(found.reason)
-        self._perform(self.machine.rejected(device, found.reason, str(found), now))
+        actions = self.machine.rejected(device, found.reason, str(found), now)
+        if self.machine.verdicts.get(device) == "rejected":
+            # A model that diverges step by step exceeds the largest norm before it stops being finite.
+            self.exploded += found.reason in ("nonfinite", "norm")
+            self.rejections[found.reason] += 1
+        self._perform(actions)
 
     def _failed(self, device: DeviceId, message: Failed | Declined, now: float) -> None:
         if isinstance(message, Failed) and message.reason == "malformed" and self.machine.expects(device):
             # Its result could not be decoded. The device was told so, and says here which result that was.
-            self.rejections["malformed"] += 1
-            self._perform(self.machine.rejected(device, "malformed", message.detail, now))
+            actions = self.machine.rejected(device, "malformed", message.detail, now)
+            self.rejections["malformed"] += self.machine.verdicts.get(device) == "rejected"
+            self._perform(actions)
             return
         if isinstance(message, Failed) and not message.planned:
             # The event names the device, and equal reasons of several devices are to be counted as one.

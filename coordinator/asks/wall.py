@@ -10,7 +10,7 @@ from typing import Literal
 
 from fedemu.coordinator.asks.ask import Action, AskMachine, Give, Tell
 from fedemu.protocol.ids import DeviceId
-from fedemu.protocol.messages import DropCause, Invalid, Scheduled
+from fedemu.protocol.messages import DropCause, Invalid, Scheduled, Verdict
 
 
 class WallAsk(AskMachine):
@@ -35,11 +35,7 @@ class WallAsk(AskMachine):
         return self.pending(device)
 
     def result(self, device: DeviceId, now: float) -> list[Action]:
-        """The result counts if it came before the deadline, whether the timer has noticed the deadline or not."""
-        if now - self._opened >= self.terms.deadline:
-            return self._advance(now)
-        self._settle(device, "accepted")
-        return [Tell(device, self._thanks), *self._advance(now)]
+        return self._happened(device, "accepted", now, Tell(device, self._thanks))
 
     def kept(self, device: DeviceId, now: float) -> None:
         """Edges keep nothing, since the order in which results arrive decides."""
@@ -51,15 +47,11 @@ class WallAsk(AskMachine):
         """A slow connection changes nothing, since the deadline is in real time."""
 
     def rejected(self, device: DeviceId, reason: str, detail: str, now: float) -> list[Action]:
-        self._settle(device, "rejected")
         answer = Invalid(ask=str(self.terms.ask), reason=reason, detail=detail)
-        return [Tell(device, answer), *self._advance(now)]
+        return self._happened(device, "rejected", now, Tell(device, answer))
 
     def failed(self, device: DeviceId, now: float) -> list[Action]:
-        if not self.pending(device):
-            return []
-        self._settle(device, "failed")
-        return self._advance(now)
+        return self._happened(device, "failed", now) if self.pending(device) else []
 
     def joined(self, device: DeviceId, now: float) -> list[Action]:
         """A device that comes back has dropped out before, so nothing changes."""
@@ -69,10 +61,10 @@ class WallAsk(AskMachine):
         """The device is gone, and has dropped out if it has no outcome yet."""
         if not self.pending(device):
             return []
-        if cause is not None:
+        actions = self._happened(device, "dropped", now)
+        if cause is not None and self.verdicts[device] == "dropped":
             self.causes[device] = cause
-        self._settle(device, "dropped")
-        return self._advance(now)
+        return actions
 
     def stalled(self, seconds: float) -> None:
         """The deadline is in real time, whatever happened meanwhile."""
@@ -80,6 +72,17 @@ class WallAsk(AskMachine):
     def tick(self, now: float) -> list[Action]:
         """Close the ask once its deadline is over."""
         return self._advance(now)
+
+    def _happened(self, device: DeviceId, verdict: Verdict, now: float, *told: Tell) -> list[Action]:
+        """Settle a device that has no outcome yet, and tell it so.
+
+        What happens after the deadline does not count, whether the timer has noticed the deadline or not: the device is
+        late.
+        """
+        if now - self._opened >= self.terms.deadline:
+            return self._advance(now)
+        self._settle(device, verdict)
+        return [*told, *self._advance(now)]
 
     def _advance(self, now: float) -> list[Action]:
         if self.end is not None:

@@ -127,6 +127,15 @@ async def test_a_small_reply_is_checked_at_once(tmp_path: Path, thread: Thread) 
     assert (play.verdicts, thread.asked) == ({0: "accepted", 1: "rejected"}, 0)
 
 
+async def test_a_reply_that_cannot_be_used_is_late_after_the_deadline(tmp_path: Path, thread: Thread) -> None:
+    play = Play(tmp_path, SMALL, thread)
+    play.reply(0, 1.0)
+    play.reply(1, 10.1, float("nan"))
+    assert play.verdicts == {0: "accepted", 1: "late", 2: "late", 3: "late"}
+    assert (play.exchange.exploded, play.exchange.rejections) == (0, {}), "late replies do not end a run as diverged"
+    assert play.exchange.bytes_up == play.exchange.parts.upload_bytes
+
+
 async def test_the_bytes_of_every_reply_count_that_is_accepted_or_rejected(tmp_path: Path, thread: Thread) -> None:
     play = Play(tmp_path, SMALL, thread)
     play.reply(0, 1.0)

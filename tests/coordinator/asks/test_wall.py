@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedemu.coordinator.asks.ask import Give, Tell, Terms
+from fedemu.coordinator.asks.ask import Action, Give, Tell, Terms
 from fedemu.coordinator.asks.wall import WallAsk
 from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import Accepted, Cancel, Late
@@ -44,6 +47,26 @@ def test_a_result_after_the_deadline_is_late_even_if_no_timer_has_noticed() -> N
     late = Late(ask=str(ASK))
     assert machine.result(ONE, 150.0) == [Tell(ONE, late), Tell(TWO, late)]
     assert machine.verdicts == {0: "late", 1: "late"}
+    machine.check()
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        lambda machine, now: machine.left(ONE, now, "crash"),
+        lambda machine, now: machine.failed(ONE, now),
+        lambda machine, now: machine.rejected(ONE, "nonfinite", "", now),
+    ],
+    ids=["it goes away", "it fails", "its reply cannot be used"],
+)
+def test_a_device_is_late_whatever_happens_to_it_after_the_deadline(
+    happens: Callable[[WallAsk, float], list[Action]],
+) -> None:
+    machine = opened(2, 2)
+    machine.result(TWO, 149.9)
+    assert happens(machine, 150.2) == [Tell(ONE, Late(ask=str(ASK)))]
+    assert (machine.verdicts, machine.causes) == ({0: "late", 1: "accepted"}, {})
+    assert machine.end == 1100.0, "an ask ends at its deadline at the latest"
     machine.check()
 
 
