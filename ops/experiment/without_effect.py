@@ -126,6 +126,10 @@ def _restarts(experiment: Experiment, runtime: Runtime) -> str:
     return _for("diversity", "coordinated")(experiment, runtime)
 
 
+def _no_engine(experiment: Experiment, runtime: Runtime) -> str:
+    return _IN_MEMORY(experiment, runtime) if runtime.on else "runtime.on names no engine"
+
+
 def _lr_restart(experiment: Experiment, runtime: Runtime) -> str:
     if experiment.stream.period_count == 1:
         return "the stream has only one period"
@@ -136,7 +140,9 @@ _KEEPS_NOTHING = _unless(lambda it: it.replay.strategy != "none", 'replay.strate
 _NOT_PUBLIC = _unless(lambda it: it.data.public.fraction, "data.public.fraction = 0.0 makes no data public")
 _NO_TEXTS = _unless(lambda it: it.data.text.kind != "none", 'data.text.kind = "none" says that the data are no texts')
 _NO_TRACKER = _machine(lambda machine: machine.track.to, "track.to names no tracker")
-_NO_ENGINE = _machine(lambda machine: machine.on, "runtime.on names no engine")
+_IN_MEMORY = _machine(
+    lambda machine: machine.transport != "memory", 'runtime.transport = "memory" runs everything in one process'
+)
 _ALONE = ("serial", "plain")
 
 _REASONS: Final[Mapping[str, Reason]] = {
@@ -172,10 +178,15 @@ _REASONS: Final[Mapping[str, Reason]] = {
         lambda it: it.evaluate.samples, "evaluate.samples = 0 evaluates every time on all test samples"
     ),
     "diagnose.samples": _unless(lambda it: it.diagnose.every, "diagnose.every = 0 diagnoses no round"),
+    **dict.fromkeys(("fleet.link", "tree.edges"), _IN_MEMORY),
+    **{
+        f"runtime.{key}": _IN_MEMORY
+        for key in ("bind", "keys", "insecure", "trainers", "per_process", "on", "connect_seconds", "lost_seconds")
+    },
     "runtime.metrics_address": _machine(
         lambda machine: machine.metrics_port, "runtime.metrics_port = 0 serves no metrics"
     ),
-    **{f"runtime.{key}": _NO_ENGINE for key in ("nodes", "shared_state")},
+    **{f"runtime.{key}": _no_engine for key in ("nodes", "shared_state")},
     **{f"track.{key}": _NO_TRACKER for key in ("out", "project", "patience")},
 }
 """The settings that need others to have an effect, by their full keys."""

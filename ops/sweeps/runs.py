@@ -33,6 +33,8 @@ from fedemu.protocol.host.paths import is_file
 Command = Callable[[Path, Planned], list[str]]
 """Makes the command of a run from its directory."""
 
+TRANSPORT = "runtime.transport=memory"
+"""What every run of a sweep is set to."""
 _LOOK_EVERY = 0.2
 """Seconds between two looks at the runs under way."""
 
@@ -84,7 +86,7 @@ def command_of(directory: Path, planned: Planned) -> list[str]:
     """The command of a run: of a new one, or of one that goes on in its directory."""
     begun = is_file(directory / CONFIG_FILE)
     source = ["--resume", str(directory)] if begun else [planned.experiment, "--out", str(directory)]
-    overrides = [*planned.overrides, f"seed={planned.seed}", "runtime.transport=memory", "runtime.report=false"]
+    overrides = [*planned.overrides, f"seed={planned.seed}", TRANSPORT, "runtime.report=false"]
     settings = [word for override in overrides for word in ("--set", override)]
     return child_command("fedemu-run", "fedemu.ops.cli.__main__", "run", *source, *settings)
 

@@ -19,7 +19,7 @@ from fedemu.ops.running.exits import complain
 from fedemu.ops.sweeps.hold import await_left, held
 from fedemu.ops.sweeps.machine import default_at_once
 from fedemu.ops.sweeps.plan import Planned
-from fedemu.ops.sweeps.runs import Command, Failed, Progress, command_of, is_over, play, require_same, told
+from fedemu.ops.sweeps.runs import TRANSPORT, Command, Failed, Progress, command_of, is_over, play, require_same, told
 from fedemu.ops.terminal import say
 from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError, FedemuError
@@ -43,7 +43,8 @@ def loaded(
         key = (run.experiment, run.overrides)
         if key not in known:
             try:
-                known[key] = load_experiment(run.experiment, run.overrides, os.environ, without_effect)
+                overrides = [*run.overrides, TRANSPORT]
+                known[key] = load_experiment(run.experiment, overrides, os.environ, without_effect)
             except ConfigurationError as error:
                 raise ConfigurationError(f"{run.group}: {error}") from None
         experiment, runtime = known[key]

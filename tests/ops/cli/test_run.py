@@ -69,13 +69,16 @@ def test_a_sweep_tells_once_what_has_no_effect_in_all_of_its_runs(
 ) -> None:
     monkeypatch.setattr(sweep, "run_sweep", lambda *_: 0)
     words = ["sweep", "digits-small", "--out", str(tmp_path / "new"), "--seeds", "0-2", *FORGOTTEN]
-    for more in (["--list"], [], ["--grid", "evaluate.full_every=2,5"]):
+    for more in (["--list"], [], ["--grid", "evaluate.full_every=2,5", "--set", "runtime.trainers=3"]):
         with pytest.raises(SystemExit):
             commands.app([*words, *more], prog_name="fedemu")
     told = (
         "warning: evaluate.full_every = 2, 5 has no effect, because evaluate.samples = 0 evaluates every time on all "
+        "test samples\n"
+        'warning: runtime.trainers = 3 has no effect, because runtime.transport = "memory" runs everything in one '
+        "process\n"
     )
-    assert capsys.readouterr().err == f"{TOLD}{TOLD}{told}test samples\n"
+    assert capsys.readouterr().err == f"{TOLD}{TOLD}{told}"
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 4), (FedemuError("it could not be served"), 5)])

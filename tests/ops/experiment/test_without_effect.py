@@ -35,6 +35,8 @@ NOT_PUBLIC = "data.public.fraction = 0.0 makes no data public"
 ONE_PERIOD = "it remembers periods that are over, and the stream has only one; set stream.kind"
 AT_THE_COORDINATOR = 'algorithm.name = "central" trains at the coordinator alone, as its own options say'
 UNTRAINED = 'algorithm.name = "ncm" trains nothing without algorithm.options.warm_up'
+IN_MEMORY = 'runtime.transport = "memory" runs everything in one process'
+IN_ONE_PROCESS = {"runtime": {"transport": "memory"}}
 REPLAY = "digits-tasks+uniform-replay"
 
 
@@ -130,6 +132,12 @@ REPLAY = "digits-tasks+uniform-replay"
             ["runtime.metrics_port=9000"],
         ),
         ("digits", "runtime.nodes = 2", "runtime.on names no engine", ["runtime.on=ray"]),
+        (IN_ONE_PROCESS, "tree.edges = [2]", IN_MEMORY, ["runtime.transport=zmq"]),
+        (IN_ONE_PROCESS, 'fleet.link = "shared"', IN_MEMORY, ["runtime.transport=zmq"]),
+        (IN_ONE_PROCESS, 'runtime.bind = "tcp://127.0.0.1:5578"', IN_MEMORY, ["runtime.transport=zmq"]),
+        (IN_ONE_PROCESS, "runtime.trainers = 2", IN_MEMORY, ["runtime.transport=zmq"]),
+        (IN_ONE_PROCESS, "runtime.per_process = 5", IN_MEMORY, ["runtime.transport=zmq"]),
+        (IN_ONE_PROCESS, "runtime.lost_seconds = 600.0", IN_MEMORY, ["runtime.transport=zmq"]),
         ("digits", 'track.out = "there"', "track.to names no tracker", ["track.to=mlflow"]),
     ],
 )
@@ -145,6 +153,13 @@ def test_a_stack_is_told_where_devices_are_computed_one_after_another() -> None:
         "warning: local.stack = 4 has no effect, because local.executor computes devices one after another"
     ]
     assert told("digits", "local.stack=4") == told("digits", "local.executor=serial") == []
+
+
+def test_what_places_devices_on_nodes_is_told_where_everything_is_one_process() -> None:
+    assert told(IN_ONE_PROCESS, "runtime.on=ray", "runtime.nodes=2") == [
+        f'warning: runtime.on = "ray" has no effect, because {IN_MEMORY}',
+        f"warning: runtime.nodes = 2 has no effect, because {IN_MEMORY}",
+    ]
 
 
 def test_epochs_are_told_beside_steps() -> None:
