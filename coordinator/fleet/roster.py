@@ -57,7 +57,7 @@ class Roster:
         self._virtual = settings.clock == "virtual"
         self.connection_of: Callable[[bytes], bytes] = lambda peer: peer
         """The connection of a peer. It is another name only if the connection is shared, and the peer is a channel."""
-        self.resting: dict[bytes, None] = {}
+        self.resting: dict[bytes, DeviceId] = {}
         """The connections of devices that were told to sleep, and have not left yet."""
         self.stations: dict[bytes, str] = {}
         """The connections of edges, each with the name of its machine."""
@@ -175,7 +175,7 @@ class Roster:
         """The device is told to sleep, so nothing else is sent to it. Returns its connection, which may say Bye."""
         peer = self.connected.pop(device)
         del self._by_peer[peer]
-        self.resting[peer] = None
+        self.resting[peer] = device
         return peer
 
     def was_told_to_rest(self, peer: bytes) -> bool:

@@ -317,14 +317,17 @@ class Reception:
         self.changed.set()
 
     def _presence(self, peer: bytes, message: wire.Presence) -> None:
-        device, times = self._device(peer), OnlineTimes(message.until, message.intervals, self.timeline.time)
-        self.roster.answers(device)
+        device = self._device(peer)
+        if device is None:
+            return
+        times = OnlineTimes(message.until, message.intervals, self.timeline.time)
         if self.roster.planned is None and self.roster.announced.announce(device, times):
             self.changed.set()
 
     def _about_ask(self, peer: bytes, message: AboutAsk, frames: Sequence[memoryview], now: float) -> None:
         device, exchange = self._device(peer), self.exchange
-        self.roster.answers(device)
+        if device is None:
+            return
         if exchange is not None and message.ask == exchange.text:
             if message.epoch not in (None, self.epoch):
                 # An answer would end the work of the same name that the device has or will have from this coordinator.
@@ -371,10 +374,13 @@ class Reception:
         """The key to which leases of this peer belong, with those of the edges before it."""
         return edge.path_of(self._key_of(peer), self._vouched.get(peer, ""))
 
-    def _device(self, peer: bytes) -> DeviceId:
+    def _device(self, peer: bytes) -> DeviceId | None:
+        """The device that answers on this connection. None if it was told to sleep, and has not heard that yet."""
         device = self.roster.device_of(peer)
-        if device is None:
+        answering = self.roster.resting.get(peer) if device is None else device
+        if answering is None:
             raise RefusedError("unknown_peer", "No device has said Hello on this connection.")
+        self.roster.answers(answering)
         return device
 
     def _refuse(self, peer: bytes, reason: str, detail: str, now: float, counted_as: str | None = None) -> None:

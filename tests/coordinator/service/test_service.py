@@ -30,7 +30,23 @@ from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import FedemuError, KeyRevoked, MalformedMessage
 from fedemu.protocol.ids import DeviceId
-from fedemu.protocol.messages import Beat, Bye, Compute, Died, Enroll, Granted, Hello, Need, Presence, Wake
+from fedemu.protocol.messages import (
+    ASLEEP,
+    Beat,
+    Bye,
+    Compute,
+    Declined,
+    Died,
+    Enroll,
+    Failed,
+    Granted,
+    Hello,
+    Need,
+    Presence,
+    Result,
+    Scheduled,
+    Wake,
+)
 from fedemu.protocol.sharing.edge_messages import NO_EDGE, Station, Vouch
 from fedemu.protocol.transport.memory import MemoryNetwork
 
@@ -333,6 +349,36 @@ async def test_devices_whose_on_line_times_are_planned_need_not_announce_them_an
     assert roster.announced.of(0) is None
     assert not service.reception.broken.done()
     assert len(sent) == 1, "it is no mistake"
+
+
+async def test_what_a_device_has_said_before_it_heard_that_it_is_to_sleep_is_no_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(run="test", seed=1, rounds=4, devices=4, per_round=2)
+    roster, sent, told = Roster(settings, planned=PlannedTimes(4, None)), list[Any](), list[str]()
+    monkeypatch.setattr(Service, "send", lambda self, peer, message, frames=(): sent.append(message))
+    monkeypatch.setattr(Observers, "event", lambda self, name, **fields: told.append(name))
+    service = Service(settings, roster, Shelf(BlobStore(tmp_path)), Timeline("virtual"), Observers(), Granted)
+    lease = roster.enroll(b"machine", 4, None, "", 0.0)
+    service.reception.received(b"0", Envelope(Hello(device=0, incarnation=1, lease=lease.token), []))
+    roster.columns.lost[0] = True
+    roster.rest(DeviceId(0))
+    sent.clear()
+    for message in (
+        Presence(until=0.0, intervals=()),
+        Scheduled(ask="1.0.0", event="finish", at=1.0),
+        Result(ask="1.0.0", examples=1, steps=1, metrics={}, label_counts=None, tensors=()),
+        Failed(ask="1.0.0", reason="training"),
+        Declined(ask="1.0.0", reason="declined"),
+    ):
+        service.reception.received(b"0", Envelope(message, []))
+    assert (sent, told) == ([], [])
+    assert not roster.columns.lost[0], "it has answered, so it may be asked again"
+    service.reception.received(b"0", Envelope(Bye(reason=ASLEEP), []))
+    assert (sent, told, roster.resting) == ([], [], {})
+    service.reception.received(b"0", Envelope(Presence(until=0.0, intervals=()), []))
+    assert told == ["refusal"], "it has left, and nobody knows it any more"
+    assert not service.reception.broken.done()
 
 
 @pytest.mark.parametrize("connected", [0, 1])
