@@ -26,7 +26,6 @@ from fedemu.coordinator.asks.payload import Payload
 from fedemu.coordinator.asks.tensors import as_tensor
 from fedemu.coordinator.evaluation.alignment import Preferences, alignment
 from fedemu.coordinator.evaluation.evaluate import Evaluation, Evaluator, mean_by
-from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import DeviceId
 
 Floats = NDArray[np.float64]
@@ -36,7 +35,7 @@ class Diagnosis:
     """What all diagnoses of an experiment share.
 
     ``evaluator`` tests models. ``partition`` says which samples each device holds, and ``stream`` when they arrive;
-    without a stream, devices hold them from the beginning on. Raises ConfigurationError for language data.
+    without a stream, devices hold them from the beginning on.
     """
 
     def __init__(
@@ -47,11 +46,6 @@ class Diagnosis:
         evaluator: Evaluator,
         stream: StreamPlan | None = None,
     ) -> None:
-        if corpus.language:
-            raise ConfigurationError(
-                "diagnose.every tells what models forget of classes, but models of language data predict tokens; "
-                "set it to 0"
-            )
         self.evaluator = evaluator
         self.buffers = model.buffers
         self.validates = len(partition.validation_indices) > 0

@@ -86,6 +86,11 @@ class Experiment(Section):
                 'data.partition.kind = "resampled" lets devices have the same samples, so that one would train on what '
                 'another holds out; set data.validation = 0, and no stream.kind = "periods"'
             )
+        if self.diagnose.every and self.data.text.kind in ("masked", "next"):
+            raise ValueError(
+                "diagnose.every tells what models forget of classes, but models of language data predict tokens; "
+                "set it to 0"
+            )
         if self.tree.edges and self.tree.edges[-1] > self.fleet.devices:
             raise ValueError(
                 f"tree.edges = {self.tree.edges[-1]} is more than fleet.devices = {self.fleet.devices}; "

@@ -30,7 +30,6 @@ from fedemu.coordinator.record.run import Run, read_run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
 from fedemu.protocol import messages as wire
-from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import DeviceId, digest_of
 from fedemu.protocol.tensors import pack
 from fedemu.protocol.transport.memory import MemoryNetwork
@@ -275,12 +274,6 @@ def test_with_periods_a_device_holds_what_arrives_in_the_rounds_own(
     assert line["samples"] == 4
     assert line["before"].keys() == {"accuracy", "loss", "class_accuracy", "class_loss"}
     assert known(line["before"]["class_accuracy"]) == [0.5, 1.0]
-
-
-def test_language_data_are_refused() -> None:
-    data = replace(corpus(), vocabulary=("a", "b"))
-    with pytest.raises(ConfigurationError, match=r"diagnose\.every .* language data .*set it to 0"):
-        Diagnosis(Threshold(), data, partition(SHARES, [[]] * 4), None)  # type: ignore[arg-type]
 
 
 def test_the_last_ask_of_a_round_counts(tmp_path: Path) -> None:

@@ -257,6 +257,9 @@ REFUSED = {
         'fleet.wake = "on-demand" needs clock.kind = "virtual"; under the wall clock a device that sleeps would count '
         "as off-line"
     ),
+    '[data.text]\nkind = "next"\n[diagnose]\nevery = 2': (
+        "diagnose.every tells what models forget of classes, but models of language data predict tokens; set it to 0"
+    ),
     "[fleet]\nper_round = 3\nparticipation = 0.1": (
         "fleet.per_round and fleet.participation say the same thing twice; keep one of them"
     ),
