@@ -78,11 +78,20 @@ class Partition:
         held_out: list[Indices] = []
         for share in shares:
             chosen = np.zeros(len(share), dtype=bool)
-            if count := int(validation * len(share)):
+            if count := max(0, min(int(share_of(validation, len(share))), len(share) - 1)):
                 chosen[generator.permutation(len(share))[:count]] = True
             train.append(share[~chosen])
             held_out.append(share[chosen])
         return cls(*_flatten(train), *_flatten(held_out))
+
+
+def share_of(fraction: float, samples: int | Indices) -> Any:
+    """``fraction · samples``, before it is rounded up or down.
+
+    A product that is not whole by a rounding error alone counts as whole.
+    So 0.29 of 100 samples are 29, although the product of the floats is a little less.
+    """
+    return np.round(fraction * np.asarray(samples), 9)
 
 
 def _flatten(parts: Sequence[Indices]) -> tuple[Indices, Indices]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms.data.partition import Indices
+from fedemu.algorithms.data.partition import Indices, share_of
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -52,7 +52,7 @@ def public_split(
         public = chosen[position]
     drawn, rest = np.flatnonzero(public), np.flatnonzero(~public)
     held_out = np.zeros(len(drawn), dtype=bool)
-    held_out[generator.permutation(len(drawn))[: int(validation * len(drawn))]] = True
+    held_out[generator.permutation(len(drawn))[: int(share_of(validation, len(drawn)))]] = True
     split = PublicSplit(drawn[~held_out], drawn[held_out], rest)
     takes = f"data.public.fraction = {fraction:g} takes {len(drawn)} of {samples} training samples"
     if not len(split.train) or not len(split.validation):

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms.data.partition import Indices, Partition
+from fedemu.algorithms.data.partition import Indices, Partition, share_of
 from fedemu.algorithms.streams.arrivals import Arrivals
 from fedemu.algorithms.streams.flat import owners_of
 from fedemu.algorithms.streams.period_tests import PeriodTests, checked
@@ -196,7 +196,8 @@ def _last_parts(group: Indices, period: Indices, fraction: float) -> NDArray[np.
     periods = int(period.max()) + 1
     cell = group * periods + period
     counts = np.bincount(cell, minlength=(int(group.max()) + 1) * periods)
-    quota = np.diff(np.floor(fraction * counts.reshape(-1, periods).cumsum(axis=0)), axis=0, prepend=0).ravel()
+    so_far = counts.reshape(-1, periods).cumsum(axis=0)
+    quota = np.diff(np.floor(share_of(fraction, so_far)), axis=0, prepend=0).ravel()
     last: NDArray[np.bool_] = _ranks(cell) >= counts[cell] - quota[cell]
     return last
 

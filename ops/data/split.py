@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedemu.algorithms.data.partition import share_of
 from fedemu.ops.data.cache import Decoded, Samples
 from fedemu.ops.data.source import DataSource
 from fedemu.protocol.errors import DataError
@@ -83,9 +84,9 @@ def stratified(strata: NDArray[np.int64], fraction: float, what: str = "classes"
     seed. ``what`` names the strata in an error. Raises DataError if no sample can be chosen.
     """
     counts = np.bincount(strata)
-    exact = counts * fraction
+    exact = share_of(fraction, counts)
     take = np.minimum(np.floor(exact).astype(np.int64), np.maximum(counts - 1, 0))
-    missing = int(np.ceil(fraction * len(strata))) - int(take.sum())
+    missing = int(np.ceil(share_of(fraction, len(strata)))) - int(take.sum())
     # Rounded, so that remainders that differ in their last bits only are equal. Then the lower label comes first.
     for stratum in np.argsort(np.round(np.floor(exact) - exact, 9), kind="stable"):
         if missing > 0 and take[stratum] < counts[stratum] - 1:

@@ -19,6 +19,12 @@ def test_a_device_sees_its_own_samples():
     assert partition.train_offsets.tolist() == [0, 2, 2, 5]
 
 
+@pytest.mark.parametrize(("samples", "fraction", "expected"), [(100, 0.29, 29), (90, 0.7, 63), (50, 0.58, 29)])
+def test_a_share_that_is_whole_is_not_rounded_down_because_floats_are_inexact(samples, fraction, expected):
+    assert fraction * samples < expected
+    assert len(Partition.of([np.arange(samples)], fraction, np.random.default_rng(0)).validation_indices) == expected
+
+
 def test_a_device_outside_the_fleet_is_refused():
     partition = Partition.of(shares([0], [1]), 0.0, np.random.default_rng(0))
     for index in (-1, 2):
@@ -27,7 +33,8 @@ def test_a_device_outside_the_fleet_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("samples", "fraction", "expected"), [(10, 0.1, 1), (19, 0.1, 1), (9, 0.1, 0), (1, 0.9, 0), (3, 0.99, 2)]
+    ("samples", "fraction", "expected"),
+    [(10, 0.1, 1), (19, 0.1, 1), (9, 0.1, 0), (1, 0.9, 0), (3, 0.99, 2), (3, 1 - 1e-12, 2), (0, 0.5, 0)],
 )
 def test_validation_takes_the_floor_of_its_fraction_and_leaves_one_sample(samples, fraction, expected):
     partition = Partition.of([np.arange(samples)], fraction, np.random.default_rng(0))

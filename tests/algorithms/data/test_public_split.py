@@ -31,6 +31,11 @@ def test_a_fortieth_of_fifty_thousand_is_938_to_train_on_and_312_for_validation(
     assert (len(drawn.train), len(drawn.validation)) == (938, 312)
 
 
+def test_a_whole_number_of_samples_for_validation_is_not_rounded_down() -> None:
+    drawn = split(1000, 0.1, validation=0.29)  # as floats, 0.29 · 100 is below 29
+    assert (len(drawn.train), len(drawn.validation)) == (71, 29)
+
+
 def test_which_samples_are_public_follows_from_the_generator() -> None:
     assert split(100, 0.2, seed=3).train.tolist() == split(100, 0.2, seed=3).train.tolist()
     assert split(100, 0.2, seed=3).train.tolist() != split(100, 0.2, seed=4).train.tolist()

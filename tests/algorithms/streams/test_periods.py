@@ -81,6 +81,11 @@ def test_the_samples_that_devices_hold_out_of_a_period_add_up_to_the_fraction():
     assert plan_of(tests) == [[9, 17, 29, 37], [11, 19, 31, 39]]
 
 
+def test_a_whole_number_of_samples_to_hold_out_is_not_rounded_down():
+    arrivals, tests = consecutive(np.arange(100), partition(np.arange(100)), 1, test_fraction=0.29)
+    assert (len(arrivals.indices), plan_of(tests)) == (71, [[*range(71, 100)]])  # as floats, 0.29 · 100 is below 29
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

@@ -13,6 +13,9 @@ def test_a_stratified_part_is_the_ceiling_shared_by_largest_remainder():
     # A quarter of 21 is 5.25, so six: 2.5 + 1.5 + 1.25 of the classes; halves go to the lower label first.
     assert np.bincount(y[chosen]).tolist() == [3, 2, 1]
     assert (chosen == stratified(y, 0.25)).all()
+    # As floats, 0.07 · 100 is above 7, and 0.29 · 100 is below 29.
+    assert [stratified(np.zeros(100, np.int64), fraction).sum() for fraction in (0.07, 0.29)] == [7, 29]
+    assert np.bincount(np.array([0] * 100 + [1] * 100)[stratified(np.repeat([0, 1], 100), 0.29)]).tolist() == [29, 29]
     # Four samples give one, without a remainder. So the third goes to the five.
     y = np.array([0] * 4 + [1] * 5)
     assert np.bincount(y[stratified(y, 0.25)]).tolist() == [1, 2]
