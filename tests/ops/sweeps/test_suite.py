@@ -133,6 +133,19 @@ def test_a_method_that_diverged_in_the_first_period_has_no_forgetting_of_earlier
     assert [standing["one"][0].forgetting.mean, standing["two"][0].forgetting.mean] == [0.25, None]
 
 
+def test_a_run_that_diverged_in_its_first_round_takes_no_part_in_bytes_and_updates(tmp_path: Path, mine: str) -> None:
+    runs = planned_suite(open_suite(mine, "small", []), None)
+    written(tmp_path / "one/digits-small+fedavg/seed-0", 0.5, 0.2)
+    for place in ("one/digits-small+fedavg/seed-1", "two/digits-drift+fedavg/seed-0"):
+        written(tmp_path / place, 0.3, 0.2, "diverged")
+        (tmp_path / place / "metrics.jsonl").write_text("")
+    standing = lines(tmp_path, runs)
+    fedavg = standing["one"][0]
+    assert (fedavg.bytes.values, fedavg.updates.values) == ((15, None), (4, None))
+    assert "| 15.0 B (1 of 2) | 4 (1 of 2) | 2 of 2, 1 diverged |" in text(standing)
+    assert (standing["two"][0].bytes.mean, standing["two"][0].updates.mean) == (None, None)
+
+
 def test_points_of_a_grid_and_presets_with_the_same_method_have_lines_of_their_own(tmp_path: Path) -> None:
     parts = [
         Part(name="rates", presets=["digits"], methods=["wsm"], grid={"local.lr": [0.1, 1.0]}),
