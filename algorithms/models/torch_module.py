@@ -18,6 +18,7 @@ from fedemu.algorithms.models.frozen import fixed_tensors, resting_parts, saved_
 from fedemu.algorithms.models.layers import batch_statistics
 from fedemu.algorithms.models.randomness.random_functions import repeatable
 from fedemu.algorithms.trees import map_leaves, only
+from fedemu.protocol.code.own_code import account
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.generators import seeded
 
@@ -150,7 +151,8 @@ def from_module(build: Callable[[], nn.Module], kind: ModuleKind | None = None, 
     """A model from a function that builds a module. Each ``init`` calls this function under its seed.
 
     What is frozen is built under ``seed``. If ``kind`` is None, it follows from the layers of the module. Raises
-    ConfigurationError if nothing in the module is trained, or if it has a layer without sizes, such as LazyLinear.
+    ConfigurationError if nothing in the module is trained, if it has a layer without sizes, such as LazyLinear, or
+    if it can't be copied.
     """
     module = under_seed(build, seed)
     for name, leaf in (*module.named_parameters(), *module.named_buffers()):
@@ -162,7 +164,28 @@ def from_module(build: Callable[[], nn.Module], kind: ModuleKind | None = None, 
     if kind is None:
         convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
         kind = "convolutional" if any(isinstance(part, convolutions) for part in module.modules()) else "dense"
-    return ModuleModel(module, kind, lambda other: module if other == seed else under_seed(build, other))
+    _detach_what_hooks_make(module)
+    try:
+        return ModuleModel(module, kind, lambda other: module if other == seed else under_seed(build, other))
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"the module {type(module).__name__} must be one that copy.deepcopy can copy, and not one of torch.jit: "
+            f"{account(error)}"
+        ) from error
+
+
+def _detach_what_hooks_make(module: nn.Module) -> None:
+    """Detach the tensors that hooks make of parameters before each call, as in weight_norm and prune.
+
+    A tensor that was computed from parameters can't be copied. The next call makes it anew.
+    """
+    for part in module.modules():
+        if part._forward_pre_hooks:
+            for name, value in vars(part).items():
+                if isinstance(value, Tensor) and not value.is_leaf:
+                    vars(part)[name] = value.detach()
 
 
 def under_seed(build: Callable[[], T], seed: int) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,14 +13,16 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import weight_norm
+from torch.nn.utils.prune import l1_unstructured
 
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.interface import Outputs
 from fedemu.algorithms.models.randomness.random_functions import models_draw_by
-from fedemu.algorithms.models.torch_module import from_module, outputs_of
+from fedemu.algorithms.models.torch_module import from_module, outputs_of, under_seed
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import Objective
-from fedemu.algorithms.trees import add, scale
+from fedemu.algorithms.trees import add, scale, without
 from fedemu.coordinator.evaluation.evaluate import answer, read
 from fedemu.coordinator.rounds.server_job_worker import Place
 from fedemu.device.compute.executors.checked import Checked
@@ -28,6 +31,7 @@ from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment.sources import load_experiment
+from fedemu.protocol.errors import ConfigurationError
 
 DEVICES = 4
 
@@ -251,6 +255,45 @@ def test_a_buffer_that_a_module_replaces_is_kept() -> None:
     _, buffers = model.apply(variables, torch.ones(3, 2), True)
     assert float(buffers["seen"]) == 3
     assert float(variables["seen"]) == 0
+
+
+@pytest.mark.parametrize("changed", ["weight_norm", "prune"])
+def test_a_layer_whose_weight_a_hook_makes_of_parameters_is_trained(changed: str) -> None:
+    def build() -> nn.Module:
+        module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        if changed == "prune":
+            l1_unstructured(module[0], "weight", amount=0.5)  # type: ignore[no-untyped-call]
+        else:
+            with pytest.deprecated_call():
+                weight_norm(module[0])
+        return module
+
+    model, plain = from_module(build), under_seed(build, 0)
+    x = torch.ones(5, 3)
+    for one in (model, copy.deepcopy(model)):
+        assert torch.equal(one.apply(model.init(0), x, True)[0].logits, plain(x))
+    trained = {name for name in model.init(0) if name not in model.buffers}
+    assert trained == {name for name, _ in plain.named_parameters()}
+    slopes = torch.func.grad(lambda given: model.apply({**model.init(0), **given}, x, True)[0].logits.sum())(
+        without(model.init(0), model.buffers)
+    )
+    plain(x).sum().backward()
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(slopes[name], parameter.grad)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+@pytest.mark.parametrize("copied", ["generator", "compiled"])
+def test_a_module_that_cannot_be_copied_is_refused_in_a_sentence(copied: str) -> None:
+    def build() -> nn.Module:
+        module = nn.Linear(3, 2)
+        if copied == "compiled":
+            return torch.jit.trace(module, torch.ones(1, 3))  # type: ignore[no-any-return, no-untyped-call]
+        module.numbers = (number for number in range(3))  # type: ignore[assignment]
+        return module
+
+    with pytest.raises(ConfigurationError, match=r"^the module \w+ must be one that copy\.deepcopy can copy, and not "):
+        from_module(build)
 
 
 def test_what_a_constructor_draws_follows_from_the_seed_whoever_draws_it() -> None:
