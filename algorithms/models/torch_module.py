@@ -151,8 +151,8 @@ def from_module(build: Callable[[], nn.Module], kind: ModuleKind | None = None, 
     """A model from a function that builds a module. Each ``init`` calls this function under its seed.
 
     What is frozen is built under ``seed``. If ``kind`` is None, it follows from the layers of the module. Raises
-    ConfigurationError if nothing in the module is trained, if it has a layer without sizes, such as LazyLinear, or
-    if it can't be copied.
+    ConfigurationError if nothing in the module is trained, if it has a layer without sizes, such as LazyLinear, or a
+    hook for the gradient of a parameter, or if it can't be copied.
     """
     module = under_seed(build, seed)
     for name, leaf in (*module.named_parameters(), *module.named_buffers()):
@@ -160,6 +160,13 @@ def from_module(build: Callable[[], nn.Module], kind: ModuleKind | None = None, 
             raise ConfigurationError(
                 f"{name!r} of the module {type(module).__name__} has no size before the first batch, and the first "
                 "variables are made before it; take a layer with sizes, such as nn.Linear in place of nn.LazyLinear"
+            )
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise ConfigurationError(
+                f"{name!r} of the module {type(module).__name__} has a hook for its gradient, which nobody would call, "
+                "because each device has a tensor of its own in place of the parameter; change gradients by a "
+                "'direction' of the method, as in ingredients.local_sgd(direction=...)"
             )
     if kind is None:
         convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -282,6 +282,16 @@ def test_a_layer_whose_weight_a_hook_makes_of_parameters_is_trained(changed: str
         torch.testing.assert_close(slopes[name], parameter.grad)
 
 
+def test_a_hook_for_a_gradient_is_refused_in_a_sentence() -> None:
+    def build() -> nn.Module:
+        module = nn.Linear(3, 2)
+        module.weight.register_hook(lambda slope: slope / 2)
+        return module
+
+    with pytest.raises(ConfigurationError, match=r"^'weight' of the module Linear has a hook for its gradient, which "):
+        from_module(build)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
 @pytest.mark.parametrize("copied", ["generator", "compiled"])
 def test_a_module_that_cannot_be_copied_is_refused_in_a_sentence(copied: str) -> None:
