@@ -51,7 +51,7 @@ class Ask:
     The round fails if fewer devices reply than the quorum needs. An ``optional`` ask accepts any number of replies; if
     nobody replied, ``Reply.values`` is empty.
 
-    Raises ConfigurationError if ``shared``, ``reduce`` or ``cohort`` is something else.
+    Raises ConfigurationError if ``shared``, ``reduce``, ``cohort`` or ``each`` is something else.
     """
 
     program: str
@@ -76,6 +76,13 @@ class Ask:
         if (isinstance(cohort, str) and cohort not in ("selected", "online")) or not isinstance(cohort, Iterable):
             raise ConfigurationError(
                 f"{self._with('cohort')} is {cohort!r}; it must be 'selected', 'online' or a list of devices"
+            )
+        each: Any = {} if self.each is None else self.each
+        if not isinstance(each, Mapping) or not all(
+            isinstance(device, Integral) and isinstance(tree, Mapping) for device, tree in each.items()
+        ):
+            raise ConfigurationError(
+                f'{self._with("each")} must be trees by device, as in {{0: {{"weight": torch.ones(())}}}}'
             )
 
     def _with(self, field: str) -> str:

@@ -1,4 +1,4 @@
-"""Payloads as tensors, for methods. Only processes that compute with torch import this."""
+"""The tensors that methods send and get. Only processes that compute with torch import this."""
 
 from __future__ import annotations
 
@@ -7,9 +7,35 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from fedemu.algorithms.interface import Tree
+from fedemu.algorithms.interface import Ask, Tree
 from fedemu.coordinator.asks.payload import Payload
 from fedemu.coordinator.sums.leaf import Leaf
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.tensors import DTYPES
+from fedemu.protocol.wording import an_object
+
+
+def require_tensors(ask: Ask) -> None:
+    """Raise ConfigurationError if a leaf of ``shared`` or ``each`` is no tensor that can travel to devices."""
+    trees = {f"shared[{key!r}]": tree for key, tree in ask.shared.items()}
+    trees |= {f"each[{device}]": tree for device, tree in (ask.each or {}).items()}
+    for place, tree in trees.items():
+        for name, leaf in tree.items():
+            if (wrong := _unfit(leaf)) is not None:
+                raise ConfigurationError(
+                    f"the algorithm asks for the program {ask.program!r}, and {place}[{name!r}] of this Ask is {wrong}"
+                )
+
+
+def _unfit(leaf: object) -> str | None:
+    """What is wrong with a leaf that devices are to get, and what to do. None if it can travel."""
+    if not isinstance(leaf, torch.Tensor):
+        return f"{an_object(leaf)}; it must be a tensor, as torch.as_tensor makes it"
+    if leaf.layout is not torch.strided or leaf.is_meta:
+        return "a tensor that is sparse or has no values; it must be a dense one"
+    if (dtype := str(leaf.dtype).removeprefix("torch.")) not in DTYPES:
+        return f"a tensor of {dtype}, which cannot travel; use one of {', '.join(DTYPES)}"
+    return None
 
 
 def as_tensor(array: NDArray[Any], leaf: Leaf) -> torch.Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedemu.algorithms.interface import (
     Algorithm,
@@ -26,6 +28,7 @@ from fedemu.coordinator.asks.folding import Folding, collects
 from fedemu.coordinator.asks.holdings import Holdings
 from fedemu.coordinator.asks.parts import AskParts, Contribution
 from fedemu.coordinator.asks.payload import PayloadTemplate
+from fedemu.coordinator.asks.tensors import require_tensors
 from fedemu.coordinator.asks.virtual import VirtualAsk
 from fedemu.coordinator.asks.wall import WallAsk
 from fedemu.coordinator.evaluation.diagnosis import RoundDiagnosis
@@ -170,8 +173,7 @@ class Asking:
         """The devices to ask, and how many replies are wanted. Waits or moves the clock until a device is there."""
         among: tuple[DeviceId, ...] | None = None
         if not isinstance(ask.cohort, str):
-            # Those of numpy are numbers of Python from here on, which messages and checkpoints can hold.
-            named = dict.fromkeys(DeviceId(int(device)) for device in ask.cohort)
+            named = dict.fromkeys(_numbers(ask))
             among = tuple(device for device in named if 0 <= device < self._settings.devices)
         if among == () and not ask.optional:
             raise ConfigurationError(
@@ -255,6 +257,7 @@ class Asking:
         except KeyError:
             known = ", ".join(sorted(self._algorithm.programs))
             raise ConfigurationError(f"The algorithm asks for the program {ask.program!r}; it has {known}.") from None
+        require_tensors(ask)
         template = PayloadTemplate.of(program.payload(ask.shared))
         template.require_at_most(self._settings.payload_bytes, ask.program)
         each = ask.each or {}
@@ -320,6 +323,23 @@ class Asking:
             for contribution in contributions:
                 assert contribution.payload is not None, "edges keep nothing of a round that is diagnosed"
                 await self._numerics.compute(diagnosis.examine, program, ask.shared, contribution.payload)
+
+
+def _numbers(ask: Ask) -> Iterator[DeviceId]:
+    """The devices that an ask names. Those of numpy become numbers of Python, which messages and checkpoints can hold.
+
+    Raises ConfigurationError for anything but whole numbers, such as a mask.
+    """
+    for device in ask.cohort:
+        try:
+            if isinstance(device, bool) or getattr(device, "dtype", None) == torch.bool:
+                raise TypeError
+            yield DeviceId(operator.index(device))
+        except TypeError:
+            raise ConfigurationError(
+                f"the algorithm asks for the program {ask.program!r}, and 'cohort' of this Ask has {device!r}; it must "
+                "be a list of devices, which are whole numbers from 0"
+            ) from None
 
 
 def _line(exchange: Exchange) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from fedemu.algorithms.models.randomness.random_functions import Keyed
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.trees import flatten, map_leaves, without
 from fedemu.coordinator.asks.payload import PayloadTemplate
+from fedemu.coordinator.asks.tensors import require_tensors
 from fedemu.coordinator.evaluation.evaluate import read
 from fedemu.coordinator.rounds.server_job_worker import settle
 from fedemu.device.compute.executors.executor import Job, Source, is_machine_fault
@@ -205,6 +206,7 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
         _refuse(f"algorithm {name!r} fails before its first request", error)
     if ask is None:
         return as_named
+    require_tensors(ask)
     program: Any = algorithm.programs.get(ask.program)
     if program is None:
         raise ConfigurationError(f"algorithm {name!r} asks for the program {ask.program!r}, which it does not have")

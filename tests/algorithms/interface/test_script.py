@@ -28,6 +28,9 @@ MODEL = {"w": torch.zeros(2)}
         ({"reduce": [weighted_mean]}, "'reduce' of this Ask must be reducers by key of the payload"),
         ({"cohort": "all"}, "'cohort' of this Ask is 'all'; it must be 'selected', 'online' or a list of devices"),
         ({"cohort": 5}, "'cohort' of this Ask is 5; it must be"),
+        ({"each": [MODEL]}, "'each' of this Ask must be trees by device, as in {0: {"),
+        ({"each": {"0": MODEL}}, "'each' of this Ask must be trees by device"),
+        ({"each": {0: MODEL["w"]}}, "'each' of this Ask must be trees by device"),
     ],
 )
 def test_an_ask_that_cannot_be_asked_is_refused_in_one_sentence(fields: dict[str, Any], said: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
@@ -255,6 +256,45 @@ async def test_an_ask_that_no_device_could_read_ends_the_run_with_a_sentence(
     plan.algorithm.round = round
     with pytest.raises(ConfigurationError, match=f"no device could read its work for the program 'train'.*{told}"):
         await play(plan)
+
+
+@pytest.mark.parametrize(
+    ("shared", "each", "told"),
+    [
+        ({"mu": {"value": 0.5}}, None, "shared['mu']['value'] of this Ask is a float; it must be a tensor, as torch."),
+        ({"mu": {"value": np.zeros(2)}}, None, "shared['mu']['value'] of this Ask is a ndarray; it must be a tensor"),
+        ({}, {0: {"w": 1}}, "each[0]['w'] of this Ask is an int; it must be a tensor"),
+        ({"mu": {"value": torch.eye(2).to_sparse()}}, None, "a tensor that is sparse or has no values; it must be"),
+        ({"mu": {"value": torch.zeros(2, device="meta")}}, None, "a tensor that is sparse or has no values; it must"),
+        (
+            {"mu": {"value": torch.zeros(2) * 1j}},
+            None,
+            "a tensor of complex64, which cannot travel; use one of float64",
+        ),
+    ],
+)
+async def test_a_leaf_that_cannot_travel_to_devices_is_told(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, shared: Any, each: Any, told: str
+) -> None:
+    def round(state: Any, context: Any) -> Generator[Ask, Any, Any]:
+        yield Ask("train", {"model": state.model, **shared}, {"model": total}, each=each)
+        return state
+
+    make_fleet(2)
+    plan = make_plan(devices=2, per_round=2, rounds=1)
+    plan.algorithm.round = round
+    with pytest.raises(ConfigurationError, match=re.escape(told)):
+        await play(plan)
+
+
+@pytest.mark.parametrize("device", [True, np.bool_(True), torch.tensor(True), 0.5, "1"])
+async def test_a_cohort_of_anything_but_numbers_of_devices_is_told(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, device: Any
+) -> None:
+    make_fleet(2)
+    sentence = f"'cohort' of this Ask has {device!r}; it must be a list of devices, which are whole numbers from 0"
+    with pytest.raises(ConfigurationError, match=re.escape(sentence)):
+        await play(make_plan(devices=2, per_round=2, rounds=1, cohort=[0, device]))
 
 
 @pytest.mark.parametrize(("cohort", "asked", "accepted"), [("online", [0, 1, 3, 4], 3), ([4, 2, 9, 1, 4], [1, 4], 1)])

@@ -144,6 +144,10 @@ OWN = """
                 raise MemoryError
             return super().forward(x)
 
+    class GivesANumber(FedAvg):
+        def round(self, state, context):
+            yield Ask("train", {"model": state.variables, "mu": {"value": 0.5}}, {})
+
     class AsksForAnother(FedAvg):
         def __init__(self, ingredients):
             super().__init__(ingredients)
@@ -268,7 +272,11 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
         ),
         (
             ["algorithm.name=tried:GivesAList"],
-            "the first training step can't be tried: AttributeError: 'list' object has no attribute 'values'",
+            "asks for the program 'train', and 'each' of this Ask must be trees by device, as in {0: {",
+        ),
+        (
+            ["algorithm.name=tried:GivesANumber"],
+            "asks for the program 'train', and shared['mu']['value'] of this Ask is a float; it must be a tensor, as",
         ),
         (
             ["algorithm.name=tried:Misspells"],
