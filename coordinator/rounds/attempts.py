@@ -115,6 +115,11 @@ class Attempts(Generic[S]):
                             raise ConfigurationError(
                                 "the algorithm's round ended without a state; it must return the next one"
                             )
+                        if type(request.state) is not type(state):
+                            raise ConfigurationError(
+                                f"the algorithm's round returned {an_object(request.state)}; it must return the next "
+                                f"state, {an_object(state)} as before"
+                            )
                         return request.state  # type: ignore[no-any-return]
                     case Ask():
                         ask_id = AskId(context.round, attempt, ordinal)

@@ -229,6 +229,20 @@ async def test_a_script_without_a_next_state_ends_the_run_with_a_sentence(
         await play(plan)
 
 
+async def test_a_script_whose_next_state_is_of_another_kind_ends_the_run_with_a_sentence(
+    make_plan: MakePlan, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, play: Play
+) -> None:
+    def script(algorithm: Any, state: Any, context: Any) -> Generator[Any, Any, Any]:
+        return {"model": state.model}
+        yield
+
+    make_fleet()
+    plan = make_plan()
+    monkeypatch.setattr(type(plan.algorithm), "round", script)
+    with pytest.raises(ConfigurationError, match="returned a dict; it must return the next state, a MeanState as bef"):
+        await play(plan)
+
+
 @pytest.mark.parametrize(
     ("thing", "said"),
     [
