@@ -38,6 +38,11 @@ def taken_apart(value: Any, tensors: dict[str, Tensor], path: str = "state") -> 
         case float():
             return {"float": value.hex()}
         case Tensor():
+            if value.layout is not torch.strided or value.is_meta:
+                raise ConfigurationError(
+                    f"{path} of the algorithm is a tensor that is sparse or has no values, which a checkpoint cannot "
+                    "hold; use a dense one."
+                )
             while path in tensors:  # the key "a/b", and the key "b" within "a", have the same path
                 path += "'"
             tensors[path] = value.detach().cpu().clone(memory_format=torch.contiguous_format)

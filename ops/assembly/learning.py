@@ -25,6 +25,7 @@ from fedemu.algorithms.terms.local_term import with_local_terms
 from fedemu.algorithms.terms.remembering import with_terms
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.mixing import OwnModel
+from fedemu.coordinator.record.outline import taken_apart
 from fedemu.ops.assembly.stream import class_tasks
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol import seeds
@@ -158,9 +159,10 @@ def first_ask(algorithm: Algorithm[Any], variables: Tree, context: Context) -> A
     """The first ask of the first round. None if a round begins with a server job.
 
     ``context`` is the one before the first round. Raises ConfigurationError if a round is no script, or if the method
-    tells no global model.
+    tells no global model, or has a state that a checkpoint cannot hold.
     """
     state = algorithm.init(variables, context)
+    taken_apart(state, {})
     model: Any = algorithm.variables(state)
     if not isinstance(model, Mapping):
         raise ConfigurationError(

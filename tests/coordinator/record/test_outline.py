@@ -179,6 +179,9 @@ def test_a_field_that_the_constructor_does_not_take_comes_back():
 def test_what_a_checkpoint_cannot_hold_is_named():
     with pytest.raises(ConfigurationError, match="state/variables/w of the algorithm is an object"):
         taken_apart(State({"w": object()}), {})
+    for tensor in (torch.eye(2).to_sparse(), torch.zeros(2, device="meta")):
+        with pytest.raises(ConfigurationError, match="state/variables/w of the algorithm is a tensor that is sparse"):
+            taken_apart(State({"w": tensor}), {})
     for key in (1.5, True):
         with pytest.raises(ConfigurationError, match=f"state/variables of the algorithm has the key {key}"):
             taken_apart(State({key: torch.zeros(1)}), {})

@@ -126,6 +126,13 @@ OWN = """
             raise TypeError("no")
             yield
 
+    class Draws(FedAvg):
+        def init(self, variables, context):
+            return {"variables": variables, "generator": torch.Generator()}
+
+        def variables(self, state):
+            return state["variables"]
+
     class NeverYields(FedAvg):
         def round(self, state, context):
             return state
@@ -266,6 +273,10 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
         ),
         (["algorithm.name=tried:Begins"], "algorithm 'tried:Begins' fails before its first request: TypeError: no"),
         (["algorithm.name=tried:NeverYields"], "the algorithm's round is no generator; it must yield an Ask or"),
+        (
+            ["algorithm.name=tried:Draws"],
+            "state/generator of the algorithm is a Generator, which a checkpoint cannot hold; use tensors, scalars, ",
+        ),
         (
             ["algorithm.name=tried:TellsNoModel"],
             "variables(state) is a NoneType; it must be the model, as tensors",
