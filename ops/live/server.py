@@ -183,8 +183,8 @@ class Page:
             return told(403, "the token is wrong; the command that serves this page has printed it")
         run = self._run(request)
         wanted: Any = None
-        with suppress(ValueError, web.HTTPException):
-            wanted = json.loads(await request.text())
+        with suppress(ValueError, RecursionError, web.HTTPException):  # hundreds of lists within each other
+            wanted = json.loads(await request.read())
         if not isinstance(wanted, dict):
             return told(400, "the request is no JSON object")
         try:

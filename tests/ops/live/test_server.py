@@ -23,6 +23,7 @@ from fedemu.ops.results.holder import UNNAMED
 from fedemu.protocol.errors import DataError
 
 TOKEN = "0123456789abcdef"
+BREAK = "/api/runs/0/break"
 
 
 @contextlib.asynccontextmanager
@@ -171,11 +172,18 @@ async def test_a_button_needs_the_token_and_something_to_break(
 ) -> None:
     headers = {} if token is None else {"X-Fedemu-Token": token}
     async with served(made.directory) as (session, _):
-        async with session.post("/api/runs/0/break", json=body, headers=headers) as answer:
+        async with session.post(BREAK, json=body, headers=headers) as answer:
             assert answer.status == status
             assert said in (await answer.json())["error"]
-        async with session.get("/api/runs/0/break", headers=headers) as answer:
+        async with session.get(BREAK, headers=headers) as answer:
             assert answer.status == 405
+
+
+@pytest.mark.parametrize("body", [b"", b"[" * 100_000, b"\xff\xfe", b"{}" * 2**20, b'{"action": ' * 100_000])
+async def test_a_request_that_is_no_json_is_refused(made: Any, body: bytes) -> None:
+    headers = {"X-Fedemu-Token": TOKEN, "Content-Type": "application/json; charset=nonsense"}
+    async with served(made.directory) as (session, _), session.post(BREAK, data=body, headers=headers) as answer:
+        assert (answer.status, await answer.json()) == (400, {"error": "the request is no JSON object"})
 
 
 @pytest.mark.parametrize(
@@ -192,7 +200,7 @@ async def test_a_coordinator_that_is_elsewhere_is_neither_killed_nor_resumed(
     monkeypatch.setattr("fedemu.ops.live.run.holder_of", lambda path: UNNAMED)
     async with served(made.directory) as (session, _):
         button = {"json": {"action": action}, "headers": {"X-Fedemu-Token": TOKEN}}
-        async with session.post("/api/runs/0/break", **button) as answer:
+        async with session.post(BREAK, **button) as answer:
             assert (answer.status, await answer.json()) == (409, {"error": said})
 
 
@@ -255,7 +263,7 @@ async def test_a_process_that_ended_before_a_button_reached_it_is_told(
     monkeypatch.setattr("fedemu.ops.live.run.holder_of", lambda path: 2**22 + 1)  # no process has this number
     async with served(made.directory) as (session, _):
         button = {"json": {"action": "kill_coordinator"}, "headers": {"X-Fedemu-Token": TOKEN}}
-        async with session.post("/api/runs/0/break", **button) as answer:
+        async with session.post(BREAK, **button) as answer:
             assert (answer.status, "has ended by itself" in (await answer.json())["error"]) == (409, True)
 
 
