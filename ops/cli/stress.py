@@ -70,7 +70,9 @@ def stress(
     short: Annotated[
         bool, typer.Option("--short", help="Use 20 devices and 25 rounds instead of 300 and 120.")
     ] = False,
-    list_: Annotated[bool, typer.Option("--list", help="List the scenarios and stop.")] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the scenarios, or those that are named, and stop.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="A folder in which run directories and logs are kept.")
     ] = None,
@@ -137,21 +139,22 @@ def stress(
         return _ended(attacked, format)
     scale = SHORT if short else FULL
     known = scenarios(scale)
-    if list_:
-        if format is Format.JSON:
-            print(json.dumps([{"name": scenario.name, "what": scenario.what} for scenario in known.values()], indent=1))
-            return 0
-        for scenario in known.values():
-            print(f"{scenario.name:22}{scenario.what}")
-        return 0
     for name in names or ():
         if name not in known:
             raise ConfigurationError(
                 f"there is no scenario {name!r}; choose from {', '.join(known)}, "
                 f"or {CAMPAIGN}, {SOAK}, {NETWORK} or {STRANGERS} alone"
             )
+    chosen = [known[name] for name in dict.fromkeys(names or known)]
+    if list_:
+        if format is Format.JSON:
+            print(json.dumps([{"name": scenario.name, "what": scenario.what} for scenario in chosen], indent=1))
+            return 0
+        for scenario in chosen:
+            print(f"{scenario.name:22}{scenario.what}")
+        return 0
     with _folder(out) as folder:
-        results = _play_all([known[name] for name in dict.fromkeys(names or known)], scale, folder, seed)
+        results = _play_all(chosen, scale, folder, seed)
     return _ended(results, format)
 
 

@@ -345,6 +345,8 @@ def test_the_list_of_scenarios_is_the_same_for_people_and_for_programs(capsys: p
     assert call("stress", "--list", "--format", "json") == 0
     listed = json.loads(capsys.readouterr().out)
     assert [f"{each['name']:22}{each['what']}" for each in listed] == shown.splitlines()
+    assert call("stress", "--list", "garbage", "flapping") == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["garbage", "flapping"]
 
 
 def test_a_scenario_that_is_named_twice_is_played_once(monkeypatch: pytest.MonkeyPatch) -> None:

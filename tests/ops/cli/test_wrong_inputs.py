@@ -194,6 +194,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["stress", "campaign", "--minutes", "1", "--case", "0"], "--case and --minutes exclude each other"),
     (["bench", "wire", "training", "--large", "--quick"], "--large is for fedemu bench fleet or selection"),
     (["stress", "--case", "3"], "--case is for fedemu stress campaign; leave it out"),
+    (["stress", "--list", "wrong"], "there is no scenario 'wrong'; choose from mass-crash, flapping, slow-uploads,"),
     (["stress", "soak", "--list"], "--list is for fedemu stress SCENARIO; leave it out"),
     (["stress", "strangers", "--seed", "3", "--attack", "x"], "--seed is for fedemu stress SCENARIO or campaign or"),
     (["stress", "--list", "--minutes", "3"], "--minutes is for fedemu stress campaign or soak; leave it out"),
