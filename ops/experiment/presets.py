@@ -61,6 +61,8 @@ def preset(name: str) -> dict[str, Any]:
     setting, *parts = name.split(JOINT)
     if setting in _names(METHODS):
         raise ConfigurationError(_alone(name))
+    if parts and not setting:
+        raise ConfigurationError(f'the name of a preset is missing before "{JOINT}"; {LISTED}')
     table: dict[str, Any] = {}
     for path in chain(preset_path(setting)):
         table = merge(table, _read(path))

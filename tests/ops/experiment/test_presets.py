@@ -69,6 +69,7 @@ def test_the_baselines_of_a_table_are_those_of_the_code_that_made_it() -> None:
         ("digits+scafold", 'there is no method "scafold" to follow a preset after "+"; did you mean scaffold'),
         ("digits+zzz", 'there is no method "zzz" to follow a preset after "+"; `fedemu presets` lists'),
         ("digits+", 'the name of a preset part is missing after "+"; `fedemu presets` lists them'),
+        ("+scaffold", 'the name of a preset is missing before "+"; `fedemu presets` lists them'),
         ("digits+churn", 'churn is a preset, and can\'t follow another after "+"; name one preset, and then its parts'),
         ("digit+scaffold", 'there is no file and no preset "digit"; did you mean digits'),
         ("scaffold", "scaffold is a method, which follows a preset: write digits+scaffold"),
