@@ -109,7 +109,7 @@ def new_group(
     check_trackers(runtime.track.to, runtime.track.out)
     find_data(experiment)
     folder = out if out is not None else next_free(f"{experiment.name}-seeds")
-    if out is not None and (is_file(out) or (is_folder(out) and any(out.iterdir()))):
+    if out is not None and _is_taken(out):
         hint = f", or go on with its seeds by --resume {shlex.quote(str(out))}" if is_group(out) else ""
         raise ConfigurationError(f"{out} exists and is not empty; choose another --out{hint}")
     group = SeedGroup(folder, members := [], runtime)
@@ -152,7 +152,12 @@ def resumed_group(folder: Path, overrides: Sequence[str], environment: Mapping[s
     """
     claimed = _claimed(folder)
     if not claimed:
-        raise ConfigurationError(f"{folder} holds no group of seeds; start one with --out {folder}")
+        if is_file(folder / CONFIG_FILE):
+            raise ConfigurationError(
+                f"{folder} is the run of one seed; leave out --seeds, or start a group in another folder with --out"
+            )
+        where = "in another folder with --out" if _is_taken(folder) else f"with --out {shlex.quote(str(folder))}"
+        raise ConfigurationError(f"{folder} holds no group of seeds; start one {where}")
     seed, directory = next(iter(claimed.items()))
     return check_resume(read_frozen(directory), [*overrides, f"seed={seed}"], environment)
 
@@ -232,6 +237,11 @@ def _whole_or_not_at_all(group: SeedGroup) -> Iterator[None]:
     except BaseException:
         abandon(group)
         raise
+
+
+def _is_taken(folder: Path) -> bool:
+    """Whether something is where the folder of a group is to be."""
+    return is_file(folder) or (is_folder(folder) and any(folder.iterdir()))
 
 
 def _claim(folder: Path, experiment: Experiment) -> Member:

@@ -164,7 +164,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["run", "my new.toml"], "there is no file my new.toml; `fedemu init 'my new.toml'` writes one to start from"),
     (["report", "damaged"], "round is 'x', and must be a whole number"),
     (["report", "taken"], "taken/plots can't be used: File exists; name another"),
-    (["run", "--resume", ".", "--seeds", "0-1"], ". holds no group of seeds; start one with --out ."),
+    (["run", "--resume", ".", "--seeds", "0-1"], ". holds no group of seeds; start one in another folder"),
     (
         ["sweep", "digits-small", "--out", "group/a"],
         "group/a is a run directory, in which nobody looks for runs; choose",

@@ -254,7 +254,12 @@ def test_ctrl_c_between_two_runs_says_how_to_go_on(
         ),
         (("--seeds", "zero"), "zero is no list of seeds"),
         (("--seeds", "0", "--out", "group"), "choose another --out, or go on with its seeds by --resume group"),
-        (("--seeds", "0", "--resume", "nowhere"), "nowhere holds no group of seeds"),
+        (("--seeds", "0", "--resume", "no where"), "no where holds no group of seeds; start one with --out 'no where'"),
+        (("--seeds", "0", "--resume", "."), ". holds no group of seeds; start one in another folder with --out"),
+        (
+            ("--seeds", "0-1", "--resume", "group/seed-0"),
+            "group/seed-0 is the run of one seed; leave out --seeds, or start a group in another folder with --out",
+        ),
         (("digits", "--resume", "group"), "leave out an experiment"),
         (("--resume", "group", "--set", "local.lr=9"), "local.lr can't change"),
         (("--seeds", "0", "--rounds", "0"), "rounds = 0 must be at least 1"),
