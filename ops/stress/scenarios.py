@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import psutil
 import zmq
 
 from fedemu.coordinator.record.row import Row
@@ -101,9 +102,15 @@ def _strikes(fleet: LiveFleet, chance: random.Random, strike: Disturb, *, scale:
 
 
 def _kill(fleet: LiveFleet, chance: random.Random, kind: str, share: float) -> None:
-    """Kill a share of the processes of one kind, one at least."""
-    victims = fleet.processes(kind)
-    for process in chance.sample(victims, max(1, round(share * len(victims)))) if victims else ():
+    """Kill a share of the processes of one kind, one at least. Raises FleetTimeout if there is none."""
+    victims: list[psutil.Process] = []
+
+    def found() -> bool:
+        victims[:] = fleet.processes(kind)
+        return bool(victims)
+
+    fleet.wait_until(found, f"the arrival of a {kind} to kill", 30)
+    for process in chance.sample(victims, max(1, round(share * len(victims)))):
         fleet.signal(process, signal.SIGKILL)
 
 
