@@ -56,6 +56,8 @@ class LiveRun:
         """The command that goes on with the run."""
         self.resuming = False
         """Whether the page has started this command, and it has not come so far as to play rounds."""
+        self.failure = ""
+        """Why this command, started by the page, does not go on with the run."""
         self._begin()
 
     def _begin(self) -> None:
@@ -239,6 +241,7 @@ class LiveRun:
             "job": feed.get("job"),
             "coordinator": self.coordinator,
             "resume": self.resume_command,
+            "failure": self.failure,
         }
 
 

@@ -108,10 +108,12 @@ class Page:
 
     async def _look(self) -> None:
         self._looked = time.monotonic()
+        resuming = self._breaking.resuming
         for run in self._runs:
-            self._breaking.note(run)
-            run.resume_command = self._breaking.command(run)
-            run.resuming = self._breaking.resuming(run)
+            resuming.note(run)
+            run.resume_command = resuming.command(run)
+            run.resuming = resuming.is_about_to_go_on(run)
+            run.failure = resuming.failure(run)
             run.look()
             await asyncio.sleep(0)
 

@@ -117,7 +117,8 @@ export class View {
     const unfinished = !known(status.coordinator) && !["resuming", "completed", "diverged", "gone"].includes(status.state);
     parts.banner.hidden = !unfinished;
     if (unfinished) {
-      parts["banner-text"].textContent = `No coordinator is at work here. The run stands after round ${status.round || 0} of ${about.rounds}; this command goes on with it:`;
+      const failed = status.failure ? `The run could not go on: ${status.failure}. ` : "";
+      parts["banner-text"].textContent = `${failed}No coordinator is at work here. The run stands after round ${status.round || 0} of ${about.rounds}; this command goes on with it:`;
       parts.command.textContent = status.resume || "";
     }
     this.breaking.able();

@@ -339,6 +339,19 @@ def test_a_run_whose_folder_was_removed_is_not_offered_to_be_resumed(made: Any, 
     assert page.is_hidden("[data-part=banner]")
 
 
+def test_a_run_that_could_not_be_resumed_says_why(made: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+    made.row(1)
+    shown = Shown("watch", str(made.directory), log=tmp_path / "terminal")
+    try:
+        page = visit(f"{shown.address}#token={shown.token}")
+        (made.directory / "config.toml").write_text("[")
+        page.click("[data-part=resume]")
+        told = f"The run could not go on: {made.directory / 'config.toml'} is not valid TOML"
+        until(page, "told => document.querySelector('[data-part=banner-text]').textContent.startsWith(told)", told)
+    finally:
+        shown.end()
+
+
 def test_a_run_that_begins_later_comes_to_the_page(
     make: Callable[[str], Any], visit: Callable[..., Any], tmp_path: Path
 ) -> None:
