@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,15 @@ _COMPLAINT: Final = "fedemu: "
 
 
 @dataclass(frozen=True)
+class Command:
+    """The command that resumes a run: its words after ``fedemu``, and the folder and the variables to start it with."""
+
+    words: Sequence[str]
+    folder: Path
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Resumed:
     """A command that goes on with a run. What it prints is in ``output`` from the byte ``began`` on."""
 
@@ -68,7 +78,7 @@ class Resuming:
     """Knows how each run was started, and goes on with it in the same way."""
 
     def __init__(self) -> None:
-        self._commands: dict[int, tuple[list[str], Path]] = {}
+        self._commands: dict[int, Command] = {}
         self._noted: dict[int, int] = {}
         self._resumed: dict[int, Resumed] = {}
 
@@ -88,14 +98,13 @@ class Resuming:
 
     def command(self, run: LiveRun) -> str:
         """The command that resumes the run."""
-        words, _ = self._start(run)
-        return shlex.join(["fedemu", *words])
+        return shlex.join(["fedemu", *self._command(run).words])
 
     def resume(self, run: LiveRun) -> str:
         """Start the command that resumes the run, and say so. Raises FedemuError if it can't be started."""
         if run.coordinator is not None or self.is_about_to_go_on(run):
             raise ConfigurationError("the run goes on already")
-        words, place = self._start(run)
+        command = self._command(run)
         if not is_folder(run.directory):
             raise ConfigurationError(f"the folder {run.directory} is gone")
         path = run.directory / "logs" / OUTPUT
@@ -106,11 +115,12 @@ class Resuming:
             began = output.tell()
             try:
                 process = subprocess.Popen(
-                    [*interpreter(), "-m", "fedemu.ops.cli", *words],
+                    [*interpreter(), "-m", "fedemu.ops.cli", *command.words],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    cwd=place if is_folder(place) else None,
+                    cwd=command.folder if is_folder(command.folder) else None,
+                    env=command.environment,
                     start_new_session=True,
                 )
             except OSError as error:
@@ -118,9 +128,10 @@ class Resuming:
         self._resumed[run.number] = Resumed(process, path, began)
         return f"{self.command(run)} was started (process {process.pid})"
 
-    def _start(self, run: LiveRun) -> tuple[list[str], Path]:
-        """The words of the command that resumes the run, and the folder to start it in."""
-        return self._commands.get(run.number, (["run", "--resume", str(run.directory)], Path.cwd()))
+    def _command(self, run: LiveRun) -> Command:
+        if run.number in self._commands:
+            return self._commands[run.number]
+        return Command(["run", "--resume", str(run.directory)], Path.cwd(), os.environ)
 
     def is_about_to_go_on(self, run: LiveRun) -> bool:
         """Whether a command that was started here is about to go on with the run."""
@@ -133,12 +144,12 @@ class Resuming:
         return "" if started is None or run.coordinator is not None else started.failure()
 
 
-def _command(coordinator: psutil.Process, directory: Path) -> tuple[list[str], Path]:
-    """The words of the command that resumes a run as this coordinator runs it, and the folder to start it in."""
+def _command(coordinator: psutil.Process, directory: Path) -> Command:
+    """The command that resumes a run as this coordinator runs it. Raises psutil.Error."""
     started = coordinator
     if coordinator.name().startswith("fedemu-coord"):
         started = coordinator.parent() or coordinator
-    return resume_words(started.cmdline(), directory), Path(started.cwd())
+    return Command(resume_words(started.cmdline(), directory), Path(started.cwd()), started.environ())
 
 
 def resume_words(words: Sequence[str], directory: Path) -> list[str]:

@@ -3,10 +3,12 @@
 import errno
 import os
 import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fedemu.ops.live.resuming import Resuming, resume_words
@@ -60,6 +62,13 @@ def test_a_command_that_does_not_go_on_with_its_run_tells_why(made: Any) -> None
     assert failure(resuming, run) == f"{made.directory} is no run directory: it has no config.toml"
     made.directory.joinpath("logs", "resumed.out").unlink()
     assert failure(resuming, run).startswith(f"{made.directory} is no run directory")
+
+
+def test_a_run_goes_on_with_the_environment_variables_of_its_command(made: Any) -> None:
+    resuming, run = Resuming(), LiveRun(0, made.directory, Stream())
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env={**os.environ, "FEDEMU_OF_THE_RUN": "1"}) as process:
+        resuming.remember(run, psutil.Process(process.pid))
+    assert failure(resuming, run).startswith("the environment variable FEDEMU_OF_THE_RUN names no setting")
 
 
 def test_a_run_whose_folder_takes_no_file_is_not_resumed(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
