@@ -15,7 +15,7 @@ from fedemu.ops.stress.campaign.play import play_case, undisturbed
 from fedemu.ops.stress.warm import WarmStart
 
 SEED = 1
-CASES = 9
+CASES = 6
 
 
 @pytest.fixture(scope="module")
