@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,13 @@ def test_methods_that_take_the_reweighted_softmax_take_the_losses_of_tasks(name:
     for loss in ("new_classes", "task_temperature"):
         made = ingredients(loss, in_tasks=True)
         assert AT_A_GLANCE[name][-1] == fits(lambda made=made: build_algorithm(name, {}, made))
+
+
+def test_the_page_of_losses_names_the_methods_that_texts_do_not_go_with() -> None:
+    named = set(re.findall(r"`(\w+)`", SECTIONS["token_cross_entropy"].partition("So are texts")[2]))
+    texts = replace(ingredients("token_cross_entropy"), language=True, tokens=True)
+    refused = {name for name in ALGORITHMS if fits(partial(build_algorithm, name, {}, texts)) == "no"}
+    assert named == refused - IN_LATER_TASKS.keys()
 
 
 def test_the_table_of_methods_holds_them_all() -> None:
