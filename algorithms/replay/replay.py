@@ -171,7 +171,7 @@ def with_replay(inner: Algorithm[S], settings: ReplaySettings, ingredients: Ingr
             f"set {instead}"
         )
     if strategy in NEEDS_FEATURES:
-        ingredients.require_features(strategy)
+        ingredients.require_features(strategy, "strategy")
     lens = Lens(ingredients.model, ingredients.criterion, settings.memory)
     labels = ingredients.classes if ingredients.labelled and settings.census else 0
     census = Census(labels, settings.periods if settings.census else 0)

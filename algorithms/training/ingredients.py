@@ -140,17 +140,20 @@ class Ingredients:
                     f"{temperature:g}; set it to {MOST_HEAT:g} or less, or choose a stream that is not of classes"
                 )
 
-    def require_features(self, method: str) -> None:
-        """Raise ConfigurationError if the model returns no features ``[batch, width]`` apart from its logits."""
+    def require_features(self, name: str, what: str = "method") -> None:
+        """Raise ConfigurationError if the model returns no features ``[batch, width]`` apart from its logits.
+
+        ``name`` and ``what`` say who needs them.
+        """
         if self.model.kind == "sequence":
             raise ConfigurationError(
-                f"the method {method!r} needs features of whole samples, but this model has them of single tokens; "
-                "choose another method"
+                f"the {what} {name!r} needs features of whole samples, but this model has them of single tokens; "
+                f"choose another {what}"
             )
         outputs = self._outputs()
         if outputs.features is outputs.logits or outputs.features.dim() != 2 or not outputs.features.shape[1]:
             raise ConfigurationError(
-                f"the method {method!r} needs a model with features, but this one returns logits only; "
+                f"the {what} {name!r} needs a model with features, but this one returns logits only; "
                 "let it return (logits, features), or choose another model"
             )
 
