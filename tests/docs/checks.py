@@ -97,6 +97,9 @@ def _names(page: Page) -> Iterator[tuple[int, str]]:
         if re.fullmatch(r"fedemu(\.\w+)+", text):
             if not _is_importable(text):
                 yield line, f"there is no {text}"
+        elif member := re.match(r"([A-Z][a-z]\w*)\.([a-z_]\w*)", text):
+            if member[2] not in members().get(member[1], ()):
+                yield line, f"there is no {member[0]}"
         elif re.fullmatch(r"[\w./*-]+", text) and not re.search(r"[A-Z]{3}", text.removesuffix(".md")):
             first, slash, _ = text.partition("/")
             if slash and first in PARTS and not _exists(text):
@@ -113,6 +116,25 @@ def _exists(path: str) -> bool:
 def file_names() -> set[str]:
     """The file names of all modules."""
     return {path.name for part in PARTS for path in (ROOT / part).rglob("*.py")}
+
+
+@cache
+def members() -> dict[str, set[str]]:
+    """The names that the classes of all modules define, by class."""
+    found: dict[str, set[str]] = {}
+    for path in (path for part in PARTS for path in (ROOT / part).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, set()).update(_defined(node))
+    return found
+
+
+def _defined(node: ast.ClassDef) -> Iterator[str]:
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield inner.name
+        elif isinstance(inner, ast.Name | ast.Attribute) and isinstance(inner.ctx, ast.Store):
+            yield inner.id if isinstance(inner, ast.Name) else inner.attr
 
 
 def _is_importable(name: str) -> bool:

@@ -31,6 +31,7 @@ def page(folder: Path, text: str) -> Page:
         ("`no_such_file.py`", "page.md:1: no file is called no_such_file.py"),
         ("`fedemu.algorithms.no_such_module`", "page.md:1: there is no fedemu.algorithms.no_such_module"),
         ("`fedemu.protocol.ids.NoSuchName`", "page.md:1: there is no fedemu.protocol.ids.NoSuchName"),
+        ("`Roster.no_such_name`", "page.md:1: there is no Roster.no_such_name"),
         ("```\nls\n```", "page.md:1: the block is of no known language ('')"),
         ("<!-- not run: -->\n```console\n$ ls\n```", "page.md:2: the block is not run, but no reason is given"),
         ("```console\nls\n```", "page.md:1: a console block begins with a command"),
@@ -59,7 +60,7 @@ def test_a_page_without_mistakes_has_no_complaints(tmp_path: Path) -> None:
     text = """# One (and more)
 
 [here](#one-and-more), [there](other.md#a-heading-with-code), [elsewhere](https://example.org/no-such-page#x),
-`coordinator/serve.py`, `fedemu.protocol.ids`, `algorithms/NAME.py`, `coordinator/rounds/`
+`coordinator/serve.py`, `fedemu.protocol.ids`, `Columns.begin_again`, `algorithms/NAME.py`, `coordinator/rounds/`
 
 - a list
 
