@@ -43,7 +43,8 @@ def where_looked(environment: Mapping[str, str]) -> str:
         chosen = "FEDEMU_DATA is not set"
     else:
         chosen = f"FEDEMU_DATA = {folder}{'' if is_folder(folder) else ', which is no folder'}"
-    return f"this folder; {chosen}; decoded data in {cache_folder(environment)}"
+    decoded, hub = cache_folder(environment), _hub_folder(environment)
+    return f"this folder; {chosen}; decoded data in {decoded}; the data of the Hugging Face hub in {hub}"
 
 
 def _is_here(dataset: str, table: Mapping[str, Any], folder: Path | None, environment: Mapping[str, str]) -> bool:
@@ -61,13 +62,16 @@ def _is_here(dataset: str, table: Mapping[str, Any], folder: Path | None, enviro
     source = source_of(experiment.data, experiment.stream.columns)
     if is_file(entry_of(source, place, cache_folder(environment)) / "meta.json"):
         return True
+    return is_folder(_hub_folder(environment) / f"datasets--{place.where.replace('/', '--')}")
+
+
+def _hub_folder(environment: Mapping[str, str]) -> Path:
+    """Where the Hugging Face hub keeps what it has loaded."""
     if named := environment.get("HF_HUB_CACHE"):
-        hub = expanded(named)
-    elif named := environment.get("HF_HOME"):
-        hub = expanded(named) / "hub"
-    else:
-        hub = user_folder(environment, "XDG_CACHE_HOME", ".cache", "HF_HOME") / "huggingface" / "hub"
-    return is_folder(hub / f"datasets--{place.where.replace('/', '--')}")
+        return expanded(named)
+    if named := environment.get("HF_HOME"):
+        return expanded(named) / "hub"
+    return user_folder(environment, "XDG_CACHE_HOME", ".cache", "HF_HOME") / "huggingface" / "hub"
 
 
 def _data_folder(environment: Mapping[str, str]) -> Path | None:

@@ -67,6 +67,7 @@ def test_the_list_tells_which_data_are_here_and_where_it_looked(
     call("presets")
     shown = capsys.readouterr().out
     assert f"FEDEMU_DATA = {tmp_path / 'data'};" in shown
+    assert f"; the data of the Hugging Face hub in {tmp_path / 'hub' / 'hub'}.\n" in shown
     at_hand = shown.partition("Data at hand: ")[2].partition(". Looked")[0]
     assert {*at_hand.split(", ")} == {"digits", "mnist", "cifar10", "cifar100"}
     call("presets", "--format", "json")
