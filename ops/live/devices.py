@@ -47,7 +47,7 @@ class Devices:
         elif name == "join":
             away = self._back.get(device)
             self.states[device] = States.ONLINE if away is None else away[1]
-        elif name == "death" and device not in self._back:
+        elif name in ("death", "closed") and device not in self._back:
             self.states[device] = States.CRASHED
         elif name in ("leave", "silence", "revoked"):
             self.states[device] = States.AWAY

@@ -131,6 +131,21 @@ def test_a_device_that_dropped_out_under_the_wall_clock_is_away_until_it_joins(m
     assert list(run.devices.states[1:4]) == [States.ONLINE, States.AWAY, States.ONLINE]
 
 
+def test_a_device_whose_channel_in_a_shared_connection_was_closed_has_lost_it_until_it_joins(made: Any) -> None:
+    run = LiveRun(0, made.directory, Told())
+    made.append(
+        "events",
+        *({"event": "join", "device": device, "virtual_time": 0.0} for device in (1, 2)),
+        {"event": "dropout", "device": 2, "cause": "leave", "back": 9.0, "virtual_time": 1.0},
+        *({"event": "closed", "device": device, "virtual_time": 2.0} for device in (1, 2, None)),
+    )
+    run.look()
+    assert list(run.devices.states[1:3]) == [States.CRASHED, States.AWAY]
+    made.append("events", {"event": "join", "device": 1, "virtual_time": 3.0})
+    run.look()
+    assert list(run.devices.states[1:3]) == [States.ONLINE, States.AWAY]
+
+
 def test_a_device_that_was_back_before_it_left_at_the_end_has_left(made: Any) -> None:
     made.append(
         "events",
