@@ -74,6 +74,8 @@ class Devices:
         for device, letter in zip(ask.get("devices", ()), ask.get("outcomes", ""), strict=False):
             if isinstance(device, int) and 0 <= device < len(self):
                 self.visits[device] += 1
+                if self.states[device] == States.ABSENT:  # no event tells of the coming of one that sleeps
+                    self.states[device] = States.ONLINE
                 place = LETTERS.find(letter)
                 self.outcomes[device] = NO_OUTCOME if place < 0 else place
 

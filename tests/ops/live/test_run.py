@@ -146,6 +146,14 @@ def test_a_device_whose_channel_in_a_shared_connection_was_closed_has_lost_it_un
     assert list(run.devices.states[1:3]) == [States.ONLINE, States.AWAY]
 
 
+def test_a_device_that_was_asked_has_been_here_also_if_it_sleeps_until_then_and_no_event_tells_of_it(made: Any) -> None:
+    run = LiveRun(0, made.directory, Told())
+    made.append("events", {"event": "leave", "device": 3, "reason": "leave", "untold": 1, "virtual_time": 1.0})
+    made.append("asks", {"ask": "1.0.0", "devices": [1, 3], "outcomes": "ad"})
+    run.look()
+    assert list(run.devices.states[1:4]) == [States.ONLINE, States.ABSENT, States.AWAY]
+
+
 def test_a_device_that_was_back_before_it_left_at_the_end_has_left(made: Any) -> None:
     made.append(
         "events",
