@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 from fedemu.algorithms.interface.program import LocalProgram, Query
 from fedemu.algorithms.interface.values import Forest, PublicData, Tree
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import DeviceId
+
+Reduction = Literal["weighted_mean", "mean", "total", "collect"]
+"""How payloads become one value."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,19 @@ class Reducer:
     device. The first three are exact sums, divided and rounded once to the leaf's own dtype: a partial sum of any group
     of replies merges with any other, so no order matters. ``key`` is the payload's key if the reply uses another name;
     so one key can be reduced in two ways.
+
+    Raises ConfigurationError if there is no such kind.
     """
 
-    kind: Literal["weighted_mean", "mean", "total", "collect"]
+    kind: Reduction
     key: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Reduction):
+            raise ConfigurationError(
+                f"the algorithm has a Reducer of the kind {self.kind!r}; the kinds are {', '.join(get_args(Reduction))}"
+                ", and what is no sum, such as a median, is computed from what collect keeps"
+            )
 
     def of(self, key: str) -> Reducer:
         """The same reducer for the payload's ``key``, under any name in the reply."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedemu.algorithms.interface import Ask, ServerJob, total, weighted_mean
+from fedemu.algorithms.interface import Ask, Reducer, ServerJob, total, weighted_mean
 from fedemu.protocol.errors import ConfigurationError
 
 MODEL = {"w": torch.zeros(2)}
@@ -36,6 +36,12 @@ MODEL = {"w": torch.zeros(2)}
 def test_an_ask_that_cannot_be_asked_is_refused_in_one_sentence(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(f"asks for the program 'train', and {said}")):
         Ask(**{"program": "train", "shared": {"model": MODEL}, "reduce": {"delta": total}, **fields})
+
+
+def test_a_reducer_of_no_kind_is_refused_in_one_sentence() -> None:
+    said = "a Reducer of the kind 'median'; the kinds are weighted_mean, mean, total, collect, and what is no sum, such"
+    with pytest.raises(ConfigurationError, match=said):
+        Reducer("median")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("cohort", ["selected", "online", (), [3, 1], range(4), np.arange(3)])
