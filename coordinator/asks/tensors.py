@@ -16,12 +16,13 @@ from fedemu.protocol.wording import an_object
 
 
 def require_tensors(ask: Ask) -> None:
-    """Raise ConfigurationError if a leaf of ``shared`` or ``each`` is no tensor that can travel to devices."""
+    """Raise ConfigurationError if something in ``shared`` or ``each`` is no tensor that can travel by its name."""
     trees = {f"shared[{key!r}]": tree for key, tree in ask.shared.items()}
     trees |= {f"each[{device}]": tree for device, tree in (ask.each or {}).items()}
     for place, tree in trees.items():
         for name, leaf in tree.items():
-            if (wrong := _unfit(leaf)) is not None:
+            wrong = _unfit(leaf) if isinstance(name, str) else f"named by {an_object(name)}; a name must be text"
+            if wrong is not None:
                 raise ConfigurationError(
                     f"the algorithm asks for the program {ask.program!r}, and {place}[{name!r}] of this Ask is {wrong}"
                 )

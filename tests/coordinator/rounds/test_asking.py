@@ -263,6 +263,11 @@ async def test_an_ask_that_no_device_could_read_ends_the_run_with_a_sentence(
     [
         ({"mu": {"value": 0.5}}, None, "shared['mu']['value'] of this Ask is a float; it must be a tensor, as torch."),
         ({"mu": {"value": np.zeros(2)}}, None, "shared['mu']['value'] of this Ask is a ndarray; it must be a tensor"),
+        (
+            {"means": {7: torch.zeros(2)}},
+            None,
+            "shared['means'][7] of this Ask is named by an int; a name must be text",
+        ),
         ({}, {0: {"w": 1}}, "each[0]['w'] of this Ask is an int; it must be a tensor"),
         ({"mu": {"value": torch.eye(2).to_sparse()}}, None, "a tensor that is sparse or has no values; it must be"),
         ({"mu": {"value": torch.zeros(2, device="meta")}}, None, "a tensor that is sparse or has no values; it must"),
