@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple
@@ -81,6 +81,19 @@ class Names:
         if self.each:
             shared[EACH] = dict(zip(self.each, given.each, strict=True))
         return shared, dict(zip(self.own, given.own, strict=True)), unpacked(*given.facts)
+
+    def read_only(self, given: Arguments) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that a program must not write to, by the names that it has for them.
+
+        Other devices or other calls read them, too. A batch, its noise and the carry belong to one call.
+        """
+        names = [
+            *(f"shared[{key!r}][{name!r}]" for key, name in self.shared),
+            *(f"shared[{EACH!r}][{name!r}]" for name in self.each),
+            *(f"own[{name!r}]" for name in self.own),
+            *("facts" for _ in given.facts),
+        ]
+        yield from zip(names, chain(given.shared, given.each, given.own, given.facts), strict=True)
 
     def batch(self, given: Arguments) -> Batch:
         """The batch of a step, with its notes by name."""

@@ -22,7 +22,9 @@ from fedemu.device.compute.executors.plain import plain
 from fedemu.device.compute.tapes.alike import all_alike
 from fedemu.device.compute.tapes.flat_function import Flat
 from fedemu.device.compute.tapes.private_torch import TreeSpec, tree_flatten, tree_unflatten, without_compiler
-from fedemu.device.compute.tapes.tracing import Untraceable, differentiable, trace
+from fedemu.device.compute.tapes.tracing import Untraceable, copied, differentiable, trace
+from fedemu.device.compute.tapes.writing import nothing_written
+from fedemu.protocol.errors import TrainingError
 
 MAX_CACHED = 512
 """The number of traced functions that are kept. One takes a few kilobytes."""
@@ -128,17 +130,22 @@ class Lowering:
             if len(self._cache) >= MAX_CACHED:
                 self._cache.clear()
             # The program is kept too, so that no other program gets its id.
-            found = self._cache[key] = (program, self._lower(function, given, strides, apart))
+            found = self._cache[key] = (program, self._lower(names, function, given, strides, apart))
         return found[1]
 
     def _lower(
         self,
+        names: Names,
         function: Callable[[Arguments], Any],
         given: Arguments,
         strides: Sequence[tuple[int, ...]],
         apart: int,
     ) -> Lowered:
-        """The first outputs get ``strides``. The carry is free to be written to, and so many outputs are ``apart``."""
+        """The first outputs get ``strides``. The carry is free to be written to, and so many outputs are ``apart``.
+
+        The function is called once with copies, so that nothing that it writes to counts twice. Raises TrainingError if
+        it writes to what is not its own.
+        """
         spec: TreeSpec | None = None
         drawn = 0
         lengths = given.lengths  # not ``given``: ``flat`` may stay in the cache, and would keep all its tensors alive
@@ -152,7 +159,8 @@ class Lowering:
             drawn = draws.count
             return tuple(torch.as_tensor(output) for output in outputs)
 
-        inputs = given.flat()
+        with torch.inference_mode(False), torch.no_grad():
+            inputs = [copied(leaf) if _has_places_of_its_own(leaf) else leaf for leaf in given.flat()]
         mapped: Callable[..., tuple[Tensor, ...]] = flat
         if self.stack is not None:
             in_dims = tuple(None if i < len(given.shared) else 0 for i in range(len(inputs)))
@@ -178,20 +186,30 @@ class Lowering:
 
         run: Flat
         recorded = False
-        if self.plain:
-            run = by_autograd
-            run(*inputs)  # it tells the form of the result
-        else:
-            try:
-                with warnings.catch_warnings():
-                    # vmap tells that it computes some operation, such as an LSTM, device by device.
-                    warnings.filterwarnings("ignore", "There is a performance drop")
-                    run = trace(laid_out, inputs, spent=len(given.carry), apart=apart, slots=self.stack or 0)
-                recorded = True
-            except Untraceable:
-                run = untraced
+        with nothing_written(names.read_only(Arguments.cut(inputs, lengths)), _written):
+            if self.plain:
+                run = by_autograd
+                run(*inputs)  # it tells the form of the result
+            else:
+                try:
+                    with warnings.catch_warnings():
+                        # vmap tells that it computes some operation, such as an LSTM, device by device.
+                        warnings.filterwarnings("ignore", "There is a performance drop")
+                        run = trace(laid_out, inputs, spent=len(given.carry), apart=apart, slots=self.stack or 0)
+                    recorded = True
+                except Untraceable:
+                    run = untraced
         assert spec is not None
         return Lowered(run, spec, drawn > 0, untraced, recorded)
+
+
+def _written(name: str) -> TrainingError:
+    return TrainingError(f"it writes to {name}, which other steps or other devices read, too; let it make a new tensor")
+
+
+def _has_places_of_its_own(tensor: Tensor) -> bool:
+    """Whether each element has a place of its own in memory, unlike those of an expanded tensor."""
+    return all(stride or size < 2 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _with_stride(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:

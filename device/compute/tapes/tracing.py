@@ -81,7 +81,7 @@ def _made(tape: Sequence[Operation]) -> set[int]:
 
 def differentiable(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors, of which inference tensors are copied, because these cannot take part in a gradient."""
-    return [_copied(tensor) if tensor.is_inference() else tensor for tensor in tensors]
+    return [copied(tensor) if tensor.is_inference() else tensor for tensor in tensors]
 
 
 def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -89,12 +89,12 @@ def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
     seen: set[int] = set()
     distinct = []
     for tensor in tensors:
-        distinct.append(_copied(tensor) if address(tensor) in seen else tensor)
+        distinct.append(copied(tensor) if address(tensor) in seen else tensor)
         seen.add(address(distinct[-1]))
     return distinct
 
 
-def _copied(tensor: Tensor) -> Tensor:
+def copied(tensor: Tensor) -> Tensor:
     """A copy with the same strides."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 

@@ -285,6 +285,66 @@ def test_shared_variables_are_not_written_to(executor: Executor, source: Source)
         assert all(leaf.any() for result in results for leaf in result.payload["delta"].values())
 
 
+class _InPlace(LocalSGD):
+    """It writes to its carry, as an optimiser of torch does."""
+
+    def step(self, carry: Any, batch: Batch, shared: Forest, own: Tree, facts: Facts, noise: Tree) -> tuple[Any, Tree]:
+        gradients, loss = self.gradients(carry.variables, batch, shared, own, facts)
+        for name, slope in gradients.items():
+            carry.variables[name].sub_(facts.lr * slope)
+        return carry, loss.metrics
+
+    def finish(self, carry: Any, shared: Forest, own: Tree, facts: Facts) -> Outcome:
+        for name, leaf in carry.variables.items():
+            leaf.sub_(shared["model"][name])
+        return Outcome({"delta": carry.variables}, own)
+
+
+@pytest.mark.parametrize("executor", [Serial(), Serial(plain=True), Vmapped(2)], ids=["serial", "plain", "stack-2"])
+def test_what_a_program_writes_to_its_carry_counts_once(executor: Executor, source: Source) -> None:
+    model = MODELS["mlp"]
+    shared, jobs = {"model": model.init(0)}, jobs_of([6, 7, 8, 6])
+    in_place = _InPlace(model, Objective(model), epochs=2, batch_size=5, lr=0.1)
+    expected = run(executor, LocalSGD(model, in_place.loss, epochs=2, batch_size=5, lr=0.1), shared, jobs, source)
+    for result, other in zip(run(executor, in_place, shared, jobs, source), expected, strict=True):
+        assert_alike(result, other)
+
+
+class _Writes(LocalSGD):
+    """It writes to the tensor that ``read`` takes of what it is given."""
+
+    read: Any = None
+
+    def initial_own(self, shared: Forest) -> Tree:
+        return {"visits": torch.zeros(2)}
+
+    def step(self, carry: Any, batch: Batch, shared: Forest, own: Tree, facts: Facts, noise: Tree) -> tuple[Any, Tree]:
+        type(self).read(shared, own, facts).add_(1)
+        return super().step(carry, batch, shared, own, facts, noise)
+
+
+@pytest.mark.parametrize("executor", [Serial(), Serial(plain=True), Vmapped(2)], ids=["serial", "plain", "stack-2"])
+@pytest.mark.parametrize(
+    ("read", "name"),
+    [
+        (lambda shared, own, facts: shared["model"]["fc1.bias"][:1], "shared['model']['fc1.bias']"),
+        (lambda shared, own, facts: own["visits"], "own['visits']"),
+        (lambda shared, own, facts: facts.lr, "facts"),
+    ],
+)
+def test_a_program_that_writes_to_what_others_read_too_is_refused(
+    executor: Executor, read: Any, name: str, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Writes, "read", staticmethod(read))
+    model = MODELS["mlp"]
+    shared = {"model": model.init(0), "wide": {"ones": torch.ones(1).expand(3)}}
+    program = _Writes(model, Objective(model), epochs=1, batch_size=5, lr=0.1)
+    for result in executor.run(program, shared, jobs_of([6, 6]), source):
+        assert isinstance(result, TrainingError)
+        assert f"the program failed: it writes to {name}, which other steps or other devices read, too" in str(result)
+    assert all(torch.equal(leaf, shared["model"][name]) for name, leaf in model.init(0).items())
+
+
 _TABLE = torch.tensor([7.0, 8.0])
 
 
