@@ -62,8 +62,10 @@ class ModuleModel:
         return {name: leaf.detach().clone() for name, leaf in leaves if name not in self._fixed}
 
     def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
-        # A module updates its buffers in place, so it gets copies.
+        # A module updates its buffers in place, and may write to its input, so it gets copies. A batch in training is a
+        # copy already. Otherwise samples are kept, and read again.
         buffers = {name: leaf.clone() for name, leaf in only(variables, self.buffers).items()}
+        x = x if train else x.clone()
         self._last = None
         with repeatable():
             out = functional_call(self._modes[train], {**self._beside(x), **variables, **buffers}, (x,))

@@ -31,6 +31,7 @@ from fedemu.coordinator.evaluation.evaluate import read
 from fedemu.coordinator.rounds.server_job_worker import settle
 from fedemu.device.compute.executors.executor import Job, Source, is_machine_fault
 from fedemu.device.compute.rule import compute_rule, kind_of
+from fedemu.device.compute.tapes.writing import nothing_written
 from fedemu.device.compute.trainer import open_executor
 from fedemu.device.host.limits import free_memory
 from fedemu.ops.assembly.computing import Computing, choose
@@ -183,6 +184,7 @@ def _evaluate(parts: Parts, samples: NDArray[np.int64]) -> None:
         )
     if not logits.is_floating_point():
         raise ConfigurationError(f"model {name!r} gives logits of {logits.dtype}; they must be floating-point numbers")
+    _require_unchanged(parts, x)
     for split in (corpus.train, corpus.test):
         for x, _ in read(model, corpus, split, extremes(corpus, split)):
             try:
@@ -303,16 +305,9 @@ def _draws_outside(parts: Parts, samples: NDArray[np.int64]) -> bool:
         return False
     [(x, _)] = read(model, corpus, corpus.train, samples)
 
-    def applied() -> tuple[Outputs, Tree]:
-        random.seed(0)
-        np.random.seed(0)
-        torch.manual_seed(0)
-        with torch.no_grad(), Keyed(Draws(torch.zeros(KEY_SHAPE, dtype=torch.int32))):
-            return model.apply(parts.variables, x, True)
-
     try:
-        once, after = applied(), (random.getstate(), str(np.random.get_state()))
-        again = applied()
+        once, after = _applied(parts, x, train=True), (random.getstate(), str(np.random.get_state()))
+        again = _applied(parts, x, train=True)
     except Exception:  # the training step will tell it better
         return False
     for buffer, leaf in once[1].items():
@@ -321,14 +316,48 @@ def _draws_outside(parts: Parts, samples: NDArray[np.int64]) -> bool:
                 f"model {name!r} changes its buffer {buffer!r} in training, and uint8 has no negative numbers, which a "
                 "change may be; make it int64"
             )
-    if not torch.equal(once[0].logits.nan_to_num(), again[0].logits.nan_to_num()):
+    _require_same_logits(name, once[0], again[0])
+    random.seed(0)
+    np.random.seed(0)
+    return after != (random.getstate(), str(np.random.get_state()))
+
+
+def _applied(parts: Parts, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
+    """What a model gives for a copy of a batch. All that it draws is the same each time."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    with torch.no_grad(), Keyed(Draws(torch.zeros(KEY_SHAPE, dtype=torch.int32))):
+        return parts.model.apply(parts.variables, x.clone(), train)
+
+
+def _require_same_logits(name: str, once: Outputs, again: Outputs) -> None:
+    """Raise ConfigurationError if two applications of a model to the same batch gave different logits."""
+    if not torch.equal(once.logits.nan_to_num(), again.logits.nan_to_num()):
         raise ConfigurationError(
             f"model {name!r} gives other logits when it is applied to the same batch again, because it keeps something "
             "from one batch to the next; keep it in a buffer (register_buffer), or draw by torch's functions"
         )
-    random.seed(0)
-    np.random.seed(0)
-    return after != (random.getstate(), str(np.random.get_state()))
+
+
+def _require_unchanged(parts: Parts, x: Tensor) -> None:
+    """Raise ConfigurationError if a model of the user's own changes something by an evaluation that the next one sees.
+
+    That is something that it keeps, or a variable, which is the one with which the run goes on.
+    """
+    name = parts.experiment.model.name
+    if ":" not in name:
+        return
+
+    def written(variable: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"model {name!r} writes to its variable {variable} in evaluation, and the run goes on with this variable; "
+            "let it write only in training, or to a copy"
+        )
+
+    with nothing_written(((repr(variable), leaf) for variable, leaf in parts.variables.items()), written):
+        once = _applied(parts, x, train=False)
+    _require_same_logits(name, once[0], _applied(parts, x, train=False)[0])
 
 
 class _FirstSteps:

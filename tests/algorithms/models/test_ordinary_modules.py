@@ -257,6 +257,16 @@ def test_a_buffer_that_a_module_replaces_is_kept() -> None:
     assert float(variables["seen"]) == 0
 
 
+def test_samples_are_as_before_after_an_evaluation_by_a_module_that_writes_to_its_input() -> None:
+    model, x = (
+        from_module(lambda: nn.Sequential(nn.Flatten(), nn.ELU(inplace=True), nn.Linear(3, 2))),
+        -torch.ones(4, 3),
+    )
+    first = model.apply(model.init(0), x, False)[0].logits
+    assert torch.equal(model.apply(model.init(0), x, False)[0].logits, first)
+    assert torch.equal(x, -torch.ones(4, 3))
+
+
 @pytest.mark.parametrize("changed", ["weight_norm", "prune"])
 def test_a_layer_whose_weight_a_hook_makes_of_parameters_is_trained(changed: str) -> None:
     def build() -> nn.Module:

@@ -76,6 +76,17 @@ OWN = """
             self.layer.weight.add_(1)
             return super().forward(x)
 
+    class Remembers(Linear):
+        before = 0
+
+        def forward(self, x):
+            self.before = self.before if self.training else self.before + x.mean()
+            return super().forward(x + self.before)
+
+    class Halves(Linear):
+        def forward(self, x):
+            return super().forward(x.mul_(0.5))
+
     class Exits(Linear):
         def forward(self, x):
             return exit(3) if self.training else super().forward(x)
@@ -250,6 +261,11 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
             "has the variable 'count' of complex64, which cannot travel to devices; use one of float64, float32,",
         ),
         (["model.name=tried:Whole"], "gives logits of torch.int64; they must be floating-point numbers"),
+        (["model.name=tried:Writes"], "model 'tried:Writes' writes to its variable 'layer.weight' ("),
+        (
+            ["model.name=tried:Remembers"],
+            "model 'tried:Remembers' gives other logits when it is applied to the same batch again, because it keeps",
+        ),
         (
             ["model.name=tried:Raises"],
             "model 'tried:Raises' can't be applied to a batch [2, 1, 8, 8] of the data: ValueError: not today",
@@ -333,6 +349,10 @@ def test_an_experiment_that_cannot_be_computed_is_refused_in_one_sentence(settin
 
 def test_a_model_may_count_in_a_buffer_of_signed_numbers() -> None:
     tried("model={name='tried:Counts',kind='int32'}")
+
+
+def test_a_model_may_write_to_the_batch_that_it_is_given() -> None:
+    tried("model.name=tried:Halves")
 
 
 def test_a_model_without_gradients_goes_with_a_method_that_does_not_train() -> None:
