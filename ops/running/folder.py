@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.coordinator.record.json_lines import read_object
+from fedemu.coordinator.record.records import newest_record
 from fedemu.coordinator.record.row import read_rows
 from fedemu.coordinator.record.run_directory import alone_in, claim_folder, require_kinds
 from fedemu.device.machine.lease import sizes_with_own_states
@@ -101,6 +102,10 @@ def require_own_states(directory: Path, experiment: Experiment, runtime: Runtime
                 f"states; go on with --nodes {places}"
             )
         return
+    if not kept and read_places(directory) and _with_own_states(directory):
+        raise ConfigurationError(
+            f"the devices of {directory} have states of their own at the nodes of a Ray cluster; go on with --on ray"
+        )
     if not experiment.tree.edges:
         return
     in_memory = runtime.transport == "memory"
@@ -121,6 +126,12 @@ def read_places(directory: Path) -> dict[str, Any]:
     """
     file = directory / PLACES
     return read_object(file.read_bytes(), file) if is_file(file) else {}
+
+
+def _with_own_states(directory: Path) -> bool:
+    """Whether a run has devices with own states, as its newest checkpoint tells."""
+    newest = newest_record(directory / "checkpoint")
+    return newest is not None and bool(newest["record"].get("roster", {}).get("states"))
 
 
 def keep_grown(directory: Path, experiment: Experiment) -> None:

@@ -281,6 +281,23 @@ def test_own_states_at_other_machines_are_not_lost_by_another_transport(count: i
         require_own_states(directory, EXPERIMENT, Runtime(on="ray"))
 
 
+def test_own_states_at_the_places_of_an_engine_are_not_lost_without_it() -> None:
+    directory = claim(EXPERIMENT, Path("run"))
+    (directory / PLACES).write_text('{"0": {"test/0123/lease.json": "{}"}}')
+    (directory / "checkpoint").mkdir()
+    require_own_states(directory, EXPERIMENT, Runtime())  # no round was played
+    for states in ({}, {"1.0.0": [4, 2]}):
+        write_record(directory / "checkpoint", len(states), {"record": {"roster": {"states": states}}})
+        require_own_states(directory, EXPERIMENT, Runtime(on="ray"))
+        if not states:
+            require_own_states(directory, EXPERIMENT, Runtime())
+    for runtime in (Runtime(), Runtime(transport="memory")):
+        with pytest.raises(ConfigurationError, match=r"have states of their own at the nodes .* go on with --on ray"):
+            require_own_states(directory, EXPERIMENT, runtime)
+    (directory / PLACES).unlink()
+    require_own_states(directory, EXPERIMENT, Runtime())
+
+
 def test_a_run_goes_on_at_as_many_places_as_an_engine_has_divided_its_devices_among() -> None:
     directory = claim(EXPERIMENT, Path("run"))
     require_own_states(directory, EXPERIMENT, Runtime(on="ray", nodes=3))
