@@ -61,7 +61,7 @@ class LeaseJournal:
             text = text + b"}" if text else line
             try:
                 entry = json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 entry = None
             if not isinstance(entry, dict) or (text is not line and b"%08x" % zlib.crc32(text) != checksum):
                 raise self._damaged(number)

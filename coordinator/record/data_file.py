@@ -29,5 +29,5 @@ def read_class_names(directory: Path) -> tuple[str, ...]:
     """The names of the classes by number. Empty if the run has no such file, or if it can't be read."""
     try:
         return tuple(map(str, json.loads((directory / DATA).read_bytes())["class_names"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ()

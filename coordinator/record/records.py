@@ -45,7 +45,7 @@ def read_record(directory: Path, round: int) -> dict[str, Any]:
     text, seal, digest = content.rpartition(_SEAL)
     try:
         document = json.loads(text if seal else content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedError(f"{path} is damaged: it is no JSON any more") from error
     if not isinstance(document, dict):
         raise DamagedError(f"{path} is damaged: it holds no record")

@@ -191,7 +191,7 @@ def _read(path: Path) -> LeaseRecord | None:
     try:
         fields: dict[str, Any] = json.loads(path.read_text())
         return LeaseRecord(str(fields["lease"]), str(fields["run"]), int(fields["count"]), int(fields["life"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

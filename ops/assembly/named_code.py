@@ -90,7 +90,7 @@ def _known(path: Path) -> dict[str, str]:
     """What a run directory holds. Nothing, if there is no such file or it is damaged."""
     try:
         return {str(place): str(digest) for place, digest in json.loads(path.read_bytes()).items()}
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return {}
 
 

@@ -116,7 +116,15 @@ def read(entry: Path) -> Corpus | None:
             vocabulary=tuple(meta["vocabulary"]),
             **splits,
         )
-    except (OSError, ValueError, LookupError, EOFError, AttributeError, TypeError):  # the last two by other JSON
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        EOFError,
+        AttributeError,
+        TypeError,
+        RecursionError,
+    ):  # also by other JSON
         return None
 
 

@@ -79,7 +79,7 @@ def _read(path: Path, stored: Path) -> tuple[NDArray[np.int64], NDArray[Any]]:
         held = {user: data for user, data in held.items() if len(data["y"])}
         x = [np.asarray(data["x"], dtype=np.float64).reshape(len(data["y"]), -1) for data in held.values()]
         y = [np.asarray(data["y"]) for data in held.values()]
-    except (ValueError, TypeError, LookupError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         words = f"no {error}" if isinstance(error, LookupError) else str(error).partition("\n")[0]
         raise DataError(f"{path} is not in LEAF's form: {words}") from error
     if not held:

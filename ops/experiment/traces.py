@@ -53,7 +53,7 @@ def _frozen_traces(path: Path, named: Mapping[str, Any]) -> Traces | None:
     try:
         content = json.loads(path.read_bytes())
         return Traces.model_validate_json(json.dumps(content["traces"])) if content["of"] == named else None
-    except (OSError, ValueError, KeyError, TypeError, ValidationError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, ValidationError):
         raise ConfigurationError(f"{path} is damaged; restore it, or delete it to read the trace files again") from None
 
 

@@ -141,7 +141,7 @@ class LiveRun:
             if self._summary is None or self._summary[0] != changed:
                 value = json.loads(path.read_text(encoding="utf-8"))
                 self._summary = changed, value if isinstance(value, dict) else {}
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return self._summary[1]
 

@@ -140,7 +140,7 @@ def _read(line: bytes) -> dict[str, Any] | None:
     """A mark. None for a line that a full disk has taken only in part."""
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

@@ -133,7 +133,7 @@ def _as_before(file: Path, track: Track, say: Callable[[str], None]) -> Track:
         check(before.to, before.out)
     except FileNotFoundError:
         return track
-    except (OSError, ValueError, ConfigurationError) as error:
+    except (OSError, ValueError, RecursionError, ConfigurationError) as error:
         say(f"the trackers that followed the run before do not go on: {error}")
         return track
     return before

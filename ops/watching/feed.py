@@ -116,6 +116,6 @@ def read_feed(path: Path) -> tuple[dict[str, Any], bytes] | None:
     try:
         head, _, body = path.read_bytes().partition(b"\n")
         value = json.loads(head)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return (value, body) if isinstance(value, dict) else None

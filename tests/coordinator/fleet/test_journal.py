@@ -34,6 +34,13 @@ def test_a_flipped_bit_in_a_line_is_found(tmp_path: Path, place: int) -> None:
         list(LeaseJournal(path).entries())
 
 
+def test_lists_in_lists_that_no_decoder_follows_are_a_damaged_line(tmp_path: Path) -> None:
+    path = tmp_path / "leases.jsonl"
+    path.write_bytes(b"[" * 100_000 + b"\n")
+    with pytest.raises(ConfigurationError, match=r"Line 1 of .*leases\.jsonl is damaged"):
+        list(LeaseJournal(path).entries())
+
+
 @pytest.mark.parametrize(("length", "line"), [(0, 1), (-1, 2), (-5, 2)])
 def test_a_cut_in_what_a_checkpoint_knows_of_is_found_and_changes_nothing(
     tmp_path: Path, length: int, line: int

@@ -37,6 +37,7 @@ def test_without_a_folder_there_is_no_record(tmp_path: Path) -> None:
     ("content", "fault"),
     [
         (b"", "it is no JSON any more"),
+        (b"[" * 100_000, "it is no JSON any more"),
         (b"[1]", "it holds no record"),
         (b'{"format": 2}', "its checksum is missing"),
         (b'{"format": 2}\nsha256 \xff\n', "its checksum is wrong"),

@@ -110,10 +110,11 @@ def test_a_search_leaves_nothing_locked(tmp_path: Path) -> None:
     assert found(tmp_path) == ["L"] == found(tmp_path)
 
 
-def test_a_lease_file_that_was_damaged_counts_as_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ['{"lease": "L"', "[" * 100_000])
+def test_a_lease_file_that_was_damaged_counts_as_none(tmp_path: Path, content: str) -> None:
     lease = LeaseSearch(tmp_path, 3).claim(a_grant())
     lease.close()
-    (lease.folder / "lease.json").write_text('{"lease": "L"')
+    (lease.folder / "lease.json").write_text(content)
     assert found(tmp_path) == []
 
 

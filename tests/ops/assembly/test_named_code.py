@@ -89,7 +89,7 @@ def test_a_run_directory_keeps_the_digests_and_a_change_is_told(tmp_path: Path) 
     assert [line.partition(";")[0] for line in said] == [told.format(old, new), told.format(new, old)]
 
 
-@pytest.mark.parametrize("kept", ["{", "[1]", '{"other.py": "00"}'])
+@pytest.mark.parametrize("kept", ["{", "[" * 100_000, "[1]", '{"other.py": "00"}'])
 def test_digests_take_the_place_of_damaged_ones_and_of_code_that_is_not_named_any_more(
     tmp_path: Path, kept: str
 ) -> None:

@@ -60,7 +60,9 @@ def change(path, place, value):
         file.write(value)
 
 
-@pytest.mark.parametrize("harm", ["truncate", "remove", "scribble", "list", "sample", "label", "type", "head", "mean"])
+@pytest.mark.parametrize(
+    "harm", ["truncate", "remove", "scribble", "nest", "list", "sample", "label", "type", "head", "mean"]
+)
 def test_a_damaged_entry_is_made_again(own_cache, harm):
     content = experiment().to_bytes()
     digest = corpora.prepare(content)
@@ -75,6 +77,8 @@ def test_a_damaged_entry_is_made_again(own_cache, harm):
             x.unlink()
         case "scribble":
             meta.write_text("{")
+        case "nest":
+            meta.write_text("[" * 100_000)
         case "list":
             meta.write_text("[]")
         case "sample":

@@ -279,3 +279,10 @@ def test_few_changes_are_sent_one_by_one_and_many_all_at_once(made: Any) -> None
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is no run directory"):
         LiveRun(0, tmp_path, Told())
+
+
+def test_a_summary_of_lists_in_lists_without_end_is_none(made: Any) -> None:
+    (made.directory / "summary.json").write_text("[" * 100_000)
+    run = LiveRun(0, made.directory, Stream())
+    run.look()
+    assert run.snapshot()["status"]["state"] == "stopped"
