@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
+
+from fedemu.protocol.host.files import refusal_of
 
 TOKEN_HEADER: Final = "X-Fedemu-Token"
 HTTP_PORT: Final = 80
@@ -43,6 +48,10 @@ def guard(port: int) -> Middleware:
             return await handler(request)
         except web.HTTPException as error:
             return told(error.status, error.reason.lower())
+        except (web.RequestPayloadError, ConnectionError):
+            return told(400, "the body of the request can't be read")
+        except OSError as error:
+            return told(404 if error.errno == errno.ENAMETOOLONG else 500, refusal_of(error))
 
     return guarded
 
@@ -51,6 +60,12 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     """Add the headers by which a browser runs only the scripts of the page itself."""
     response.headers.update(_HEADERS)
     response.headers.pop("Server", None)
+
+
+def is_own_fault(record: logging.LogRecord) -> bool:
+    """Whether a record of the web server tells a fault of the page, and not one of a request or of its connection."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError)
 
 
 def may_act(request: web.Request, token: str) -> bool:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from aiohttp import web
+from aiohttp.log import server_logger
 
+from fedemu.ops.live.guards import is_own_fault
 from fedemu.ops.live.server import Page
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.kernel import stop_signals
@@ -39,6 +41,7 @@ def serve_page(
     that process has ended and nobody has watched for a while. Raises ConfigurationError if a directory holds no run,
     or if the port can't be used.
     """
+    server_logger.addFilter(is_own_fault)
     page = Page(directories, secrets.token_hex(8), find)
     asyncio.run(_serve(page, _bind(port), opened, parent))
 

@@ -18,12 +18,14 @@ from aiohttp import web
 
 from fedemu.ops.experiment.sources import load_experiment, write_frozen
 from fedemu.ops.live import server, story
+from fedemu.ops.live.guards import is_own_fault
 from fedemu.ops.live.server import MOST_VIEWERS, Page
 from fedemu.ops.results.holder import UNNAMED
 from fedemu.protocol.errors import DataError
 
 TOKEN = "0123456789abcdef"
 BREAK = "/api/runs/0/break"
+MAY = f"X-Fedemu-Token: {TOKEN}\r\n"
 
 
 @contextlib.asynccontextmanager
@@ -184,6 +186,36 @@ async def test_a_request_that_is_no_json_is_refused(made: Any, body: bytes) -> N
     headers = {"X-Fedemu-Token": TOKEN, "Content-Type": "application/json; charset=nonsense"}
     async with served(made.directory) as (session, _), session.post(BREAK, data=body, headers=headers) as answer:
         assert (answer.status, await answer.json()) == (400, {"error": "the request is no JSON object"})
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        (f"GET /static/{'a' * 300} HTTP/1.1\r\nHost: HOST\r\nConnection: close\r\n\r\n", 404),
+        ("GET / HTTP/1.1\r\n\r\n", 400),
+        ("\x00garbage\r\n\r\n", 400),
+        (f"POST {BREAK} HTTP/1.1\r\nHost: HOST\r\n{MAY}Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nxx", 400),
+        (f"POST {BREAK} HTTP/1.1\r\nHost: HOST\r\n{MAY}Content-Encoding: br\r\nContent-Length: 2\r\n\r\nxx", 400),
+        (f"POST {BREAK} HTTP/1.1\r\nHost: HOST\r\n{MAY}Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (f"POST {BREAK} HTTP/1.1\r\nHost: HOST\r\n{MAY}Content-Length: 9\r\n\r\n[", None),
+    ],
+)
+async def test_a_request_that_is_no_request_is_no_fault_of_the_page(
+    made: Any, request_line: str, status: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(made.directory) as (session, _):
+        async with session.get("/") as answer:
+            page = answer.url
+        reading, writing = await asyncio.open_connection(page.host, page.port)
+        writing.write(request_line.replace("HOST", page.authority).encode())
+        if status is None:
+            writing.close()  # the rest of the body never comes
+        else:
+            assert f" {status} ".encode() in await asyncio.wait_for(reading.readline(), 30)
+            writing.close()
+        async with session.get("/") as answer:
+            assert answer.status == 200
+    assert [record.message for record in caplog.records if is_own_fault(record)] == []
 
 
 @pytest.mark.parametrize(
