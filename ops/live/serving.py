@@ -10,14 +10,16 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 from aiohttp.log import server_logger
 
 from fedemu.ops.live.guards import is_own_fault
 from fedemu.ops.live.server import Page
+from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.files import shortage
 from fedemu.protocol.host.kernel import stop_signals
 
 HOST: Final = "127.0.0.1"
@@ -51,6 +53,7 @@ async def _serve(page: Page, listening: socket.socket, opened: Callable[[str, st
     runner = web.AppRunner(page.application(number), access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     stopped = asyncio.Event()
+    asyncio.get_running_loop().set_exception_handler(_told_once())
     for sign in stop_signals():
         asyncio.get_running_loop().add_signal_handler(sign, stopped.set)
     following = asyncio.create_task(page.follow())
@@ -67,6 +70,22 @@ async def _serve(page: Page, listening: socket.socket, opened: Callable[[str, st
         await runner.cleanup()
     if following.done() and not following.cancelled():
         following.result()
+
+
+def _told_once() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """A handler of errors of an event loop. If no file can be opened for a further connection, it says so once."""
+    told: set[str] = set()
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        lacking = shortage(error) if isinstance(error, OSError) else ""
+        if not lacking:
+            loop.default_exception_handler(context)
+        elif lacking not in told:
+            told.add(lacking)
+            say(f"fedemu: warning: a connection to the page has to wait: {lacking}")
+
+    return handle
 
 
 def _bind(port: int | None) -> socket.socket:
