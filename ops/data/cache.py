@@ -116,15 +116,8 @@ def read(entry: Path) -> Corpus | None:
             vocabulary=tuple(meta["vocabulary"]),
             **splits,
         )
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        EOFError,
-        AttributeError,
-        TypeError,
-        RecursionError,
-    ):  # also by other JSON
+    # The last three are raised by other JSON.
+    except (OSError, ValueError, LookupError, EOFError, AttributeError, TypeError, RecursionError):
         return None
 
 
