@@ -330,7 +330,8 @@ def _numbers(ask: Ask) -> Iterator[DeviceId]:
 
     Raises ConfigurationError for anything but whole numbers, such as a mask.
     """
-    for device in ask.cohort:
+    devices: Any = ask.cohort
+    for device in devices:
         try:
             if isinstance(device, bool) or getattr(device, "dtype", None) == torch.bool:
                 raise TypeError

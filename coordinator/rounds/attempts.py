@@ -120,7 +120,7 @@ class Attempts(Generic[S]):
                                 f"the algorithm's round returned {an_object(request.state)}; it must return the next "
                                 f"state, {an_object(state)} as before"
                             )
-                        return request.state  # type: ignore[no-any-return]
+                        return request.state
                     case Ask():
                         ask_id = AskId(context.round, attempt, ordinal)
                         answer = await self._asking.exchange(ask_id, request, context, tally)
