@@ -129,7 +129,7 @@ class _Divided(_Periodic):
 
 
 class Periods(_Divided):
-    """Samples are ordered by a column of numbers or as in the training split. The order is cut into periods.
+    """Samples are ordered by a column of numbers, by label or as in the training split. The order is cut into periods.
 
     The last ``test_fraction`` of each period is used to test it.
     """
@@ -142,7 +142,7 @@ class Periods(_Divided):
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of the data set that the stream reads."""
-        return () if self.order == INDEX else (self.order,)
+        return () if self.order in (INDEX, LABEL) else (self.order,)
 
 
 class _Drifting(_Divided):

@@ -115,6 +115,12 @@ def test_periods_follow_a_column_of_times() -> None:
         assert TIMES[arrived].max() < TIMES[tests.of_period(period)].min()
 
 
+def test_labels_are_an_order_of_arrival() -> None:
+    plan, _ = opened(experiment(kind="periods", periods=2, order="label", cut="fleet"))
+    for period, labels in enumerate(({0, 1, 2, 3, 4}, {5, 6, 7, 8, 9})):
+        assert {*LABELS[plan.arrivals.indices[plan.arrivals.periods == period]]} <= labels
+
+
 def test_the_order_of_the_training_split_is_an_order_of_arrival() -> None:
     plan, _ = opened(experiment(kind="periods", periods=4))
     for device in range(DEVICES):
@@ -213,6 +219,7 @@ def test_samples_that_have_times_of_their_own_arrive_by_them() -> None:
 def test_the_columns_that_a_stream_reads_are_kept_with_the_data() -> None:
     for stream, columns in (
         ({"kind": "periods", "order": "time"}, ("time", "writer")),
+        ({"kind": "periods", "order": "label"}, ("writer",)),
         ({"kind": "drift", "column": "domain"}, ("domain", "writer")),
         ({"kind": "window", "column": "label"}, ("writer",)),
         ({"kind": "classes"}, ("writer",)),
