@@ -151,7 +151,9 @@ _REASONS: Final[Mapping[str, Reason]] = {
     "data.partition.retry": _unless(
         lambda it: getattr(it.data.partition, "min_samples", 1), "data.partition.min_samples = 0 is always met"
     ),
-    "algorithm.loss": _in_training(),
+    "algorithm.loss": lambda experiment, runtime: (
+        "" if experiment.algorithm.name == "central" else _untrained(experiment, runtime)  # that one refuses any other
+    ),
     "algorithm.terms.*": _unless(
         lambda it: it.stream.period_count > 1,
         "it remembers periods that are over, and the stream has only one; set stream.kind",

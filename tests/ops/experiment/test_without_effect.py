@@ -155,6 +155,10 @@ def test_a_stack_is_told_where_devices_are_computed_one_after_another() -> None:
     assert told("digits", "local.stack=4") == told("digits", "local.executor=serial") == []
 
 
+def test_a_loss_that_the_method_refuses_is_not_told() -> None:
+    assert told("digits+public+central", "algorithm.loss=wsm") == []
+
+
 def test_what_places_devices_on_nodes_is_told_where_everything_is_one_process() -> None:
     assert told(IN_ONE_PROCESS, "runtime.on=ray", "runtime.nodes=2") == [
         f'warning: runtime.on = "ray" has no effect, because {IN_MEMORY}',
