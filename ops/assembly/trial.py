@@ -229,8 +229,10 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
         what = f"algorithm {name!r}: the program {ask.program!r}"
         _require_told(what, "payload", flatten(program.payload(ask.shared)), flatten(result.payload))
         _require_told(what, "initial_own", program.initial_own(ask.shared), result.own)
-        if (many := len(result.metrics)) > MOST_METRICS:
-            raise ConfigurationError(f"{what} tells {many} measures, and a reply holds {MOST_METRICS}; tell fewer")
+        replays = experiment.replay.kept > 0  # the device then tells the size of its replay buffer, too
+        if (many := len(result.metrics) + replays) > MOST_METRICS:
+            counted = f"{many} measures{', one of them of replay,' if replays else ','}"
+            raise ConfigurationError(f"{what} tells {counted} and a reply holds {MOST_METRICS}; tell fewer")
         return None
 
     stacked = compute_rule("auto", kind, "cpu").executor == "vmapped"

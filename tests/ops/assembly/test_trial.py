@@ -21,6 +21,7 @@ from fedemu.protocol.errors import ConfigurationError
 OWN = """
     import os
     import signal
+    from dataclasses import dataclass
 
     import torch
     from torch import nn
@@ -191,13 +192,16 @@ OWN = """
             outcome = super().finish(carry, shared, own, facts)
             return Outcome(outcome.payload, {"before": outcome.payload["delta"]})
 
+    @dataclass(frozen=True)
     class Measures(LocalSGD):
+        count: int = 64
+
         def step(self, carry, batch, shared, own, facts, noise):
             carry, metrics = super().step(carry, batch, shared, own, facts, noise)
-            return carry, {**metrics, **{f"class {label}": torch.zeros(()) for label in range(64)}}
+            return carry, {**metrics, **{f"class {label}": torch.zeros(()) for label in range(self.count)}}
 
-    def measures(ingredients):
-        return FedAvg(ingredients.training(Measures))
+    def measures(ingredients, count: int = 64):
+        return FedAvg(ingredients.training(Measures, count=count))
 
     def sends(ingredients):
         return FedAvg(ingredients.training(Sends))
@@ -223,6 +227,7 @@ OF_TASKS = (
     "new-classes",
     "generator-replay",
 )
+REPLAY = "digits-tasks+uniform-replay"
 CANNOT = "'fedavg' can't train the model '{model}' by the loss '{loss}': the program failed: "
 
 
@@ -345,6 +350,14 @@ def test_an_experiment_that_cannot_be_computed_is_refused_in_one_sentence(settin
     sentence, *frames = str(caught.value).splitlines()
     assert len(sentence) < 700
     assert all(re.match(r"    .*tried\.py:\d+ in \w+: ", frame) for frame in frames)
+
+
+def test_a_measure_of_replay_counts_among_those_that_a_reply_holds() -> None:
+    tried("algorithm.name=tried:measures", "algorithm.options.count=63")
+    tried("algorithm.name=tried:measures", "algorithm.options.count=62", preset=REPLAY)
+    said = "the program 'train' tells 65 measures, one of them of replay, and a reply holds 64; tell fewer"
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        tried("algorithm.name=tried:measures", "algorithm.options.count=63", preset=REPLAY)
 
 
 def test_a_model_may_count_in_a_buffer_of_signed_numbers() -> None:
