@@ -104,6 +104,12 @@ def _for(*strategies: str) -> Reason:
     return reason
 
 
+def _not_asked(experiment: Experiment, runtime: Runtime) -> str:
+    """Why devices are not asked what to keep. Empty if they are."""
+    own = experiment.replay.strategy == "own"
+    return 'replay.strategy = "own" leaves all questions to the method' if own else _KEEPS_NOTHING(experiment, runtime)
+
+
 def _untrained(experiment: Experiment, runtime: Runtime) -> str:
     """Why no device trains. Empty if devices do."""
     method, options = experiment.algorithm.name, experiment.algorithm.options
@@ -167,7 +173,8 @@ _REASONS: Final[Mapping[str, Reason]] = {
     "local.stack": _unless(
         lambda it: it.local.executor not in _ALONE, "local.executor computes devices one after another"
     ),
-    **{f"replay.{key}": _KEEPS_NOTHING for key in ("capacity", "budget", "objective", "census", "memory_mib")},
+    **{f"replay.{key}": _KEEPS_NOTHING for key in ("capacity", "budget")},
+    **{f"replay.{key}": _not_asked for key in ("objective", "census", "memory_mib")},
     "replay.proportion": _for("fixed_proportion"),
     "replay.restarts": _restarts,
     **{f"replay.{key}": _for("coordinated") for key in ("iterations", "targets", "final")},

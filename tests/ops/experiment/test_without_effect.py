@@ -37,6 +37,7 @@ AT_THE_COORDINATOR = 'algorithm.name = "central" trains at the coordinator alone
 UNTRAINED = 'algorithm.name = "ncm" trains nothing without algorithm.options.warm_up'
 IN_MEMORY = 'runtime.transport = "memory" runs everything in one process'
 IN_ONE_PROCESS = {"runtime": {"transport": "memory"}}
+KEEPS_ITS_OWN = {"stream": {"kind": "drift"}, "replay": {"strategy": "own", "capacity": 9}}
 REPLAY = "digits-tasks+uniform-replay"
 
 
@@ -99,6 +100,12 @@ REPLAY = "digits-tasks+uniform-replay"
             "replay.restarts = 1",
             'it is for replay.strategy = "diversity" or "coordinated"',
             ["replay.strategy=diversity"],
+        ),
+        (
+            KEEPS_ITS_OWN,
+            'replay.objective = "always"',
+            'replay.strategy = "own" leaves all questions to the method',
+            ["replay.strategy=herding"],
         ),
         (
             REPLAY,
