@@ -251,7 +251,7 @@ class Roster:
         that its supervisor is there, and has woken one of ``heralds`` before: a machine that starts may have data to
         decode before it can. Under the wall clock every device has to come once. After an absence of the
         coordinator, a device that is off-line by its plan need not know of the absence, so it is enough that its
-        supervisor is back.
+        supervisor is back. ``Service.gather`` then waits a while for those that are ``absent``.
         """
         if self.planned is not None:
             return [DeviceId(device) for device in np.flatnonzero(~self.leases.held(woken=True)).tolist()]
@@ -266,6 +266,10 @@ class Roster:
         if self._virtual:
             return self.announced.of(device) is None
         return self.columns.incarnation[device] < 0 and not (self._resumed and self.leases.holder_present(device))
+
+    def absent(self) -> list[DeviceId]:
+        """The devices that have not come in this life of the coordinator."""
+        return [DeviceId(device) for device in np.flatnonzero(self.columns.incarnation < 0).tolist()]
 
     def heralds(self) -> list[DeviceId]:
         """The first device of each lease whose supervisor is there and has not woken any device yet."""

@@ -33,7 +33,7 @@ TIDY_SECONDS = 30.0
 DRAIN_SECONDS = 0.5
 """The time that peers may take to say Bye after Stop."""
 START_SECONDS = 10.0
-"""Observers are told of devices that are missing for longer than this when a run begins, and all processes start."""
+"""Processes may take so long to start: observers are told of devices that are missing for longer when a run begins."""
 SPARE_FILES = 192
 """Descriptors that connections leave for the run's own files, at least."""
 SPARE_UNFINISHED = 8 * 2**20
@@ -127,9 +127,22 @@ class Service:
         """
         settings = self._settings
         missing, roster = self.roster.missing, self.roster
-        return await self._announced(
+        came = await self._announced(
             missing, roster.is_missing, settings.start_timeout, "the run gives up", START_SECONDS
         )
+        if came and settings.clock == "wall":
+            await self._let_return()
+        return came
+
+    async def _let_return(self) -> None:
+        """Give devices whose machine is back after an absence of the coordinator the time to notice its return.
+
+        Otherwise the first ask would go to those alone that come first. Some may be off-line by plan, and come later.
+        """
+        absent = self.roster.absent
+        seconds = max(START_SECONDS, self._settings.heartbeat_seconds * self._settings.patience)
+        with self.waits.told(seconds, lambda: len(absent()), "the run goes on without them"):
+            await self.waits.until(lambda: not absent(), seconds)
 
     async def extend(self, until: float) -> bool:
         """Ask every device to announce its on-line times up to ``until``, and wait ``give_up`` at most.

@@ -381,6 +381,35 @@ async def test_what_a_device_has_said_before_it_heard_that_it_is_to_sleep_is_no_
     assert not service.reception.broken.done()
 
 
+@pytest.mark.parametrize("others_come", [True, False])
+async def test_a_resumed_run_by_the_wall_clock_gives_devices_whose_machine_is_back_the_time_to_come(
+    tmp_path: Path, others_come: bool
+) -> None:
+    now = START
+    settings = Settings(
+        run="test", seed=1, rounds=4, devices=3, per_round=2, clock="wall", heartbeat_seconds=2.0, patience=5
+    )
+    roster, timeline = Roster(settings, resumed=True), Timeline("wall", clock=lambda: now)
+    service = Service(settings, roster, Shelf(BlobStore(tmp_path)), timeline, Observers(), Granted)
+    gathering = asyncio.create_task(service.gather())
+    token = roster.enroll(b"machine", 3, None, "attic", now).token
+    now += 7.0
+    for device in (0, 1, 2) if others_come else (0,):
+        await turns_of_the_loop(5)
+        assert not gathering.done(), "an ask would go to the first of them alone"
+        roster.hello(b"%d" % device, Hello(device=device, incarnation=1, lease=token), now)
+        service.reception.changed.set()
+    await turns_of_the_loop(5)
+    if not others_come:
+        now += 9.0
+        service.reception.changed.set()
+        await turns_of_the_loop(5)
+        assert service.waits.absence(now) == Absence(2, 1, 1.0, "the run goes on without them")
+        now += 1.0
+        service.reception.changed.set()
+    assert await gathering, "the others may be off-line by plan"
+
+
 @pytest.mark.parametrize("connected", [0, 1])
 async def test_a_wait_for_the_fleet_is_told_with_the_time_that_is_left(tmp_path: Path, connected: int) -> None:
     service = a_service(tmp_path)
