@@ -220,7 +220,7 @@ class DeviceProcesses:
         if self._writer is not None:
             self._writer.close()  # the zygote then kills its children and ends
         if self._zygote is not None:
-            await ended(self._zygote)
+            await (ended if self._ready.done() else killed)(self._zygote)
         tasks = [task for task in (self._following, self._starting) if task is not None]
         for task in tasks:
             task.cancel()

@@ -43,6 +43,8 @@ class Nursery:
         self._process = process
         self._ours = ours
         self._writer: asyncio.StreamWriter | None = None
+        self._has_spoken = False
+        """Whether it has said something, so that it does not import any more, and hears."""
 
     @classmethod
     async def start(cls, trainer: str, environment: Mapping[str, str] | None = None) -> Nursery:
@@ -65,6 +67,7 @@ class Nursery:
         with suppress(ConnectionError):
             while data := await reader.read(2**16):
                 for message in unpacker.feed(data):
+                    self._has_spoken = True
                     heard(message)
         return await self._process.wait()
 
@@ -75,13 +78,10 @@ class Nursery:
 
     async def stop(self) -> None:
         """End it and its trainers. What they are computing is lost, and they leave nothing behind."""
-        if self._writer is None:  # nobody has had it fork
-            self._ours.close()
-            await killed(self._process)
-            return
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
         self._ours.close()
-        await ended(self._process)
+        await (ended if self._has_spoken else killed)(self._process)
 
 
 class Trainers:

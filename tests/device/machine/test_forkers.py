@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from fedemu.device.machine import forkers, processes, trainers
+from fedemu.device.machine.observer import Silent
+from fedemu.device.pipe import Setup, TrainerSetup
+
+SETUP = Setup(
+    coordinator="", bus="", token="", lease="", heartbeat_seconds=2.0, patience=5, behaviours="", experiment="",
+    partition="", devices="", logs=None,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -27,3 +37,33 @@ async def test_a_zygote_that_still_imports_is_not_waited_for() -> None:
 async def test_a_nursery_that_still_imports_is_not_waited_for() -> None:
     nursery = await trainers.Nursery.start("")
     await asyncio.wait_for(nursery.stop(), 30)
+
+
+@pytest.mark.usefixtures("importing")
+async def test_a_zygote_that_was_told_what_it_is_for_while_it_imports_is_not_waited_for(
+    until: Callable[..., Any],
+) -> None:
+    def ignore(*_: Any) -> None: ...
+
+    devices = processes.DeviceProcesses(
+        SETUP, [0], 1, 0, Silent(), died=ignore, process_ended=ignore, failed=pytest.fail
+    )
+    preparing = asyncio.create_task(devices.prepare())
+    await until(lambda: devices.zygote is not None, "a zygote imports")
+    await asyncio.wait_for(devices.stop(None, 0.0), 30)
+    with pytest.raises(asyncio.CancelledError):
+        await preparing
+
+
+@pytest.mark.usefixtures("importing")
+async def test_a_nursery_that_was_told_to_fork_while_it_imports_is_not_waited_for() -> None:
+    nursery, told = await trainers.Nursery.start(""), asyncio.Event()
+
+    def tell() -> None:
+        nursery.fork(TrainerSetup(number=0, bus="", token="", trainer="", experiment="", device_type="cpu"))
+        told.set()
+
+    following = asyncio.create_task(nursery.follow(lambda message: None, tell))
+    await told.wait()
+    await asyncio.wait_for(nursery.stop(), 30)
+    assert await following == -signal.SIGKILL
