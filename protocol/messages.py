@@ -16,6 +16,8 @@ PROTOCOL_VERSION = 1
 UNABLE = "unable"
 REVOKED = "revoked"
 """The reason of the Bye by which an edge tells that a machine behind it is not approved any more."""
+SILENT = "silent"
+"""The reason of the Bye by which a supervisor or an edge tells that nothing is heard any more of who is behind it."""
 ASLEEP = "asleep"
 """The reason of the Bye of a device that was told to sleep."""
 

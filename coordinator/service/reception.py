@@ -198,6 +198,8 @@ class Reception:
                 self._presence(peer, message)
             case wire.Bye(reason=wire.ASLEEP) if self.roster.was_told_to_rest(peer):
                 self.roster.leave(peer, now)  # so this is no event
+            case wire.Bye(reason=wire.SILENT):
+                self._leave(peer, "silence", now)
             case wire.Bye():
                 if message.reason == wire.UNABLE:
                     self._unable(peer, message.detail)

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from fedemu.protocol.codec import DOWN, Buffer, Envelope, Limits, Packed, encode
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.liveness import Liveness
-from fedemu.protocol.messages import REVOKED, Beat, Bye, Message, Refused
+from fedemu.protocol.messages import REVOKED, SILENT, Beat, Bye, Message, Refused
 from fedemu.protocol.sharing.bundle import Undecoded, tag_of
 from fedemu.protocol.sharing.hub import Hub
 from fedemu.protocol.sharing.trunk import Trunk
@@ -141,6 +141,7 @@ class Relay:
                 self.hub.send(peer, _BEAT)
         if silent := frozenset(self._liveness.expired(self._clock())):
             for peer in [peer for peer in self._channels if self._witness(peer) in silent]:
+                self.send_up(peer, Bye(reason=SILENT))
                 self.part_from(peer)
 
     def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = ()) -> None:

@@ -32,6 +32,7 @@ from fedemu.protocol.errors import FedemuError, KeyRevoked, MalformedMessage
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import (
     ASLEEP,
+    SILENT,
     Beat,
     Bye,
     Compute,
@@ -220,6 +221,27 @@ async def test_the_name_of_a_machine_brings_no_control_characters_to_the_termina
         way = Compute(fedemu="1", torch=str(number), numpy="1", device="cpu")
         reception.received(host.encode(), Envelope(Enroll(count=1, host=host, compute=way), ()))
     assert "second would compute otherwise than first [2J to be done does" in sent[-1].detail
+
+
+async def test_a_device_of_which_its_relay_says_that_it_fell_silent_has_done_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, Any]] = []
+    monkeypatch.setattr(Observers, "event", lambda self, name, **fields: told.append((name, fields)))
+    reception = a_service(tmp_path).reception
+    reception.received(b"machine", Envelope(Enroll(count=3), ()))
+    lease = reception.roster.leases.of_peer(b"machine")
+    assert lease is not None
+    reception.received(b"0", Envelope(Hello(device=0, incarnation=1, lease=lease.token), ()))
+    told.clear()
+    left: list[tuple[Any, ...]] = []
+    reception.exchange = SimpleNamespace(station_left=lambda *gone: None, left=lambda *gone: left.append(gone))  # type: ignore[assignment]
+    reception.received(b"0", Envelope(Bye(reason=SILENT), ()))
+    assert (told, left) == ([("silence", {"device": 0})], [(0, START, "silence")])
+    reception.received(b"machine", Envelope(Bye(reason=SILENT), ()))
+    assert told[1:] == [("silence", {"device": None})]
+    assert reception.roster.leases.granted == 3, "it may come back for its places"
+    assert not reception.broken.done()
 
 
 async def test_a_peer_in_the_middle_of_a_long_message_lives_and_hears_that_the_coordinator_does(tmp_path: Path) -> None:

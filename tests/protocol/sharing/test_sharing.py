@@ -311,6 +311,7 @@ async def test_a_device_that_falls_silent_loses_its_channel_and_no_other_does(to
     await settle()
     [gone] = top.over
     assert gone == next(peer for peer, message in top.heard if isinstance(message, wire.Hello) and message.device == 0)
+    assert top.heard[-1] == (gone, wire.Bye(reason="silent")), "the hub hears why"
     assert kinds(got) == ["welcome", "beat"]
     assert below.relay.peers == 1
 
