@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -18,10 +19,11 @@ _SHARE: Final = 4
 class Devices:
     """The devices as the page colours them: by what they do now, and by their last outcome.
 
-    ``visits`` counts the asks of each.
+    ``visits`` counts the asks of each. ``virtual`` says whether the experiment has a clock of its own.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, virtual: bool) -> None:
+        self._virtual = virtual
         self.states = bytearray(count)
         self.outcomes = bytearray([NO_OUTCOME]) * count
         self.visits = [0] * count
@@ -41,7 +43,10 @@ class Devices:
         self._returned(device, event.get("virtual_time") or 0.0)
         if name == "dropout":
             # Under the wall clock nobody knows when it is back, and an event has told before that it has gone.
-            if isinstance(back := event.get("back"), int | float):
+            back = event.get("back")
+            if back is None and self._virtual:
+                back = math.inf  # it never is
+            if isinstance(back, int | float):
                 self._back[device] = (float(back), States.CRASHED if event.get("cause") == "crash" else States.AWAY)
                 self.states[device] = self._back[device][1]
         elif name == "join":

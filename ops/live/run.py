@@ -65,7 +65,7 @@ class LiveRun:
         self._events = Tail(self.directory / "events.jsonl", is_event)
         self._asks = Tail(self.directory / "asks.jsonl", is_ask)
         self._unread: Counter[str] = Counter()
-        self.devices = Devices(self.experiment.fleet.devices)
+        self.devices = Devices(self.experiment.fleet.devices, self.experiment.clock.kind == "virtual")
         self._rows = Rows()
         self._log: deque[dict[str, Any]] = deque(maxlen=KEPT_EVENTS)
         self._counted = 0

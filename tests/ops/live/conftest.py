@@ -15,11 +15,11 @@ from fedemu.ops.experiment.sources import load_experiment, write_frozen
 class Made:
     """A run directory of 12 devices in which no round is over."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *overrides: str) -> None:
         directory.mkdir(parents=True)
         self.directory = directory
-        overrides = ["fleet.devices=12", "fleet.per_round=4", "rounds=5"]
-        write_frozen(load_experiment("digits-small", overrides, {})[0], directory)
+        settings = ["fleet.devices=12", "fleet.per_round=4", "rounds=5", *overrides]
+        write_frozen(load_experiment("digits-small", settings, {})[0], directory)
 
     def append(self, log: str, *lines: dict[str, Any]) -> None:
         """Append lines to ``LOG.jsonl``."""
@@ -39,12 +39,12 @@ class Made:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Callable[[str], Made]:
-    """Makes run directories by their names."""
-    return lambda name: Made(tmp_path / name)
+def make(tmp_path: Path) -> Callable[..., Made]:
+    """Makes run directories by their names, and by settings of their experiments."""
+    return lambda name, *overrides: Made(tmp_path / name, *overrides)
 
 
 @pytest.fixture
-def made(make: Callable[[str], Made]) -> Made:
+def made(make: Callable[..., Made]) -> Made:
     """A run directory that a test fills."""
     return make("run")

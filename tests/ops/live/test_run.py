@@ -111,7 +111,24 @@ def test_a_device_that_dropped_out_is_away_until_it_is_back(made: Any) -> None:
     assert list(run.devices.states[1:3]) == [States.ONLINE, States.AWAY]
 
 
-def test_a_device_that_dropped_out_under_the_wall_clock_is_away_until_it_joins(made: Any) -> None:
+def test_a_device_that_dropped_out_and_never_comes_back_stays_away(made: Any) -> None:
+    run = LiveRun(0, made.directory, Told())
+    made.append(
+        "events",
+        {"event": "leave", "device": 1, "reason": "offline", "virtual_time": 1.0},
+        {"event": "join", "device": 1, "virtual_time": 1.0},
+        {"event": "dropout", "device": 1, "cause": "offline", "back": None, "virtual_time": 2.0},
+    )
+    made.row(1, virtual_time=1e9)
+    run.look()
+    assert run.devices.states[1] == States.AWAY
+    made.append("events", {"event": "join", "device": 1, "virtual_time": 2e9})
+    run.look()
+    assert run.devices.states[1] == States.AWAY, "it has a connection, and is not on-line"
+
+
+def test_a_device_that_dropped_out_under_the_wall_clock_is_away_until_it_joins(make: Any) -> None:
+    made = make("run", "clock.kind=wall")
     run = LiveRun(0, made.directory, Told())
     made.append(
         "events",
