@@ -77,8 +77,6 @@ class CoordinatorMetrics:
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
         self._state.began()
         self._reach(virtual_time)
-        if attempt:
-            self._retries.inc()
 
     def round_finished(self, row: Row) -> None:
         self._state.finished(row.round)
@@ -131,7 +129,9 @@ class CoordinatorMetrics:
         self._job_steps.labels(name).set(steps)
 
     def event(self, name: str, **fields: Any) -> None:
-        """Events go to the run directory; they are not counted here."""
+        """Events go to the run directory. Those of rounds that are tried again are counted, too."""
+        if name == "retry":
+            self._retries.inc()
 
     def traffic(self, kind: str, direction: str, size: int) -> None:
         """Nothing is counted here. Bytes come from the finished rounds, so a resumed run does not count them twice."""

@@ -72,6 +72,18 @@ def test_outcomes_are_there_before_anything_happened() -> None:
     assert registry.get_sample_value("fedemu_results_total", {"outcome": "late"}) == 1
 
 
+def test_a_round_that_is_tried_again_counts_at_once_also_if_nobody_can_be_asked_then() -> None:
+    registry = CollectorRegistry()
+    metrics = CoordinatorMetrics(registry, 100)
+    metrics.round_started(1, 0, 0.0, 10)
+    metrics.event("dropout", device=1)
+    assert registry.get_sample_value("fedemu_round_retries_total") == 0
+    metrics.event("retry", round=1, attempt=0, accepted=0, needed=2)
+    assert registry.get_sample_value("fedemu_round_retries_total") == 1
+    metrics.round_started(1, 1, 600.0, 10)
+    assert registry.get_sample_value("fedemu_round_retries_total") == 1
+
+
 def test_a_server_job_shows_its_step_and_its_time_adds_up() -> None:
     registry = CollectorRegistry()
     metrics = CoordinatorMetrics(registry, 100)
