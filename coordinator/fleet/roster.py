@@ -59,6 +59,8 @@ class Roster:
         """The connection of a peer. It is another name only if the connection is shared, and the peer is a channel."""
         self.resting: dict[bytes, DeviceId] = {}
         """The connections of devices that were told to sleep, and have not left yet."""
+        self.departed: set[DeviceId] = set()
+        """Under the wall clock the devices that said goodbye by their plan, and have not come back."""
         self.stations: dict[bytes, str] = {}
         """The connections of edges, each with the name of its machine."""
         self._by_peer: dict[bytes, DeviceId] = {}
@@ -146,6 +148,7 @@ class Roster:
         self.connected[device] = peer
         self._by_peer[peer] = device
         self.resting.pop(peer, None)
+        self.departed.discard(device)
         if (lease := self.leases.of_token(hello.lease)) is not None:
             lease.woken, lease.fresh = True, False
         self._begin(peer, now)

@@ -366,10 +366,13 @@ class Reception:
             self._observers.event(event, device=device, **fields)
         if not self.roster.knows(peer):
             self._comings.goes(peer)  # a device may have enrolled on its own connection
+        cause = _CAUSES.get((event, fields.get("reason")))
+        if device is not None and cause in ("leave", "offline") and self._settings.clock == "wall":
+            self.roster.departed.add(device)
         if self.exchange is not None:
             self.exchange.station_left(peer, now)
         if device is not None and self.exchange is not None:
-            self.exchange.left(device, now, _CAUSES.get((event, fields.get("reason"))))
+            self.exchange.left(device, now, cause)
         self.changed.set()
 
     def _owner(self, peer: bytes) -> str:

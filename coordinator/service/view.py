@@ -34,7 +34,9 @@ class FleetView:
             here = came = roster.leases.held()
         states = np.where(roster.online(time) & (columns.away <= time), online, away).astype(np.uint8)
         states[~came] = absent
-        states[columns.lost | (came & ~here)] = crashed
+        cut_off = came & ~here
+        cut_off[list(roster.departed)] = False
+        states[columns.lost | cut_off] = crashed
         exchange = self._service.reception.exchange
         if exchange is not None:
             machine = exchange.machine

@@ -342,6 +342,33 @@ async def test_the_machines_that_are_away_are_told_by_name(tmp_path: Path) -> No
     assert FleetView(service).facts()["absence"] == missing
 
 
+async def test_a_device_that_said_goodbye_by_its_plan_is_shown_as_away_and_one_that_lost_its_connection_as_crashed(
+    tmp_path: Path,
+) -> None:
+    settings = Settings(run="test", seed=1, rounds=4, devices=6, per_round=1, clock="wall")
+    roster, timeline = Roster(settings), Timeline("wall", clock=lambda: START)
+    service = Service(settings, roster, Shelf(BlobStore(tmp_path)), timeline, Observers(), Granted)
+    token = roster.enroll(b"machine", 6, None, "", START).token
+    for device in range(5):
+        hello = Hello(device=device, incarnation=1, lease=token)
+        service.reception.received(b"%d" % device, Envelope(hello, ()))
+    for device, reason in enumerate(("offline", "leave", "stopped")):
+        service.reception.received(b"%d" % device, Envelope(Bye(reason=reason), ()))
+    service.reception.received(b"machine", Envelope(Died(device=3, incarnation=1), ()))
+
+    def shown() -> list[str]:
+        codes: list[str] = []
+        states = FleetView(service).states(lambda doing: codes.append(doing) or len(codes) - 1)  # type: ignore[func-returns-value]
+        return [codes[state] for state in states]
+
+    assert shown() == ["away", "away", "crashed", "crashed", "online", "absent"]
+    service.reception.received(b"0", Envelope(Hello(device=0, incarnation=2, lease=token), ()))
+    assert shown()[0] == "online"
+    service.reception.received(b"machine", Envelope(Died(device=0, incarnation=2), ()))
+    assert shown()[0] == "crashed"
+    assert not service.reception.broken.done()
+
+
 async def test_a_device_that_is_silent_by_plan_for_longer_than_give_up_is_waited_for(tmp_path: Path) -> None:
     settings = Settings(run="test", seed=1, rounds=4, devices=1, per_round=1, give_up=0.1, planned_silence=30.0)
     roster, granted = Roster(settings), Granted
