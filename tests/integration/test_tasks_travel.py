@@ -130,6 +130,40 @@ def test_devices_that_come_with_the_third_task_take_part_in_its_first_round(
         assert not own
 
 
+@pytest.mark.parametrize(
+    ("question", "kept"),
+    [(("replay={strategy='herding', capacity=5}",), 0), (("algorithm.terms={ewc={coefficient=1.0}}",), 2)],
+    ids=["herding", "ewc"],
+)
+@pytest.mark.parametrize(
+    ("stream", "model"),
+    [("{kind='classes', tasks=2, rounds_per_task=2}", 1), ("{kind='drift', periods=2, rounds_per_period=2}", 0)],
+    ids=["classes", "drift"],
+)
+def test_after_a_question_at_the_end_of_a_period_devices_need_a_new_model_only_where_classes_come(
+    question: tuple[str, ...],
+    kept: int,
+    stream: str,
+    model: int,
+    tmp_path: Path,
+    in_one_process: Callable[..., Summary],
+) -> None:
+    in_one_process(
+        tmp_path / "run",
+        f"stream={stream}",
+        *question,
+        "fleet.devices=4",
+        "fleet.per_round=4",
+        "fleet.over_selection=1.0",
+        "availability={kind='always'}",
+        "faults.crash_rate=0.0",
+        "rounds=3",
+    )
+    down = [row.bytes_down or 0 for row in read_rows(tmp_path / "run")]
+    # In models: that of the round, that of the question, and what the next round needs, beside what a term keeps.
+    assert [round(size / down[0]) for size in down] == [1, 2, model + kept]
+
+
 def _online_from(directory: Path, *seconds: float) -> str:
     """The setting with which device i comes on-line at the i-th of these times and stays on-line."""
     lines = ["device,start,end", *(f"{device},{start}," for device, start in enumerate(seconds))]
