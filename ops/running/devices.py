@@ -32,6 +32,7 @@ from fedemu.ops.watching.exporter import Exporter
 from fedemu.ops.watching.feed import LIVE, MACHINE, Feed, told_by
 from fedemu.ops.watching.logs import open_log
 from fedemu.ops.watching.metrics import SupervisorMetrics
+from fedemu.protocol.addresses import check_address
 from fedemu.protocol.code.named import place_of
 from fedemu.protocol.code.source import source_of
 from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError
@@ -99,11 +100,12 @@ def require_code(runtime: Runtime) -> None:
 def require_host(address: str) -> None:
     """Raise ConfigurationError if ``address`` names a host that does not resolve. It would be sought in vain.
 
-    So would one that has addresses of IPv6 only, unless it stands in brackets.
+    So would one that has addresses of IPv6 only, unless it stands in brackets, and what is no address.
     """
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    if not address.startswith("tcp://") or not host:
+    check_address(address, listening=False)
+    if not address.startswith("tcp://"):
         return
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
     try:
         found = {family for family, *_ in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError) as error:  # no name has a part that is empty or of more than 63 characters

@@ -102,6 +102,12 @@ def test_a_host_that_does_not_resolve_is_an_error_at_once(monkeypatch: pytest.Mo
         devices.supervise_alone(1, Runtime(connect="tcp://nosuch:5555"), tmp_path)
 
 
+@pytest.mark.parametrize("port", ["x", "-1", "5577/x", "99999", "0", ""])
+def test_a_port_that_is_none_is_not_told_as_a_host_that_is_none(port: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not of the form tcp://HOST:PORT with a port from 1 to 65535"):
+        devices.require_host(f"tcp://127.0.0.1:{port}")
+
+
 @pytest.mark.parametrize("host", ["lab..example", "a" * 64])
 def test_what_can_be_no_name_of_a_host_is_an_error_at_once(host: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot be found \(this is no name of a host\)"):
