@@ -305,6 +305,8 @@ def _checked(table: str, name: str, builder: Callable[..., Any], options: Mappin
             raise ConfigurationError(
                 f"{place} = {first['input']!r} does not fit {name!r}: it must be {demand(first)}"
             ) from None
+        if place := _boolean_as_number(value, checked[option], f"{table}.{option}"):
+            raise ConfigurationError(f"{place} does not fit {name!r}: it must be a number")
         if ":" not in name and not _is_finite(checked[option]):
             raise ConfigurationError(f"{table}.{option} = {value!r} does not fit {name!r}: it must be finite")
         if ":" not in name and _largest(checked[option]) > _MOST:
@@ -312,6 +314,16 @@ def _checked(table: str, name: str, builder: Callable[..., Any], options: Mappin
                 f"{table}.{option} = {value!r} does not fit {name!r}: whole numbers must be at most {_MOST}"
             )
     return checked
+
+
+def _boolean_as_number(value: object, checked: object, place: str) -> str:
+    """The first boolean inside a list that became a number, with its place. Empty if there is none."""
+    if isinstance(value, bool):
+        return "" if isinstance(checked, bool) else f"{place} = {value}"
+    if not isinstance(value, list | tuple) or not isinstance(checked, list | tuple):
+        return ""
+    pairs = enumerate(zip(value, checked, strict=True))
+    return next(filter(None, (_boolean_as_number(*pair, f"{place}[{number}]") for number, pair in pairs)), "")
 
 
 _MOST = 2**32 - 1

@@ -132,6 +132,7 @@ def test_built_in_models_take_their_options() -> None:
         ("mlp", {"hiden": [3]}, "'mlp' has no option model.hiden; did you mean 'hidden'?"),
         ("mlp", {"hidden": ["wide"]}, "model.hidden[0] = 'wide' does not fit 'mlp'"),
         ("mlp", {"hidden": 64}, "model.hidden = 64 does not fit 'mlp'"),
+        ("mlp", {"hidden": [64, True]}, "model.hidden[1] = True does not fit 'mlp': it must be a number"),
         ("mlp", {"hidden": [0]}, "model.hidden[0] = 0 does not fit 'mlp'"),
         (
             "mlp",
