@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -39,8 +40,8 @@ _MACHINE_OPTIONS: Final = frozenset(
     )
 )
 """The options of a command that a resumed run needs again. The others are a part of the experiment."""
-_MACHINE_SETTINGS: Final = ("runtime.", "track.")
-"""How the settings begin that belong to a machine."""
+_MACHINE_SETTING: Final = re.compile(r"""\s*["']?(?:runtime|track)["']?\s*[.=]""")
+"""How a setting begins that belongs to a machine: ``runtime.trainers=2``, or ``runtime={ trainers = 2 }``."""
 _COMPLAINT: Final = "fedemu: "
 """The beginning of a sentence that tells why a command has failed."""
 
@@ -167,6 +168,6 @@ def resume_words(words: Sequence[str], directory: Path) -> list[str]:
             kept.append(word)
         elif option == "--set":
             setting = value if given else next(rest, "")
-            if setting.startswith(_MACHINE_SETTINGS):
+            if _MACHINE_SETTING.match(setting):
                 kept += ["--set", setting]
     return kept

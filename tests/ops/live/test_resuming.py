@@ -33,6 +33,10 @@ from fedemu.protocol.errors import FedemuError
             "fedemu run digits --on ray --nodes=2 --set track.to=tensorboard --set=runtime.trainers=2",
             "run --resume DIR --on ray --nodes 2 --set track.to=tensorboard --set runtime.trainers=2",
         ),
+        (
+            "fedemu run --set runtime={trainers=2} --set=track={to=['tensorboard']} --set local={lr=1} --set tracks=1",
+            "run --resume DIR --set runtime={trainers=2} --set track={to=['tensorboard']}",
+        ),
         ("python notebook.py", "run --resume DIR"),
     ],
 )
