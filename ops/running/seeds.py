@@ -109,6 +109,8 @@ def new_group(
     check_trackers(runtime.track.to, runtime.track.out)
     find_data(experiment)
     folder = out if out is not None else next_free(f"{experiment.name}-seeds")
+    if out is not None and exists(out) and not is_folder(out):
+        raise ConfigurationError(f"{out} exists and is not a folder; choose another --out")
     if out is not None and _is_taken(out):
         hint = f", or go on with its seeds by --resume {shlex.quote(str(out))}" if is_group(out) else ""
         raise ConfigurationError(f"{out} exists and is not empty; choose another --out{hint}")

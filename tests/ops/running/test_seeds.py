@@ -254,6 +254,7 @@ def test_ctrl_c_between_two_runs_says_how_to_go_on(
         ),
         (("--seeds", "zero"), "zero is no list of seeds"),
         (("--seeds", "0", "--out", "group"), "choose another --out, or go on with its seeds by --resume group"),
+        (("--seeds", "0", "--out", "group/seed-0/config.toml"), "exists and is not a folder; choose another --out"),
         (("--seeds", "0", "--resume", "no where"), "no where holds no group of seeds; start one with --out 'no where'"),
         (("--seeds", "0", "--resume", "."), ". holds no group of seeds; start one in another folder with --out"),
         (
