@@ -14,10 +14,11 @@ from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.graphs.captures import Captures, GraphRecorder
 from fedemu.algorithms.interface import Forest, Kind, LocalProgram, Query, Tree
 from fedemu.algorithms.replay.buffer import Buffer
-from fedemu.algorithms.trees import map_leaves
+from fedemu.algorithms.trees import flatten, map_leaves
 from fedemu.device.compute.executors.checked import GPU_TOLERANCE, TOLERANCE, Checked
 from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source, failed
 from fedemu.device.compute.executors.lowering import Lowered
+from fedemu.device.compute.executors.promises import broken
 from fedemu.device.compute.executors.query import catch_up, run_query
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
@@ -100,11 +101,10 @@ class Trainer:
         if program not in self.programs:
             known = ", ".join(sorted(self.programs))
             return [TrainingError(f"the experiment has no program {program!r}; it has {known}") for _ in jobs]
-        found: Any = self.programs[program]
         placed = {key: self._place(tree) for key, tree in shared.items()}
         try:
             ready = [self._caught_up(placed, job) for job in jobs]
-            results = iter(self._run(found, placed, [job for job in ready if isinstance(job, Job)]))
+            results = iter(self._run(program, placed, [job for job in ready if isinstance(job, Job)]))
             return [next(results) if isinstance(job, Job) else job for job in ready]
         except Exception as error:
             return [failed(job.device, f"program {program!r} failed", error) for job in jobs]
@@ -118,11 +118,26 @@ class Trainer:
     def _caught_up(self, shared: Forest, job: Job) -> Job | TrainingError:
         return job if self._selection is None else catch_up(self._selection, shared, job, self._source)
 
-    def _run(self, program: Any, shared: Forest, jobs: Sequence[Job]) -> list[JobResult | TrainingError]:
-        if _is_query(program):
-            return [run_query(program, shared, job, self._source) for job in jobs]
-        results = self._executor_of(program).run(program, shared, [job.over_all() for job in jobs], self._source)
-        return [_with_buffer(result, job.buffer) for result, job in zip(results, jobs, strict=True)]
+    def _run(self, name: str, shared: Forest, jobs: Sequence[Job]) -> list[JobResult | TrainingError]:
+        program: Any = self.programs[name]
+        if asked := _is_query(program):
+            results = [run_query(program, shared, job, self._source) for job in jobs]
+        else:
+            found = self._executor_of(program).run(program, shared, [job.over_all() for job in jobs], self._source)
+            results = [_with_buffer(result, job.buffer) for result, job in zip(found, jobs, strict=True)]
+        # The coordinator would refuse another payload, and could not say whose code it comes from.
+        payload = flatten(program.payload(shared))
+        own = None if asked else program.initial_own(shared)
+
+        def kept(result: JobResult | TrainingError, job: Job) -> JobResult | TrainingError:
+            if isinstance(result, TrainingError):
+                return result
+            wrong = broken("payload", payload, flatten(result.payload), "ask" if asked else "finish")
+            if own is not None and job.own is None:
+                wrong = wrong or broken("initial_own", own, result.own)
+            return result if wrong is None else TrainingError(f"device {job.device}: the program {name!r} {wrong}")
+
+        return list(map(kept, results, jobs))
 
     def _executor_of(self, program: object) -> Executor:
         return self._executors[kind_of(program, self._kind)]

@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NoReturn, cast
@@ -30,6 +30,7 @@ from fedemu.coordinator.asks.tensors import require_tensors
 from fedemu.coordinator.evaluation.evaluate import read
 from fedemu.coordinator.rounds.server_job_worker import settle
 from fedemu.device.compute.executors.executor import Job, Source, is_machine_fault
+from fedemu.device.compute.executors.promises import broken
 from fedemu.device.compute.rule import compute_rule, kind_of
 from fedemu.device.compute.tapes.writing import nothing_written
 from fedemu.device.compute.trainer import open_executor
@@ -227,8 +228,9 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
         if isinstance(result, TrainingError):
             return result
         what = f"algorithm {name!r}: the program {ask.program!r}"
-        _require_told(what, "payload", flatten(program.payload(ask.shared)), flatten(result.payload))
-        _require_told(what, "initial_own", program.initial_own(ask.shared), result.own)
+        wrong = broken("payload", flatten(program.payload(ask.shared)), flatten(result.payload))
+        if wrong := wrong or broken("initial_own", program.initial_own(ask.shared), result.own):
+            raise ConfigurationError(f"{what} {wrong}")
         replays = experiment.replay.kept > 0  # the device then tells the size of its replay buffer, too
         if (many := len(result.metrics) + replays) > MOST_METRICS:
             counted = f"{many} measures{', one of them of replay,' if replays else ','}"
@@ -259,22 +261,6 @@ def _missing_key(error: BaseException | None) -> object:
     while error is not None and not isinstance(error, KeyError):
         error = error.__cause__
     return error.args[0] if error is not None and error.args and not own_frames(error) else None
-
-
-def _require_told(said: str, function: str, told: Mapping[str, object], left: Mapping[str, object]) -> None:
-    """Raise ConfigurationError if what ``finish`` of a program returned is not what its ``function`` tells of it."""
-
-    def form(leaf: object) -> str:
-        if leaf is None:
-            return "nothing"
-        return f"{leaf.dtype} {list(leaf.shape)}" if isinstance(leaf, Tensor) else f"no tensor ({type(leaf).__name__})"
-
-    for leaf in dict.fromkeys([*left, *told]):
-        if (real := form(left.get(leaf))) != (expected := form(told.get(leaf))):
-            raise ConfigurationError(
-                f"{said} returns {leaf!r} from finish as {real}, but its {function} tells {expected} of it; "
-                f"let {function} return tensors of the same names, shapes and types"
-            )
 
 
 def _require_gradient(parts: Parts, samples: NDArray[np.int64]) -> None:

@@ -6,6 +6,7 @@ The samples that a question keeps become the device's replay buffer.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from fedemu.device.compute.executors.plain import looping
 from fedemu.device.compute.tapes.private_torch import without_compiler
 from fedemu.protocol.errors import TrainingError
 from fedemu.protocol.seeds import generator
+from fedemu.protocol.wording import an_object
 
 PURPOSE = "replay"
 """The purpose of a selection's random draws. A device has one random source per period, whenever it selects."""
@@ -98,7 +100,13 @@ def _ask(
     own = map_leaves(lambda leaf: leaf.to(device), buffer.answered)
     # Some models cannot be mapped over samples, and the gradients of a mapped one come when it is mapped no more.
     with without_compiler(), looping(), keeping_activations():
-        outcome, keep = query.ask(memory, shared, own, facts)
+        answer: object = query.ask(memory, shared, own, facts)
+    if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], Outcome)):
+        raise TypeError(
+            f"ask returned {an_object(answer)}; it must return two things, an Outcome and the positions of the samples "
+            "to keep, which are None for all"
+        )
+    outcome, keep = answer
     if keep is None:
         after = replace(buffer, asked=len(arrived), answered=map_leaves(_exported, outcome.own))
     else:
@@ -144,5 +152,6 @@ def _kept(memory: Memory, keep: NDArray[np.int64], notes: Tree) -> Buffer:
     return Buffer(memory.indices[positions], memory.periods[positions], memory.period + 1, memory.seen, notes=noted)
 
 
-def _exported(leaf: torch.Tensor) -> torch.Tensor:
-    return leaf.detach().cpu().contiguous()
+def _exported(leaf: Any) -> Any:
+    """A tensor in host memory. Anything else stays as it is, and is told where it is compared with the payload."""
+    return leaf.detach().cpu().contiguous() if isinstance(leaf, torch.Tensor) else leaf

@@ -141,6 +141,60 @@ def test_a_query_that_fails_fails_alone(trainer: Trainer) -> None:
     assert isinstance(results[2], TrainingError)
 
 
+class _Wide(GradientSum):
+    def payload(self, shared: Forest) -> Forest:
+        return {"gradient": {name: leaf[None] for name, leaf in shared["model"].items()}}
+
+
+class _Counts(GradientSum):
+    def ask(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> tuple[Outcome, Tensor | None]:
+        return Outcome({"gradient": {"size": 3}}, {}), None  # type: ignore[dict-item]
+
+
+class _Alone(GradientSum):
+    def ask(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> Any:
+        return super().ask(memory, shared, own, facts)[0]
+
+
+class _Longer(LocalSGD):
+    def payload(self, shared: Forest) -> Forest:
+        return {"delta": shared["model"], "more": {"size": torch.zeros(3)}}
+
+
+class _Keeping(LocalSGD):
+    def finish(self, carry: Any, shared: Forest, own: Tree, facts: Facts) -> Outcome:
+        return Outcome(super().finish(carry, shared, own, facts).payload, {"seen": torch.ones(2)})
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        (
+            _Wide(),
+            "returns 'gradient/fc1.weight' from ask as torch.float32 [4, 6], but its payload tells torch.float32 ",
+        ),
+        (_Counts(), "returns 'gradient/size' from ask as no tensor (int), but its payload tells nothing of it; let "),
+        (_Longer(MODEL, LOCAL.loss, 1, 4, 0.1), "returns 'more/size' from finish as nothing, but its payload tells "),
+        (
+            _Keeping(MODEL, LOCAL.loss, 1, 4, 0.1),
+            "returns 'seen' from finish as torch.float32 [2], but its initial_own",
+        ),
+    ],
+)
+def test_a_program_that_returns_something_else_than_it_tells_fails_with_its_name(
+    program: Any, told: str, corpus: Corpus
+) -> None:
+    trainer = Trainer({"second": program}, corpus, seed=3, device_type="cpu", kind="dense")
+    (result,) = trainer.run("second", {"model": MODEL.init(0)}, [job(1, 4)])
+    assert str(result).startswith(f"device 1: the program 'second' {told}")
+
+
+def test_a_query_that_returns_one_thing_is_told_what_to_return(corpus: Corpus) -> None:
+    trainer = Trainer({"second": _Alone()}, corpus, seed=3, device_type="cpu", kind="dense")
+    (result,) = trainer.run("second", {"model": MODEL.init(0)}, [job(1, 4)])
+    assert "ask returned an Outcome; it must return two things, an Outcome and the positions of" in str(result)
+
+
 def test_an_unknown_program_fails_every_job(trainer: Trainer) -> None:
     results = trainer.run("trian", {}, [job(0, 1), job(1, 1)])
     assert [str(result) for result in results] == ["the experiment has no program 'trian'; it has gradient, train"] * 2
