@@ -148,6 +148,8 @@ def _tree(found: object, must: str) -> Tree:
         if not isinstance(leaf, torch.Tensor):
             advice = "; flatten(...) makes one tree of trees by name" if isinstance(leaf, Mapping) else ""
             raise ConfigurationError(f"{wanted}, and not {an_object(leaf)} as {name!r}{advice}")
+        if leaf.layout is not torch.strided:
+            raise ConfigurationError(f"{wanted}, and not a sparse one as {name!r}; to_dense() makes it dense")
     return found
 
 
