@@ -19,6 +19,7 @@ from fedemu.algorithms.models.randomness.draws import Draws
 from fedemu.algorithms.models.randomness.random_functions import Keyed
 from fedemu.device.compute.executors.arguments import Arguments, Names
 from fedemu.device.compute.executors.plain import plain
+from fedemu.device.compute.executors.promises import finished, stepped
 from fedemu.device.compute.tapes.alike import all_alike
 from fedemu.device.compute.tapes.flat_function import Flat
 from fedemu.device.compute.tapes.private_torch import TreeSpec, tree_flatten, tree_unflatten, without_compiler
@@ -94,10 +95,7 @@ class Lowering:
 
         def one_step(given: Arguments) -> Any:
             carry = tree_unflatten(list(given.carry), carry_spec)
-            after, metrics = step(carry, names.batch(given), *names.inputs(given), names.drawn(given))
-            if (spec := tree_flatten(after)[1]) != carry_spec:
-                raise TypeError(f"step returned a carry of the form {spec}, but was given one of the form {carry_spec}")
-            return after, dict(metrics)
+            return stepped(step(carry, names.batch(given), *names.inputs(given), names.drawn(given)), carry_spec)
 
         strides = [leaf.stride() for leaf in given.carry]
         return self._lowered(program, f"step/{stage}", names, one_step, given, strides, apart=len(strides))
@@ -110,7 +108,7 @@ class Lowering:
         """
 
         def finish(given: Arguments) -> Outcome:
-            return program.finish(tree_unflatten(list(given.carry), carry_spec), *names.inputs(given))
+            return finished(program.finish(tree_unflatten(list(given.carry), carry_spec), *names.inputs(given)))
 
         return self._lowered(program, "finish", names, finish, given, apart=sys.maxsize)
 
