@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 
-from fedemu.algorithms.interface import Ask, Tree
+from fedemu.algorithms.interface import Ask, Forest, LocalProgram, Query, Tree
 from fedemu.coordinator.asks.payload import Payload
 from fedemu.coordinator.sums.leaf import Leaf
+from fedemu.protocol.code.own_code import own_frames
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.tensors import DTYPES
 from fedemu.protocol.wording import an_object
@@ -28,11 +31,38 @@ def require_tensors(ask: Ask) -> None:
                 )
 
 
-def _unfit(leaf: object) -> str | None:
-    """What is wrong with a leaf that devices are to get, and what to do. None if it can travel."""
+def told_payload(name: str, program: LocalProgram | Query, shared: Forest) -> Forest:
+    """The payload that the program ``name`` tells of. Raises ConfigurationError if no reply could be like it."""
+    try:
+        told: object = program.payload(shared)
+    except KeyError as error:
+        if not error.args or error.args[0] in shared or own_frames(error):
+            raise
+        raise ConfigurationError(
+            f"the algorithm asks for the program {name!r}, which reads shared[{error.args[0]!r}], but 'shared' of this "
+            f"Ask has only {', '.join(map(repr, shared)) or 'no tree'}"
+        ) from error
+    what = f"payload of the program {name!r}"
+    if not isinstance(told, Mapping) or not all(isinstance(tree, Mapping) for tree in told.values()):
+        raise ConfigurationError(
+            f'{what} returned {an_object(told)}; it must return trees by key, as {{"delta": tree}}'
+        )
+    for key, tree in told.items():
+        for leaf_name, leaf in tree.items():
+            if (wrong := _unfit(leaf, of_values=False)) is not None:
+                raise ConfigurationError(f"{what} returned {f'{key}/{leaf_name}'!r}, which is {wrong}")
+    if not isinstance(program.passes, Real):
+        raise ConfigurationError(
+            f"passes of the program {name!r} is {an_object(program.passes)}; it must be a number, which may be 0"
+        )
+    return told
+
+
+def _unfit(leaf: object, of_values: bool = True) -> str | None:
+    """What is wrong with a leaf, and what to do. None if it can travel. Without ``of_values`` it may have no values."""
     if not isinstance(leaf, torch.Tensor):
         return f"{an_object(leaf)}; it must be a tensor, as torch.as_tensor makes it"
-    if leaf.layout is not torch.strided or leaf.is_meta:
+    if leaf.layout is not torch.strided or (of_values and leaf.is_meta):
         return "a tensor that is sparse or has no values; it must be a dense one"
     if (dtype := str(leaf.dtype).removeprefix("torch.")) not in DTYPES:
         return f"a tensor of {dtype}, which cannot travel; use one of {', '.join(DTYPES)}"

@@ -28,7 +28,7 @@ from fedemu.coordinator.asks.folding import Folding, collects
 from fedemu.coordinator.asks.holdings import Holdings
 from fedemu.coordinator.asks.parts import AskParts, Contribution
 from fedemu.coordinator.asks.payload import PayloadTemplate
-from fedemu.coordinator.asks.tensors import require_tensors
+from fedemu.coordinator.asks.tensors import require_tensors, told_payload
 from fedemu.coordinator.asks.virtual import VirtualAsk
 from fedemu.coordinator.asks.wall import WallAsk
 from fedemu.coordinator.evaluation.diagnosis import RoundDiagnosis
@@ -258,7 +258,7 @@ class Asking:
             known = ", ".join(sorted(self._algorithm.programs))
             raise ConfigurationError(f"The algorithm asks for the program {ask.program!r}; it has {known}.") from None
         require_tensors(ask)
-        template = PayloadTemplate.of(program.payload(ask.shared))
+        template = PayloadTemplate.of(told_payload(ask.program, program, ask.shared))
         template.require_at_most(self._settings.payload_bytes, ask.program)
         each = ask.each or {}
         by_device = {device: pack_tree(each[device]) for device in cohort if device in each}

@@ -26,7 +26,7 @@ from fedemu.algorithms.models.randomness.random_functions import Keyed
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.trees import flatten, map_leaves, without
 from fedemu.coordinator.asks.payload import PayloadTemplate
-from fedemu.coordinator.asks.tensors import require_tensors
+from fedemu.coordinator.asks.tensors import require_tensors, told_payload
 from fedemu.coordinator.evaluation.evaluate import read
 from fedemu.coordinator.rounds.server_job_worker import settle
 from fedemu.device.compute.executors.executor import Job, Source, is_machine_fault
@@ -213,6 +213,7 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
     program: Any = algorithm.programs.get(ask.program)
     if program is None:
         raise ConfigurationError(f"algorithm {name!r} asks for the program {ask.program!r}, which it does not have")
+    told_payload(ask.program, program, ask.shared)
     if hasattr(program, "ask"):
         return as_named
     said = f"{name!r} can't train the model {experiment.model.name!r} by the loss {experiment.algorithm.loss!r}"

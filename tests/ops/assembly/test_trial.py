@@ -312,8 +312,8 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
         ),
         (
             ["algorithm.name=tried:Misspells"],
-            "algorithm 'tried:Misspells' asks for the program 'train', which reads shared['model'], but 'shared' of "
-            "this Ask has only 'modle'",
+            "algorithm asks for the program 'train', which reads shared['model'], but 'shared' of this Ask has only "
+            "'modle'",
         ),
         (["algorithm.name=tried:AsksForAnother"], "asks for the program 'train', which it does not have"),
         (
