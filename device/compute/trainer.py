@@ -106,7 +106,7 @@ class Trainer:
             ready = [self._caught_up(placed, job) for job in jobs]
             results = iter(self._run(program, placed, [job for job in ready if isinstance(job, Job)]))
             return [next(results) if isinstance(job, Job) else job for job in ready]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return [failed(job.device, f"program {program!r} failed", error) for job in jobs]
 
     @cached_property

@@ -145,7 +145,7 @@ def _cohort(
                 source.planner.plan(stage, i, job.indices.size, job.round, job.device)
                 for i, stage in enumerate(program.stages)
             ]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             yield place, failed(job.device, "planning its batches failed", error)
     for group in _of_one_size(plans):
         yield _prepared(

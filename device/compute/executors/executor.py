@@ -109,8 +109,10 @@ class Source:
         return Resident(self.corpus, split, self.device) if split.x.nbytes + split.y.nbytes <= room else None
 
 
-def failed(device: int, said: str, error: Exception) -> TrainingError:
+def failed(device: int, said: str, error: BaseException) -> TrainingError:
     """The error of a device's job: what could not be done, and why. Its cause is ``error``.
+
+    Somebody else's code may also end by SystemExit. The trainer goes on, because another one would come to the same.
 
     Raises MachineFault if it is not the job that is at fault. A device must not fail because a machine is small.
     """

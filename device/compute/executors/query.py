@@ -40,7 +40,7 @@ def run_query(query: Query, shared: Forest, job: Job, source: Source) -> JobResu
             shared = {**shared, EACH: map_leaves(lambda leaf: leaf.to(source.device), job.each)}
         before = Buffer(period=job.task) if job.buffer is None else job.buffer
         outcome, buffer, counts = _ask(query, shared, job, before, job.indices, source)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return failed(job.device, "the question could not be answered", error)
     return JobResult(
         payload={key: map_leaves(_exported, tree) for key, tree in outcome.payload.items()},
@@ -74,7 +74,7 @@ def catch_up(selection: Query, shared: Forest, job: Job, source: Source) -> Job 
             _, buffer, _ = _ask(selection, shared, job, buffer, arrived, source)
             if buffer.period != period + 1:
                 raise ValueError("the algorithm's selection did not say which samples to keep")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return failed(job.device, "it could not select from sealed samples", error)
     return replace(job, buffer=buffer, sealed={})
 

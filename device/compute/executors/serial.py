@@ -47,7 +47,7 @@ class Serial:
                     continue
                 try:
                     results.append(self._run(program, shared, cohort))
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     results.append(failed(job.device, "the program failed", error))
         return results
 

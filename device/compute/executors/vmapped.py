@@ -59,7 +59,7 @@ class Vmapped:
                 continue
             try:
                 results.update(zip(cohort.places, self._run(program, shared, cohort), strict=True))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 for place, job in zip(cohort.places, cohort.jobs, strict=True):
                     results[place] = failed(job.device, "the program failed", error)
         return [results[place] for place in range(len(jobs))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -193,6 +194,27 @@ def test_a_query_that_returns_one_thing_is_told_what_to_return(corpus: Corpus) -
     trainer = Trainer({"second": _Alone()}, corpus, seed=3, device_type="cpu", kind="dense")
     (result,) = trainer.run("second", {"model": MODEL.init(0)}, [job(1, 4)])
     assert "ask returned an Outcome; it must return two things, an Outcome and the positions of" in str(result)
+
+
+class _Exits(LocalSGD):
+    def step(self, *given: Any) -> Any:
+        sys.exit(3)
+
+
+class _ExitsForOne(GradientSum):
+    def ask(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> tuple[Outcome, Tensor | None]:
+        return sys.exit(3) if facts.device == 0 else super().ask(memory, shared, own, facts)
+
+
+def test_a_program_that_exits_fails_its_devices_and_not_the_trainer(corpus: Corpus) -> None:
+    programs: Mapping[str, Any] = {"train": _Exits(MODEL, LOCAL.loss, 1, 4, 0.1), "gradient": _ExitsForOne()}
+    for executor in ("serial", "plain", "vmapped"):
+        trainer = Trainer(programs, corpus, seed=3, device_type="cpu", kind="dense", executor=executor)
+        trained = trainer.run("train", {"model": MODEL.init(0)}, [job(0, 4), job(1, 4)])
+        assert [str(result) for result in trained] == [f"device {i}: the program failed: SystemExit: 3" for i in (0, 1)]
+    asked, other = trainer.run("gradient", {"model": MODEL.init(0)}, [job(0, 4), job(1, 4)])
+    assert str(asked) == "device 0: the question could not be answered: SystemExit: 3"
+    assert isinstance(other, JobResult)
 
 
 def test_an_unknown_program_fails_every_job(trainer: Trainer) -> None:
