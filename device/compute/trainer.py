@@ -64,6 +64,8 @@ class Trainer:
         self._executors = {each: open_executor(executor, each, type, stack, cohort) for each in kinds}
         self._examples = examples or {}
         self._placed: dict[int, tuple[Tree, Tree]] = {}
+        self._as_told: set[str] = set()
+        """The programs that have returned what they tell."""
 
     def capacity(self, program: str) -> int:
         """The number of jobs of a program that make best use of a trainer."""
@@ -120,12 +122,26 @@ class Trainer:
 
     def _run(self, name: str, shared: Forest, jobs: Sequence[Job]) -> list[JobResult | TrainingError]:
         program: Any = self.programs[name]
-        if asked := _is_query(program):
+        if _is_query(program):
             results = [run_query(program, shared, job, self._source) for job in jobs]
         else:
             found = self._executor_of(program).run(program, shared, [job.over_all() for job in jobs], self._source)
             results = [_with_buffer(result, job.buffer) for result, job in zip(found, jobs, strict=True)]
-        # The coordinator would refuse another payload, and could not say whose code it comes from.
+        if name not in self._as_told:
+            results = self._held_to_what_it_tells(name, shared, results, jobs)
+            if not any(isinstance(result, TrainingError) for result in results):
+                self._as_told.add(name)  # what it returns has one form, and looking at it each time would cost
+        return results
+
+    def _held_to_what_it_tells(
+        self, name: str, shared: Forest, results: Sequence[JobResult | TrainingError], jobs: Sequence[Job]
+    ) -> list[JobResult | TrainingError]:
+        """The results. Those that are not as the program tells are TrainingErrors.
+
+        The coordinator would refuse such a payload, and could not say whose code it comes from.
+        """
+        program: Any = self.programs[name]
+        asked = _is_query(program)
         payload = flatten(program.payload(shared))
         own = None if asked else program.initial_own(shared)
 
