@@ -20,9 +20,10 @@ _RULES = "rules"
 class StreamPlan:
     """Period t takes the rounds ``t · rounds_per_period + 1`` to ``(t + 1) · rounds_per_period``. The last never ends.
 
-    The samples of period t arrive from ``t · period_seconds`` of the experiment's clock on. ``budget`` is the number of
-    samples that a device's replay buffer keeps, 0 if there is no buffer. With ``cumulative``, devices hold everything
-    that ever arrived.
+    The samples of period t arrive from ``t · period_seconds`` of the experiment's clock on. ``budget`` is the largest
+    number of samples that a device's replay buffer keeps, 0 if there is no buffer, and ``alone`` the largest number
+    after a selection by the device alone; None stands for ``budget``. With ``cumulative``, devices hold everything that
+    ever arrived.
     """
 
     arrivals: Arrivals
@@ -30,6 +31,7 @@ class StreamPlan:
     period_seconds: float = 0.0
     cumulative: bool = False
     budget: int = 0
+    alone: int | None = None
 
     def __len__(self) -> int:
         """The number of devices."""
@@ -59,16 +61,17 @@ class StreamPlan:
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """The plan as arrays for a blob."""
-        rules = [self.rounds_per_period, self.period_seconds, self.cumulative, self.budget]
+        alone = self.budget if self.alone is None else self.alone
+        rules = [self.rounds_per_period, self.period_seconds, self.cumulative, self.budget, alone]
         return {**self.arrivals.to_arrays(), _RULES: np.array(rules, dtype=np.float64)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> StreamPlan:
         """The inverse of ``to_arrays``. Raises DataError if the arrays are no plan."""
         rules = np.asarray(arrays.get(_RULES, ()))
-        if rules.dtype != np.float64 or rules.shape != (4,) or not np.isfinite(rules).all():
-            raise DataError("the stream's rules are not four finite numbers")
-        rounds, seconds, cumulative, budget = rules.tolist()
-        if rounds < 1 or seconds < 0 or budget < 0 or cumulative not in (0.0, 1.0):
+        if rules.dtype != np.float64 or rules.shape != (5,) or not np.isfinite(rules).all():
+            raise DataError("the stream's rules are not five finite numbers")
+        rounds, seconds, cumulative, budget, alone = rules.tolist()
+        if rounds < 1 or seconds < 0 or not 0 <= alone <= budget or cumulative not in (0.0, 1.0):
             raise DataError(f"the stream's rules make no sense: {rules.tolist()}")
-        return cls(Arrivals.from_arrays(arrays), int(rounds), seconds, bool(cumulative), int(budget))
+        return cls(Arrivals.from_arrays(arrays), int(rounds), seconds, bool(cumulative), int(budget), int(alone))

@@ -47,5 +47,5 @@ class Holding:
                 # The device selects from the samples that its last answer was about. Later arrivals are dropped.
                 arrived = arrived[: buffer.asked]
             sealed[period] = arrived
-            kept = min(stream.budget, kept + len(arrived))
+            kept = min(stream.alone, kept + len(arrived))
         return cls(fresh, kept, sealed)

@@ -28,8 +28,13 @@ class DeviceStream:
 
     @property
     def budget(self) -> int:
-        """The number of samples that the device's replay buffer keeps; 0 if the device has none."""
+        """The largest number of samples that the device's replay buffer keeps; 0 if the device has none."""
         return self.plan.budget
+
+    @property
+    def alone(self) -> int:
+        """The number of samples that the buffer keeps after a selection by the device alone."""
+        return self.budget if self.plan.alone is None else self.plan.alone
 
     def period(self, round: int) -> int:
         """The period of a round. Periods count from 0, rounds from 1."""

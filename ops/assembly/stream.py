@@ -46,6 +46,7 @@ def open_stream(experiment: Experiment, corpus: Corpus, partition: Partition) ->
         period_seconds=stream.seconds,
         cumulative=stream.cumulative,
         budget=experiment.replay.room,
+        alone=experiment.replay.kept,
     )
     return plan, tests
 

@@ -10,10 +10,10 @@ from fedemu.protocol.errors import DataError
 ARRIVALS = Arrivals(np.array([0, 2, 3]), np.array([4, 0, 7]), np.array([0, 2, 1]), np.zeros(3), period_count=3)
 
 
-@pytest.mark.parametrize("rules", [(1, 0.0, False, 0), (3, 2.5, True, 7)])
+@pytest.mark.parametrize("rules", [(1, 0.0, False, 0, 0), (3, 2.5, True, 7, 4)])
 def test_a_plan_survives_the_way_through_arrays(rules):
     again = StreamPlan.from_arrays(StreamPlan(ARRIVALS, *rules).to_arrays())
-    assert (again.rounds_per_period, again.period_seconds, again.cumulative, again.budget) == rules
+    assert (again.rounds_per_period, again.period_seconds, again.cumulative, again.budget, again.alone) == rules
     assert again.arrivals.indices.tolist() == [4, 0, 7]
     assert len(again) == 2
 
@@ -26,14 +26,15 @@ def test_rounds_count_from_1_and_round_0_belongs_to_the_first_period():
 @pytest.mark.parametrize(
     ("rules", "complaint"),
     [
-        (None, "rules are not four finite numbers"),
-        (np.array([1, 0, 0, 0]), "rules are not four finite numbers"),
-        (np.array([1.0, 0.0, 0.0]), "rules are not four finite numbers"),
-        (np.array([1.0, np.inf, 0.0, 0.0]), "rules are not four finite numbers"),
-        (np.array([0.0, 0.0, 0.0, 0.0]), "rules make no sense"),
-        (np.array([1.0, -0.5, 0.0, 0.0]), "rules make no sense"),
-        (np.array([1.0, 0.0, 0.5, 0.0]), "rules make no sense"),
-        (np.array([1.0, 0.0, 0.0, -1.0]), "rules make no sense"),
+        (None, "rules are not five finite numbers"),
+        (np.array([1, 0, 0, 0, 0]), "rules are not five finite numbers"),
+        (np.array([1.0, 0.0, 0.0, 0.0]), "rules are not five finite numbers"),
+        (np.array([1.0, np.inf, 0.0, 0.0, 0.0]), "rules are not five finite numbers"),
+        (np.array([0.0, 0.0, 0.0, 0.0, 0.0]), "rules make no sense"),
+        (np.array([1.0, -0.5, 0.0, 0.0, 0.0]), "rules make no sense"),
+        (np.array([1.0, 0.0, 0.5, 0.0, 0.0]), "rules make no sense"),
+        (np.array([1.0, 0.0, 0.0, -1.0, -1.0]), "rules make no sense"),
+        (np.array([1.0, 0.0, 0.0, 2.0, 3.0]), "rules make no sense"),
     ],
 )
 def test_arrays_that_describe_no_plan_are_refused(rules, complaint):

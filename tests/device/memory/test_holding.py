@@ -25,8 +25,11 @@ ARRIVALS = Arrivals(
 )
 
 
-def holding(version: Path | None = None, budget: int = 0, time: float = 200.0, round: int = 3) -> Holding:
-    return Holding.at(DeviceStream(StreamPlan(ARRIVALS, 1, 100.0, budget=budget), 0), version, round, time)
+def holding(
+    version: Path | None = None, budget: int = 0, time: float = 200.0, round: int = 3, alone: int | None = None
+) -> Holding:
+    plan = StreamPlan(ARRIVALS, 1, 100.0, budget=budget, alone=alone)
+    return Holding.at(DeviceStream(plan, 0), version, round, time)
 
 
 def sealed(held: Holding) -> dict[int, list[int]]:
@@ -48,6 +51,14 @@ def test_the_buffer_takes_no_more_than_its_budget() -> None:
     held = holding(budget=2, time=260.0)
     assert held.fresh.tolist() == [5, 6]
     assert (held.kept, len(held)) == (2, 4)
+
+
+def test_a_device_that_selects_alone_keeps_no_more_than_its_share_of_a_common_budget(tmp_path: Path) -> None:
+    held = holding(budget=9, alone=2)
+    assert (held.kept, len(held)) == (2, 3)
+    # After an exchange it may hold more.
+    write_own(tmp_path / "own", buffer_leaves(Buffer(np.arange(5), np.zeros(5, np.int64), period=2, seen=8)))
+    assert holding(tmp_path / "own", budget=9, alone=2).kept == 5
 
 
 def test_periods_that_the_version_has_selected_from_are_gone(tmp_path: Path) -> None:

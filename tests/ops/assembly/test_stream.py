@@ -193,7 +193,13 @@ def test_the_rules_of_a_plan_are_those_of_the_configuration() -> None:
 def test_devices_keep_the_budget_or_else_all_their_capacity(replay: dict[str, Any], kept: int) -> None:
     table = experiment(kind="drift", periods=4).table() | {"replay": replay}
     wanted = Experiment.parse(table)
-    assert (opened(wanted)[0].budget, wanted.replay.kept) == (kept, kept)
+    assert (opened(wanted)[0].budget, opened(wanted)[0].alone, wanted.replay.kept) == (kept, kept, kept)
+
+
+def test_devices_with_a_common_budget_keep_up_to_their_capacity_and_alone_the_budget() -> None:
+    replay = {"strategy": "fedcbdr", "capacity": 9, "budget": 4}
+    plan, _ = opened(Experiment.parse(experiment(kind="classes").table() | {"replay": replay}))
+    assert (plan.budget, plan.alone) == (9, 4)
 
 
 def test_poisson_arrivals_are_spread_over_the_period() -> None:
