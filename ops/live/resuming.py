@@ -48,10 +48,13 @@ _COMPLAINT: Final = "fedemu: "
 
 @dataclass(frozen=True)
 class Command:
-    """The command that resumes a run: its words after ``fedemu``, and the folder and the variables to start it with."""
+    """The command that resumes a run: its words after ``fedemu``, and the folder and the variables to start it with.
+
+    Without a folder it is started where the page was.
+    """
 
     words: Sequence[str]
-    folder: Path
+    folder: Path | None
     environment: Mapping[str, str]
 
 
@@ -120,7 +123,7 @@ class Resuming:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    cwd=command.folder if is_folder(command.folder) else None,
+                    cwd=command.folder if command.folder and is_folder(command.folder) else None,
                     env=command.environment,
                     start_new_session=True,
                 )
@@ -132,7 +135,7 @@ class Resuming:
     def _command(self, run: LiveRun) -> Command:
         if run.number in self._commands:
             return self._commands[run.number]
-        return Command(["run", "--resume", str(run.directory)], Path.cwd(), os.environ)
+        return Command(["run", "--resume", str(run.directory)], None, os.environ)
 
     def is_about_to_go_on(self, run: LiveRun) -> bool:
         """Whether a command that was started here is about to go on with the run."""

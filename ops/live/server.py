@@ -142,8 +142,8 @@ class Page:
             if time.monotonic() - self._looked > LOOK_SECONDS:
                 await self._look()
             await self._send(response, request.headers.get("Last-Event-ID", ""))
-        except (ConnectionError, TimeoutError):
-            pass  # the viewer went away, or takes nothing any more
+        except OSError:
+            pass  # the viewer went away, or takes nothing any more, or a run could not be looked at: it asks again
         finally:
             self.viewers -= 1
             self.left = time.monotonic()

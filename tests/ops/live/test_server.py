@@ -80,6 +80,17 @@ async def test_a_viewer_gets_a_snapshot_then_news_and_goes_on_after_a_lost_conne
             assert [(await event(answer))[0] for _ in range(2)] == ["runs", "snapshot"]
 
 
+async def test_a_page_goes_on_after_the_folder_in_which_it_was_started_was_removed(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place := tmp_path / "place").mkdir()
+    monkeypatch.chdir(place)
+    async with served(made.directory) as (session, _):
+        place.rmdir()
+        async with session.get("/api/stream") as answer:
+            assert [(await event(answer))[0] for _ in range(2)] == ["runs", "snapshot"]
+
+
 async def test_viewers_that_read_nothing_hold_nobody_up(made: Any) -> None:
     """Two megabytes are more than the buffers of a connection take, so the silent ones are stuck in the first."""
     made.row(1)
