@@ -11,7 +11,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
@@ -27,7 +27,7 @@ from fedemu.algorithms.incremental.glfc import glfc
 from fedemu.algorithms.incremental.icarl import icarl
 from fedemu.algorithms.incremental.mfcl import fedavg_gen, mfcl
 from fedemu.algorithms.incremental.task_by_task import NewClassCrossEntropy, TaskTemperature, with_tasks
-from fedemu.algorithms.interface import Algorithm, Model
+from fedemu.algorithms.interface import Algorithm, Kind, Model
 from fedemu.algorithms.methods.central import central
 from fedemu.algorithms.methods.fedavg import fedavg, fedprox
 from fedemu.algorithms.methods.fedcurv import fedcurv
@@ -158,6 +158,10 @@ def build_model(
             )
         return made
     built: Model = _with_members(model, "model", name, ("kind", "buffers", "init", "apply"))
+    if built.kind not in get_args(Kind):
+        raise ConfigurationError(
+            f"model {name!r} is of the kind {built.kind!r}; it must be {' or '.join(get_args(Kind))}"
+        )
     return built
 
 
@@ -345,7 +349,11 @@ def _largest(value: object) -> int:
 
 
 def _with_members(built: Any, what: str, name: str, members: tuple[str, ...]) -> Any:
-    """``built``, if it has all of these members; raises ConfigurationError otherwise."""
+    """``built``, if it is an object with all of these members; raises ConfigurationError otherwise."""
+    if inspect.isclass(built):
+        raise ConfigurationError(
+            f"{what} {name!r} made the class {built.__name__}; it must make an object of the class"
+        )
     lacking = [member for member in members if not hasattr(built, member)]
     if lacking:
         raise ConfigurationError(

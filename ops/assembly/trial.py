@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NoReturn, cast
@@ -20,9 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedemu.algorithms.interface import LocalProgram, Outputs, Plan, Revealing, Tree, mixes
+from fedemu.algorithms.interface import Batch, Facts, LocalProgram, Outputs, Plan, Revealing, Tree, mixes
 from fedemu.algorithms.models.randomness.draws import KEY_SHAPE, Draws
 from fedemu.algorithms.models.randomness.random_functions import Keyed
+from fedemu.algorithms.registry import find_criterion
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.trees import flatten, map_leaves, without
 from fedemu.coordinator.asks.payload import PayloadTemplate
@@ -37,7 +38,7 @@ from fedemu.device.compute.trainer import open_executor
 from fedemu.device.host.limits import free_memory
 from fedemu.ops.assembly.computing import Computing, choose
 from fedemu.ops.assembly.extremes import extremes
-from fedemu.ops.assembly.learning import first_ask
+from fedemu.ops.assembly.learning import first_ask, model_seed
 from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.assembly.public_data import untrained
 from fedemu.ops.data.apart import decode_apart
@@ -159,6 +160,7 @@ def _evaluate(parts: Parts, samples: NDArray[np.int64]) -> None:
             f"all labels of the data set {parts.experiment.data.dataset!r} are {corpus.class_names[0]!r}; "
             "there is nothing to learn from one class"
         )
+    _require_variables(parts)
     for variable, leaf in parts.variables.items():
         if (kind := str(leaf.dtype).removeprefix("torch.")) not in DTYPES:
             raise ConfigurationError(
@@ -195,6 +197,25 @@ def _evaluate(parts: Parts, samples: NDArray[np.int64]) -> None:
                 _refuse(
                     f"model {name!r} can't be applied to all samples, with values from {x.min()} to {x.max()}", error
                 )
+
+
+def _require_variables(parts: Parts) -> None:
+    """Raise ConfigurationError unless a model of the user's own begins with the same tensors each time."""
+    name, seed = parts.experiment.model.name, model_seed(parts.experiment)
+    if ":" not in name:
+        return
+    first: object = parts.variables
+    if not isinstance(first, Mapping) or not all(isinstance(leaf, Tensor) for leaf in first.values()):
+        raise ConfigurationError(
+            f"init of the model {name!r} returned no tensors by name; it must return all variables"
+        )
+    again = parts.model.init(seed)
+    for variable, leaf in first.items():
+        if variable not in again or not torch.equal(leaf.nan_to_num(), again[variable].nan_to_num()):
+            raise ConfigurationError(
+                f"model {name!r} begins with another {variable!r} each time; let init draw by a generator with its "
+                "seed, as by torch.Generator().manual_seed(seed)"
+            )
 
 
 def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
@@ -251,6 +272,7 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
     replies.require_at_most(experiment.limits.max_payload_bytes, ask.program)
     if isinstance(program, LocalSGD):
         _require_gradient(parts, samples)
+        _require_gradient_of_loss(parts, samples)
     if not model.buffers and mixes(model, train=True):
         filled = f"model {experiment.model.name!r} mixes the samples of a batch, so all batches are {_FILLED}"
         computing = computing._replace(why="; ".join(filter(None, (computing.why, filled))))
@@ -280,6 +302,28 @@ def _require_gradient(parts: Parts, samples: NDArray[np.int64]) -> None:
         raise ConfigurationError(
             f"model {name!r} gives logits that no variable has a gradient of, so training changes nothing; its forward "
             "must not detach them, and must not compute them under torch.no_grad or from .item() or .numpy()"
+        )
+
+
+def _require_gradient_of_loss(parts: Parts, samples: NDArray[np.int64]) -> None:
+    """Raise ConfigurationError if the logits have no gradient of a loss of the user's own."""
+    corpus, name = parts.corpus, parts.experiment.algorithm.loss
+    if ":" not in name:
+        return
+    [(x, y)] = read(parts.model, corpus, corpus.train, samples)
+    try:
+        one, labels = torch.ones((), dtype=torch.int64), torch.bincount(y, minlength=corpus.classes)
+        facts = Facts(one * len(y), one, one * 0.1, one, one * 0, one > 0, labels, one * 0)
+        with torch.no_grad():
+            logits = parts.model.apply(parts.variables, x, False)[0].logits.detach()
+        with torch.enable_grad():
+            value = find_criterion(name, parts.model)(logits.requires_grad_(), Batch(x, y, torch.ones(len(y))), facts)
+    except Exception:  # the training step will tell it better
+        return
+    if isinstance(value, Tensor) and not value.requires_grad:
+        raise ConfigurationError(
+            f"the loss {name!r} gives a value of which the logits have no gradient, so training changes nothing; it "
+            "must not detach them, and must not be computed from .item(), .numpy() or .argmax()"
         )
 
 

@@ -26,7 +26,7 @@ OWN = """
     import torch
     from torch import nn
 
-    from fedemu.algorithms import Ask, LocalSGD, Outcome, weighted_mean
+    from fedemu.algorithms import Ask, LocalSGD, Outcome, Outputs, weighted_mean
     from fedemu.algorithms.methods.fedavg import FedAvg
 
     class Linear(nn.Module):
@@ -129,6 +129,32 @@ OWN = """
 
     def vector(logits, batch, facts):
         return logits.logsumexp(-1)
+
+    def hits(logits, batch, facts):
+        return -((logits.argmax(-1) == batch.y) * batch.weight).mean()
+
+    class Pure:
+        kind, buffers = "dense", frozenset()
+
+        def __init__(self, input_shape, classes, draws: bool = False):
+            self.draws = draws
+
+        def init(self, seed):
+            return {"w": torch.randn(64, 10) if self.draws else torch.zeros(64, 10)}
+
+        def apply(self, variables, x, train):
+            logits = x.flatten(1) @ variables["w"]
+            return Outputs(logits, logits, {}), {}
+
+    class Odd(Pure):
+        kind = "odd"
+
+    class Arrays(Pure):
+        def init(self, seed):
+            return {"w": super().init(seed)["w"].numpy()}
+
+    def a_class(input_shape, classes):
+        return Pure
 
     class Begins(FedAvg):
         def __init__(self, ingredients):
@@ -291,6 +317,23 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
         (
             ["model.name=tried:Branches", "local.executor=checked"],
             "model 'tried:Branches' branches on values, so local.executor = 'checked' can't compute it; choose 'auto'",
+        ),
+        (
+            ["algorithm.loss=tried:hits"],
+            "the loss 'tried:hits' gives a value of which the logits have no gradient, so training changes nothing; it",
+        ),
+        (
+            ["model.name=tried:a_class"],
+            "model 'tried:a_class' made the class Pure; it must make an object of the class",
+        ),
+        (["model.name=tried:Odd"], "model 'tried:Odd' is of the kind 'odd'; it must be dense or convolutional or seq"),
+        (
+            ["model.name=tried:Arrays"],
+            "init of the model 'tried:Arrays' returned no tensors by name; it must return all",
+        ),
+        (
+            ["model={name='tried:Pure',draws=true}"],
+            "model 'tried:Pure' begins with another 'w' each time; let init draw by a generator with its seed, as by",
         ),
         (["algorithm.name=tried:Begins"], "algorithm 'tried:Begins' fails before its first request: TypeError: no"),
         (["algorithm.name=tried:NeverYields"], "the algorithm's round is no generator; it must yield an Ask or"),
