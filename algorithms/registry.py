@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
-from torch import nn
+from torch import Tensor, nn
 
 from fedemu.algorithms.analytic.afl import afl
 from fedemu.algorithms.analytic.ncm import ncm
@@ -42,6 +42,7 @@ from fedemu.algorithms.methods.moon import moon
 from fedemu.algorithms.methods.scaffold import scaffold
 from fedemu.algorithms.models.bert import tinybert, tinybert_small
 from fedemu.algorithms.models.feed_forward import cnn, lenet, mlp
+from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.algorithms.models.growing import Growing
 from fedemu.algorithms.models.gru import gru
 from fedemu.algorithms.models.random_features import random_features
@@ -162,6 +163,9 @@ def build_model(
         raise ConfigurationError(
             f"model {name!r} is of the kind {built.kind!r}; it must be {' or '.join(get_args(Kind))}"
         )
+    frozen: object = frozen_of(built)
+    if not isinstance(frozen, Mapping) or not all(isinstance(leaf, Tensor) for leaf in frozen.values()):
+        raise ConfigurationError(f"frozen of the model {name!r} is {an_object(frozen)}; it must have tensors by name")
     return built
 
 

@@ -149,6 +149,9 @@ OWN = """
     class Odd(Pure):
         kind = "odd"
 
+    class Thawed(Pure):
+        frozen = ["w"]
+
     class Arrays(Pure):
         def init(self, seed):
             return {"w": super().init(seed)["w"].numpy()}
