@@ -236,12 +236,34 @@ async def test_a_part_of_its_own_that_no_device_would_read_ends_the_run_with_a_s
         await play(plan)
 
 
+UNREADABLE = "no device could read its work for the program 'train' "
+
+
 @pytest.mark.parametrize(
     ("shared", "each", "told"),
     [
-        ({f"tree {number}": {"w": torch.zeros(1)} for number in range(64)}, None, "'shared': Expected"),
-        ({"n" * 257: {"w": torch.zeros(1)}}, None, "'shared.*key': Expected"),
-        ({}, {DeviceId(1): {"n" * 257: torch.zeros(1)}}, "'tensors.*name': Expected"),
+        ({f"tree {i}": {"w": torch.zeros(1)} for i in range(64)}, None, f"{UNREADABLE}.*'shared': Expected"),
+        ({"n" * 257: {"w": torch.zeros(1)}}, None, f"{UNREADABLE}.*'shared.*key': Expected"),
+        ({}, {DeviceId(1): {"n" * 257: torch.zeros(1)}}, f"{UNREADABLE}.*'tensors.*name': Expected"),
+        (
+            {"mu": {"value": 0.5}},
+            None,
+            r"shared\['mu'\]\['value'\] of this Ask is a float; it must be a tensor, as torch",
+        ),
+        ({"mu": {"value": np.zeros(2)}}, None, r"shared\['mu'\]\['value'\] of this Ask is a ndarray; it must be a ten"),
+        (
+            {"mean": {7: torch.zeros(2)}},
+            None,
+            r"shared\['mean'\]\[7\] of this Ask is named by an int; a name must be te",
+        ),
+        ({}, {0: {"w": 1}}, r"each\[0\]\['w'\] of this Ask is an int; it must be a tensor"),
+        ({"mu": {"value": torch.eye(2).to_sparse()}}, None, "a tensor that is sparse or has no values; it must be"),
+        ({"mu": {"value": torch.zeros(2, device="meta")}}, None, "a tensor that is sparse or has no values; it must"),
+        (
+            {"mu": {"value": torch.zeros(2) * 1j}},
+            None,
+            "a tensor of complex64, which cannot travel; use one of float64",
+        ),
     ],
 )
 async def test_an_ask_that_no_device_could_read_ends_the_run_with_a_sentence(
@@ -254,41 +276,7 @@ async def test_an_ask_that_no_device_could_read_ends_the_run_with_a_sentence(
     make_fleet(2)
     plan = make_plan(devices=2, per_round=2, rounds=1, give_up=0.5, attempts=1)
     plan.algorithm.round = round
-    with pytest.raises(ConfigurationError, match=f"no device could read its work for the program 'train'.*{told}"):
-        await play(plan)
-
-
-@pytest.mark.parametrize(
-    ("shared", "each", "told"),
-    [
-        ({"mu": {"value": 0.5}}, None, "shared['mu']['value'] of this Ask is a float; it must be a tensor, as torch."),
-        ({"mu": {"value": np.zeros(2)}}, None, "shared['mu']['value'] of this Ask is a ndarray; it must be a tensor"),
-        (
-            {"means": {7: torch.zeros(2)}},
-            None,
-            "shared['means'][7] of this Ask is named by an int; a name must be text",
-        ),
-        ({}, {0: {"w": 1}}, "each[0]['w'] of this Ask is an int; it must be a tensor"),
-        ({"mu": {"value": torch.eye(2).to_sparse()}}, None, "a tensor that is sparse or has no values; it must be"),
-        ({"mu": {"value": torch.zeros(2, device="meta")}}, None, "a tensor that is sparse or has no values; it must"),
-        (
-            {"mu": {"value": torch.zeros(2) * 1j}},
-            None,
-            "a tensor of complex64, which cannot travel; use one of float64",
-        ),
-    ],
-)
-async def test_a_leaf_that_cannot_travel_to_devices_is_told(
-    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, shared: Any, each: Any, told: str
-) -> None:
-    def round(state: Any, context: Any) -> Generator[Ask, Any, Any]:
-        yield Ask("train", {"model": state.model, **shared}, {"model": total}, each=each)
-        return state
-
-    make_fleet(2)
-    plan = make_plan(devices=2, per_round=2, rounds=1)
-    plan.algorithm.round = round
-    with pytest.raises(ConfigurationError, match=re.escape(told)):
+    with pytest.raises(ConfigurationError, match=told):
         await play(plan)
 
 
