@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fedemu.algorithms.data import extremes as module
 from fedemu.algorithms.data.corpus import Corpus, Split
-from fedemu.ops.assembly import extremes as module
-from fedemu.ops.assembly.extremes import extremes
+from fedemu.algorithms.data.extremes import extremes
 
 
 def found(x: NDArray[np.generic]) -> list[int]:
