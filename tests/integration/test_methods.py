@@ -32,12 +32,10 @@ CHURN = (
 PUBLIC = "data.public={fraction=0.1}"
 METHODS = {
     "scaffold": (),
-    "moon": (),
     "fedcurv": ("algorithm.options.samples=8", "algorithm.options.penalty=0.01"),
-    "feddf": (PUBLIC, "algorithm.options.server_batches=60", "algorithm.options.evaluate_every=20"),
     "flashback": (PUBLIC, "algorithm.options.server_epochs=3"),
 }
-KEEP_STATE = {"scaffold", "moon", "fedcurv"}
+KEEP_STATE = {"scaffold", "fedcurv"}
 """The methods among them whose devices keep something."""
 
 
