@@ -70,7 +70,13 @@ def test_a_command_that_does_not_go_on_with_its_run_tells_why(made: Any) -> None
 
 def test_a_run_goes_on_with_the_environment_variables_of_its_command(made: Any) -> None:
     resuming, run = Resuming(), LiveRun(0, made.directory, Stream())
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env={**os.environ, "FEDEMU_OF_THE_RUN": "1"}) as process:
+    variables = {**os.environ, "FEDEMU_OF_THE_RUN": "1"}
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"begun\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"begun\n"  # Before that the system may not know its variables.
         resuming.remember(run, psutil.Process(process.pid))
     assert failure(resuming, run).startswith("the environment variable FEDEMU_OF_THE_RUN names no setting")
 
