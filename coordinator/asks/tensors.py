@@ -38,10 +38,7 @@ def told_payload(name: str, program: LocalProgram | Query, shared: Forest) -> Fo
     except KeyError as error:
         if not error.args or error.args[0] in shared or own_frames(error):
             raise
-        raise ConfigurationError(
-            f"the algorithm asks for the program {name!r}, which reads shared[{error.args[0]!r}], but 'shared' of this "
-            f"Ask has only {', '.join(map(repr, shared)) or 'no tree'}"
-        ) from error
+        raise lacks_tree(name, error.args[0], shared) from error
     what = f"payload of the program {name!r}"
     if not isinstance(told, Mapping) or not all(isinstance(tree, Mapping) for tree in told.values()):
         raise ConfigurationError(
@@ -56,6 +53,14 @@ def told_payload(name: str, program: LocalProgram | Query, shared: Forest) -> Fo
             f"passes of the program {name!r} is {an_object(program.passes)}; it must be a number, which may be 0"
         )
     return told
+
+
+def lacks_tree(name: str, key: object, shared: Forest) -> ConfigurationError:
+    """The error of an ask for the program ``name``, which reads a tree that the ask does not share."""
+    return ConfigurationError(
+        f"the algorithm asks for the program {name!r}, which reads shared[{key!r}], but 'shared' of this Ask has only "
+        f"{', '.join(map(repr, shared)) or 'no tree'}"
+    )
 
 
 def _unfit(leaf: object, of_values: bool = True) -> str | None:

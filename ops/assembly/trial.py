@@ -22,7 +22,7 @@ from fedemu.algorithms.interface import LocalProgram, Plan, Revealing, mixes
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.trees import flatten
 from fedemu.coordinator.asks.payload import PayloadTemplate
-from fedemu.coordinator.asks.tensors import require_tensors, told_payload
+from fedemu.coordinator.asks.tensors import lacks_tree, require_tensors, told_payload
 from fedemu.coordinator.rounds.server_job_worker import settle
 from fedemu.device.compute.executors.executor import Job, Source, is_machine_fault
 from fedemu.device.compute.executors.promises import broken
@@ -195,10 +195,7 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
     computing = choose(experiment, attempt, stacked=stacked, draws_outside=draws_outside(parts, samples))
     if isinstance(computing, Exception):
         if (key := _missing_key(computing)) is not None and key not in ask.shared:
-            raise ConfigurationError(
-                f"algorithm {name!r} asks for the program {ask.program!r}, which reads shared[{key!r}], but "
-                f"'shared' of this Ask has only {', '.join(map(repr, ask.shared)) or 'no tree'}"
-            )
+            raise lacks_tree(ask.program, key, ask.shared)
         refuse(said, computing)
     replies = PayloadTemplate.of(program.payload(ask.shared))
     replies.require_at_most(experiment.limits.max_payload_bytes, ask.program)
