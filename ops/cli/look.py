@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -30,6 +29,7 @@ from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.ops.track.kinds import places
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.streams import printed_for_people
 
 
 @guarded
@@ -202,7 +202,7 @@ def validate(
     with leaving_at_once():
         from fedemu.ops.assembly.rehearsal import rehearse
 
-    with contextlib.redirect_stdout(sys.stderr):  # what somebody's own code prints is for people
+    with printed_for_people():  # what somebody's own code prints is for people
         facts |= rehearse(checked, complain)
     if format is Format.JSON:
         print(json.dumps({"ok": True, "digest": checked.digest, "experiment": checked.table(), "facts": facts}))

@@ -54,6 +54,7 @@ from fedemu.protocol.host.kernel import stop_signals
 from fedemu.protocol.host.open_files import allow_open_files, most_open_files
 from fedemu.protocol.host.phases import mark, part
 from fedemu.protocol.host.private import leave_private
+from fedemu.protocol.host.streams import printed_for_people
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.interface import Network
 from fedemu.protocol.transport.memory import MemoryNetwork
@@ -138,7 +139,7 @@ def coordinate(
     with _metrics(runtime, experiment.rounds) as metrics, told as trackers:
         try:
             # What somebody's own code prints is for people.
-            with contextlib.ExitStack() as shown, contextlib.redirect_stdout(sys.stderr):
+            with contextlib.ExitStack() as shown, printed_for_people():
                 display = open_display(state, Console(stderr=True))
 
                 def begin(address: str) -> None:

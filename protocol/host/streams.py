@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
 
@@ -25,6 +28,23 @@ def keep_streams() -> None:
         sys.stderr = open(2, "w")  # noqa: SIM115
     if not isinstance(sys.stderr, Unfailing):
         sys.stderr = cast(TextIO, Unfailing(sys.stderr))
+
+
+@contextlib.contextmanager
+def printed_for_people() -> Iterator[None]:
+    """While it lasts, all that is written to stdout goes to stderr, and so leaves the result of the command whole.
+
+    This holds for what ``print`` writes, libraries in C, and programs that are started meanwhile.
+    """
+    stdout = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        ctypes.CDLL(None).fflush(None)  # libraries in C may still keep what they have written
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 class Unfailing:

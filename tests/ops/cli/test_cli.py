@@ -270,19 +270,20 @@ def test_validate_gives_the_resolved_experiment_to_programs(capsys: pytest.Captu
     ids=["validate", "run"],
 )
 def test_what_own_code_prints_is_no_part_of_the_data_for_programs(
-    command: list[str], capsys: pytest.CaptureFixture[str]
+    command: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     Path("talks.py").write_text(
-        "from fedemu.algorithms import FedAvg\n\n"
+        "import ctypes, os\n\nfrom fedemu.algorithms import FedAvg\n\n"
         "class Method(FedAvg):\n"
-        "    def __init__(self, ingredients):\n        print('made')\n        super().__init__(ingredients)\n\n"
+        "    def __init__(self, ingredients):\n        print('made')\n        super().__init__(ingredients)\n"
+        "        os.system('echo by a program')\n        ctypes.CDLL(None).printf(b'by a library')\n\n"
         "    def round(self, state, context):\n        print('round', context.round)\n"
         "        return (yield from super().round(state, context))\n"
     )
     name, *more = command
     assert call(name, "digits-small", "--format", "json", "--set", "algorithm.name=talks.py:Method", *more) == 0
-    captured = capsys.readouterr()
-    assert "made" in captured.err
+    captured = capfd.readouterr()
+    assert all(text in captured.err for text in ("made", "by a program", "by a library"))
     said = json.loads(captured.out)
     assert said.get("ok") or (said["rounds"] == 1 and "round 1" in captured.err)
 
