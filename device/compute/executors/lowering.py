@@ -19,7 +19,7 @@ from fedemu.algorithms.models.randomness.draws import Draws
 from fedemu.algorithms.models.randomness.random_functions import Keyed
 from fedemu.device.compute.executors.arguments import Arguments, Names
 from fedemu.device.compute.executors.plain import plain
-from fedemu.device.compute.executors.promises import finished, stepped
+from fedemu.device.compute.executors.promises import as_leaf, finished, stepped
 from fedemu.device.compute.tapes.alike import all_alike
 from fedemu.device.compute.tapes.flat_function import Flat
 from fedemu.device.compute.tapes.private_torch import TreeSpec, tree_flatten, tree_unflatten, without_compiler
@@ -91,14 +91,14 @@ class Lowering:
         The new carry has the memory layout of the given one. The step may write over the memory of the given carry, so
         no other tensor may share that memory.
         """
-        step = program.stages[stage].step
+        stage_step = program.stages[stage].step
 
-        def one_step(given: Arguments) -> Any:
+        def step(given: Arguments) -> Any:
             carry = tree_unflatten(list(given.carry), carry_spec)
-            return stepped(step(carry, names.batch(given), *names.inputs(given), names.drawn(given)), carry_spec)
+            return stepped(stage_step(carry, names.batch(given), *names.inputs(given), names.drawn(given)), carry_spec)
 
         strides = [leaf.stride() for leaf in given.carry]
-        return self._lowered(program, f"step/{stage}", names, one_step, given, strides, apart=len(strides))
+        return self._lowered(program, f"step/{stage}", names, step, given, strides, apart=len(strides))
 
     def finish(self, program: LocalProgram, names: Names, carry_spec: TreeSpec, given: Arguments) -> Lowered:
         """The program's ``finish``: (shared, each, own, facts, key, carry) -> Outcome.
@@ -155,7 +155,7 @@ class Lowering:
             with Keyed(draws):
                 outputs, spec = tree_flatten(function(given))
             drawn = draws.count
-            return tuple(torch.as_tensor(output) for output in outputs)
+            return tuple(as_leaf(output, function.__name__) for output in outputs)
 
         with torch.inference_mode(False), torch.no_grad():
             inputs = [copied(leaf) if _has_places_of_its_own(leaf) else leaf for leaf in given.flat()]

@@ -38,6 +38,14 @@ def _form(leaf: object) -> str:
     return f"{leaf.dtype} {list(leaf.shape)}" if isinstance(leaf, Tensor) else f"no tensor ({type(leaf).__name__})"
 
 
+def as_leaf(value: object, function: str) -> Tensor:
+    """A tensor, a number or an array of what ``function`` returned, as a tensor. Raises TypeError for all else."""
+    try:
+        return torch.as_tensor(value)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(f"{function} returned {an_object(value)} where a tensor or a number must be") from error
+
+
 def finished(result: object) -> Outcome:
     """What finish has returned. Raises TypeError if it is something else."""
     if not isinstance(result, Outcome) or not all(

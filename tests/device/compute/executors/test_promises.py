@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedemu.algorithms.interface import Outcome
-from fedemu.device.compute.executors.promises import broken, finished, stepped
+from fedemu.device.compute.executors.promises import as_leaf, broken, finished, stepped
 from fedemu.device.compute.tapes.private_torch import tree_flatten
 
 
@@ -55,6 +55,15 @@ def test_what_else_a_step_returns_is_told_in_one_line(result: Any, said: str) ->
     with pytest.raises(TypeError, match=re.escape(said)) as caught:
         stepped(result, SPEC)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(None, "begin returned a NoneType where"), ("x", "begin returned a str where")]
+)
+def test_what_is_no_tensor_among_what_a_program_returns_is_told(value: Any, said: str) -> None:
+    assert [as_leaf(number, "begin").item() for number in (ONE, 1, np.ones(()))] == [1, 1, 1]
+    with pytest.raises(TypeError, match=said):
+        as_leaf(value, "begin")
 
 
 @pytest.mark.parametrize("name", [3, "n" * 257])
