@@ -36,6 +36,8 @@ class FleetView:
         states[~came] = absent
         cut_off = came & ~here
         cut_off[list(roster.departed)] = False
+        if self._service.reception.stopping is not None:  # all devices leave
+            cut_off[:] = False
         states[columns.lost | cut_off] = crashed
         exchange = self._service.reception.exchange
         if exchange is not None:

@@ -46,6 +46,7 @@ from fedemu.protocol.messages import (
     Presence,
     Result,
     Scheduled,
+    Stop,
     Wake,
 )
 from fedemu.protocol.sharing.edge_messages import NO_EDGE, Station, Vouch
@@ -366,6 +367,9 @@ async def test_a_device_that_said_goodbye_by_its_plan_is_shown_as_away_and_one_t
     assert shown()[0] == "online"
     service.reception.received(b"machine", Envelope(Died(device=0, incarnation=2), ()))
     assert shown()[0] == "crashed"
+    service.reception.stopping = Stop(reason="completed")
+    service.reception.received(b"4", Envelope(Bye(reason="stopped"), ()))
+    assert "crashed" not in shown(), "at the end of a run all devices leave"
     assert not service.reception.broken.done()
 
 
