@@ -132,8 +132,9 @@ def _of_arrays(said: str, made: Mapping[str, Any], source: DataSource) -> Decode
     train = _part(x, y, columns)
     if tested is None:
         return divided(source, names, train)
-    told = {name: values for name, values in made.get("test_columns", {}).items() if name in source.columns}
-    if wrong := [name for name, values in told.items() if len(values) != len(tested[1])]:
+    given_too = made.get("test_columns", {})
+    told = {name: _flat(values) for name, values in given_too.items() if name in source.columns}
+    if wrong := [name for name, values in told.items() if values.shape != tested[1].shape]:
         raise DataError(f"{said} has no test column {wrong[0]!r} of {len(tested[1])} values")
     return divided(source, names, train, _part(*tested, told))
 
@@ -152,21 +153,27 @@ def _numbered(made: Mapping[str, Any]) -> tuple[tuple[str, ...], Mapping[str, An
 
 
 def _columns(said: str, source: DataSource, made: Mapping[str, Any], samples: int) -> dict[str, NDArray[Any]]:
-    columns = {name: values for name, values in made.items() if name in source.columns}
+    columns = {name: _flat(values) for name, values in made.items() if name in source.columns}
     for column in source.columns:
         if column not in columns:
             known = f"; it has {', '.join(map(str, made))}" if made else ""
             raise DataError(f"{said} has no column {column!r} of {samples} values{known}")
-        if (count := len(columns[column])) != samples:
+        if (shape := columns[column].shape) != (samples,):
+            count = " × ".join(map(str, shape)) or "no row of"
             raise DataError(
                 f"the column {column!r} of {said} has {count} values for {samples} samples; give one for each sample"
             )
     return columns
 
 
+def _flat(values: NDArray[Any]) -> NDArray[Any]:
+    """A single column ``[n, 1]`` as ``[n]``, and any other array as it is."""
+    return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+
+
 def _checked(said: str, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Samples and labels in the types in which they are stored. Signed whole numbers stay whole, as tokens are."""
-    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    y = _flat(y)
     y = y.astype(np.int64) if y.dtype == bool else y
     if not x.size and x.ndim > 1 and not len(y):
         raise DataError(f"{said} has no samples")
@@ -176,12 +183,15 @@ def _checked(said: str, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any],
             "x must be numbers [n, ...] and y whole numbers [n]"
         )
     if x.dtype.kind == "i":
-        x = x.astype(np.int64 if abs(x).max(initial=0) > np.iinfo(np.int32).max else np.int32)
+        short = np.iinfo(np.int32)
+        x = x.astype(np.int64 if x.max(initial=0) > short.max or x.min(initial=0) < short.min else np.int32)
     elif x.dtype != np.uint8:
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
     if y.min() < 0:
         raise DataError(f"{said} has the negative label {y.min()} in row {int(y.argmin())}; labels count from 0")
+    if y.max() > np.iinfo(np.int64).max:
+        raise DataError(f"{said} has the label {y.max()}, beyond int64; number the labels from 0, or give words")
     if len(wrong := np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))):
         raise DataError(f"{said} holds a value that is not finite, or too large for float32, in row {wrong[0]} of x")
     return x, y.astype(np.int64)

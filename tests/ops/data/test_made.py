@@ -50,7 +50,7 @@ def test_a_wrong_size_of_a_built_in_data_set_is_refused(name, tmp_path):
 def test_a_function_of_ones_own_returns_arrays(own_data):
     corpus = own_data(
         "return dict(x=np.arange(12).reshape(4, 3) / 2, y=[0, 1, 1, 0], test_x=np.ones((1, 3)), test_y=[1],"
-        "class_names=['no', 'yes'], columns={'who': ['a', 'b', 'a', 'c']})"
+        "class_names=['no', 'yes'], columns={'who': [['a'], ['b'], ['a'], ['c']]})"
     )
     assert corpus.name == "make"
     assert corpus.class_names == ("no", "yes")
@@ -108,11 +108,16 @@ def test_a_function_without_a_test_split_gets_a_stratified_one(own_data):
         ("return dict(x=np.zeros((9, 0)), y=[0] * 9, columns=dict(who=[1] * 9))", r"shape \[0\] hold no numbers"),
         ("return dict(x=[[np.nan]], y=[0])", "not finite"),
         ("return dict(x=[[1]], y=[-1])", "negative label"),
+        ("return dict(x=[[1]], y=np.array([2**63], np.uint64))", f"has the label {2**63}, beyond int64; number"),
         ("return dict(x=[[1e39]], y=[0])", "not finite, or too large for float32, in row 0 of x"),
         ("return dict(x=[[1]], y=[0])", "has no column 'who' of 1 values"),
         (
             "return dict(x=[[1]] * 3, y=[0] * 3, columns={'who': [1, 2]})",
             "the column 'who' of the data set bad_data:[a-z]+ has 2 values for 3 samples; give one for each",
+        ),
+        (
+            "return dict(x=[[1]] * 3, y=[0] * 3, columns={'who': [[1, 2]] * 3})",
+            "the column 'who' of the data set bad_data:[a-z]+ has 3 × 2 values for 3 samples; give one for each",
         ),
         (
             "return dict(x=[[1]], y=[2], class_names=['a', 'b'], columns={'who': [1]})",
@@ -140,7 +145,7 @@ def test_any_object_may_be_named_in_a_module_or_in_a_file(tmp_path, own_cache):
     file.write_text(
         "import numpy as np\n"
         "pair = (np.arange(8.0).reshape(4, 2), ['b', 'a', 'b', 'a'])\n"
-        "def tokens():\n    return ((np.array([[7, 9], [8, 7]]), [0, 1]), (np.array([[2**40, 1]]), [0]))\n"
+        "def tokens():\n    return ((np.array([[7, 9], [8, -2**63]]), [0, 1]), (np.array([[2**40, 1]]), [0]))\n"
         "def wrong():\n    return pair[0], [0, -1, 0, 0]\n"
         "def broken():\n    return [][1]\n"
         "def long():\n    return pair[0], [0, 10**15, 0, 0]\n"
@@ -151,7 +156,7 @@ def test_any_object_may_be_named_in_a_module_or_in_a_file(tmp_path, own_cache):
     both = {(0.0, 1.0): "b", (2.0, 3.0): "a", (4.0, 5.0): "b", (6.0, 7.0): "a"}
     assert names == [both[tuple(x)] for x in corpus.train.x.tolist()]
     tokens = corpora.load(experiment(dataset=f"{file}:tokens").to_bytes())
-    assert (tokens.train.x.tolist(), tokens.test.x.tolist()) == ([[7, 9], [8, 7]], [[2**40, 1]])
+    assert (tokens.train.x.tolist(), tokens.test.x.tolist()) == ([[7, 9], [8, -(2**63)]], [[2**40, 1]])
     assert tokens.batch(tokens.test, np.array([0]))[0].tolist() == [[2**40, 1]]
     with pytest.raises(DataError, match="has the negative label -1 in row 1; labels count from 0"):
         corpora.load(experiment(dataset=f"{file}:wrong").to_bytes())
