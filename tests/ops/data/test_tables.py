@@ -60,6 +60,10 @@ def test_labels_that_differ_in_the_last_digit_of_a_long_number_are_different_cla
     assert corpus.class_names == (str(first), str(first + 1), str(first + 2))
 
 
+def test_labels_of_several_numbers_are_words(load: Load) -> None:
+    assert load("a,label\n" + "1,18 24\n2,18 30\n" * 5, ).class_names == ("18 24", "18 30")
+
+
 def test_without_a_column_of_splits_a_part_of_each_class_is_set_apart(load: Load) -> None:
     corpus = load("a;y;who\n" + "".join(f"{i};{i % 2};p{i}\n" for i in range(10)), id_column="who")
     assert (len(corpus.train), len(corpus.test), corpus.input_shape) == (8, 2, (1,))
