@@ -177,16 +177,24 @@ def _ends(bars: Any) -> dict[float, tuple[float, float]]:
 
 
 def _names_of_ticks(axis: Any) -> dict[float, str]:
-    """The names at an axis by their places, if it has names. Numbers that have no room at the axis are added."""
-    if not isinstance(axis.get_major_locator(), FixedLocator):
-        return {}
-    places = [float(place) for place in axis.get_majorticklocs()]
-    names = [name.replace("\n", " ").replace(r"\$", "$") for name in axis.get_major_formatter().format_ticks(places)]
-    numbers = [int(name) - place for name, place in zip(names, places, strict=True) if name.isdigit()]
-    if len(numbers) == len(places) > 1 and len(set(numbers)) == 1:
+    """The names at an axis by their places, if it has names. Names and numbers that have no room there are added.
+
+    Names without room belong to minor ticks, which are not drawn, such as those of many devices.
+    """
+    found: dict[float, str] = {}
+    for locator, formatter in (
+        (axis.get_major_locator(), axis.get_major_formatter()),
+        (axis.get_minor_locator(), axis.get_minor_formatter()),
+    ):
+        if isinstance(locator, FixedLocator):
+            ticks = [float(place) for place in locator()]
+            found |= zip(ticks, formatter.format_ticks(ticks), strict=True)
+    named = {place: name.replace("\n", " ").replace(r"\$", "$") for place, name in sorted(found.items())}
+    numbers = [int(name) - place for place, name in named.items() if name.isdigit()]
+    if len(numbers) == len(named) > 1 and len(set(numbers)) == 1:
         first = numbers[0]
-        return {float(place): f"{place + first:g}" for place in range(int(places[-1]) + 1000)}
-    return dict(zip(places, names, strict=True))
+        return {float(place): f"{place + first:g}" for place in range(int(max(named)) + 1000)}
+    return named
 
 
 def _title(axes: Any) -> str:

@@ -36,6 +36,8 @@ Lines = Sequence[Line]
 
 _READABLE_CLASSES, _READABLE_MODELS = 12, 20
 """With more classes or models than this, the cells of a heat map have no room for numbers."""
+_MOST_NAMED = 40
+"""With more rows or columns than this, only some are named at their axis."""
 _LETTERS_ACROSS = 50
 """Names of classes with more letters than this, each as long as the longest, are turned."""
 _MODELS = ("before", "locals", "after")
@@ -142,9 +144,15 @@ def _with_matrix(lines: Lines) -> Lines:
 
 
 def _name_ticks(axis: Any, names: list[str], rotation: int = 0) -> None:
-    """Write every name at the axis, or every second, third and so on if there is no room for all."""
-    step = 1 + (len(names) - 1) // 40
+    """Write every name at the axis, or every second, third and so on if there is no room for all.
+
+    The others belong to minor ticks, which are not drawn: the data behind the figure have the names of all.
+    """
+    step = 1 + (len(names) - 1) // _MOST_NAMED
     axis.set_ticks(range(0, len(names), step), names[::step], fontsize=8 if len(names) <= 24 else 6, rotation=rotation)
+    if hidden := [place for place in range(len(names)) if place % step]:
+        axis.set_ticks(hidden, [names[place] for place in hidden], minor=True)
+        axis.set_tick_params(which="minor", length=0, label1On=False)
 
 
 def _write_into_cells(axes: Any, table: Floats, form: str, light: Any) -> None:

@@ -7,6 +7,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from fedemu.ops.pages.behind import data_behind
 from fedemu.ops.pages.style import rendered
 from fedemu.ops.report.plots.diagnosis import (
     DIAGNOSIS_PLOTS,
@@ -130,6 +131,20 @@ def test_the_rows_of_a_round_are_the_old_global_model_the_local_ones_and_the_new
     table = np.ma.filled(axes.images[0].get_array(), np.nan)
     assert table[:, :2].tolist() == [[0.5, 0.5], [0.75, 0.0], [0.25, 1.0], [0.5, 0.25]]
     assert np.isnan(table[:, 2]).all()
+
+
+def test_the_data_behind_a_map_name_every_device_also_where_the_axis_has_no_room_for_all() -> None:
+    devices = [3 * number for number in range(41)]
+    forgetting = [[0.0] * 41] * 41
+    line = diagnosed(1, devices=devices, label_counts=None, validation={"forgetting": forgetting})
+    line["locals"] = {"class_accuracy": [[0.5, 0.5, None]] * 41}
+    of_models, of_devices = models_of_last_round([line]), local_forgetting_of_last_round([line])
+    assert of_models is not None
+    assert of_devices is not None
+    rows = [*dict.fromkeys(datum.series for datum in data_behind(of_models))]
+    assert rows == ["old global", *(f"device {device}" for device in devices), "new global"]
+    cells = [(datum.series, datum.x) for datum in data_behind(of_devices)]
+    assert cells == [(f"local model of device {of}", on) for of in devices for on in devices]
 
 
 def test_the_worst_round_is_the_one_with_the_largest_round_forgetting() -> None:
