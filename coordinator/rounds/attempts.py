@@ -72,7 +72,8 @@ class Attempts(Generic[S]):
         """The state after the round, which starts from ``state``. The tally counts what every attempt cost.
 
         Raises QuorumError if every attempt had too few replies, or if no device will be on-line any more, Diverged if
-        too many replies were not finite.
+        the last one had enough with those that were not finite. Before it another cohort is asked, because such a reply
+        may be a single device's damage.
         """
         columns, shortfall = self._service.roster.columns, Shortfall()
         columns.begin_round()
@@ -82,17 +83,17 @@ class Attempts(Generic[S]):
             try:
                 return await self._script(state, context, attempt, tally)
             except TooFewReplies as short:
-                if short.diverged:
-                    raise Diverged(
-                        f"{short.exploded} of the {short.accepted + short.exploded} replies of round {context.round} "
-                        f"{'was' if short.exploded == 1 else 'were'} not finite, or beyond limits.max_norm"
-                    ) from None
                 columns.begin_again()
                 last = short
                 shortfall.add(short.shortfall)
                 if attempt + 1 < self._settings.attempts:
                     short_of = {"accepted": short.accepted, "needed": short.needed}
                     self._observers.event("retry", round=context.round, attempt=attempt, **short_of)
+        if last.diverged:
+            raise Diverged(
+                f"{last.exploded} of the {last.accepted + last.exploded} replies of round {context.round} "
+                f"{'was' if last.exploded == 1 else 'were'} not finite, or beyond limits.max_norm"
+            )
         times = f"{self._settings.attempts} times" if self._settings.attempts > 1 else "in its only try"
         raise QuorumError(
             f"Round {context.round} got {last.accepted} of the {last.needed} replies that it needs, {times}; "

@@ -38,13 +38,10 @@ SETTINGS = (
     "stream={kind='drift', periods=4, rounds_per_period=25}",
     "replay={strategy='naive_uniform', capacity=5}",
     "faults={crash_rate=0.15, leave_rate=0.1, silence_rate=0.02, corrupt_rate=0.05, duplicate_rate=0.05, "
-    "decline_rate=0.05, corruptions=['shape', 'truncate']}",
+    "decline_rate=0.05}",
     "evaluate.every=10",
 )
-"""What the fleet plays: server jobs, own states with replay buffers, and every planned fault.
-
-No reply is made NaN: a round in which no other came would end the run as diverged.
-"""
+"""What the fleet plays: server jobs, own states with replay buffers, and every planned fault."""
 DEVICES = 40
 SAMPLE_SECONDS = 5.0
 KILL_EVERY = 2
