@@ -44,7 +44,7 @@ class Allowances:
         self._connections.asked(0, size)
 
     def may_get(self, connection: bytes, size: int, now: float) -> bool:
-        """Count ``size`` bytes of a blob. False if the connection has got too many."""
+        """Count what is sent for a request of ``size`` bytes of a blob. False if the connection has got too many."""
         return self._connections.may_get(connection, size, now)
 
     def of_session(self, peer: bytes, size: int, now: float) -> ProtocolError | None:

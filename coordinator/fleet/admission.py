@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
+from fedemu.protocol.blobs.downloads import CHUNK
 from fedemu.protocol.errors import ProtocolError, RefusedError
 
 BURST_SECONDS: Final = 10
@@ -179,8 +180,9 @@ class Admission:
         return True
 
     def may_get(self, peer: bytes, size: int, now: float) -> bool:
-        """Count ``size`` bytes of a blob. False if the connection has got too many."""
+        """Count what is sent for a request of ``size`` bytes of a blob. False if the connection has got too many."""
         meter = self._meter(peer, now)
+        size = min(size, CHUNK)
         if meter.down < size:
             return False
         meter.down -= size
