@@ -41,12 +41,16 @@ class Exchange:
         machine: AskMachine,
         roster: Roster,
         send: Send,
+        refused: Callable[[str], None],
         observers: Observers,
         apart: Apart,
         sink: Sink,
         branches: Branches[Contribution] | None = None,
     ) -> None:
-        """``sink`` gets what is accepted. With ``branches`` edges keep the replies."""
+        """``sink`` gets what is accepted. With ``branches`` edges keep the replies.
+
+        ``refused`` is told the reason for which a reply cannot be used.
+        """
         self.parts = parts
         self.machine = machine
         self.text = str(parts.ask)
@@ -62,6 +66,7 @@ class Exchange:
         self._contributions: dict[DeviceId, Contribution] = {}
         self._roster = roster
         self._send = send
+        self._refused = refused
         self._observers = observers
         self._sink = sink
         self._at_edges: AtEdges | None = None
@@ -267,7 +272,7 @@ class Exchange:
                     self._sink.take(found.payload, found.reply.examples)
             self._perform(actions)
             return
-        self._observers.rejected(found.reason)
+        self._refused(found.reason)
         actions = self.machine.rejected(device, found.reason, str(found), now)
         if self.machine.verdicts.get(device) == "rejected":
             # A model that diverges step by step exceeds the largest norm before it stops being finite.

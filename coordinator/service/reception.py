@@ -333,7 +333,7 @@ class Reception:
         if exchange is not None and message.ask == exchange.text:
             if message.epoch not in (None, self.epoch):
                 # An answer would end the work of the same name that the device has or will have from this coordinator.
-                self._observers.rejected("epoch")
+                self.screening.refused("epoch")
                 return
             if not isinstance(message, edge.Held):
                 exchange.receive(device, message, frames, now)
@@ -389,9 +389,7 @@ class Reception:
         return device
 
     def _refuse(self, peer: bytes, reason: str, detail: str, now: float, counted_as: str | None = None) -> None:
-        counted = counted_as or reason
-        if count := self.screening.refuses(counted):
-            self._observers.event("refusal", reason=counted, count=count)
+        self.screening.refused(counted_as or reason)
         if self.refusals.allow(peer, reason, now):
             self._send(peer, wire.Refused(reason=reason, detail=detail[:2048]), ())
 

@@ -98,6 +98,11 @@ class Screening:
         count = self._refused[counted]
         return count if count < FEW or is_milestone(count) else 0
 
+    def refused(self, reason: str) -> None:
+        """Count what a peer was refused, and let an event tell it as ``refuses`` says."""
+        if count := self.refuses(reason):
+            self._observers.event("refusal", reason=reason, count=count)
+
     def forget(self, peer: bytes) -> None:
         """Remember nothing of a connection that is gone."""
         self._roster.admission.forget(peer)

@@ -83,8 +83,8 @@ class Play:
         for station in stations:
             self.roster.station(station, "edge", 0.0)
         self.folding = Folding({"model": total}, template.leaves, apart)
-        told = Observers([self])  # type: ignore[list-item]
-        self.exchange = Exchange(parts, machine, self.roster, self._send, told, apart, self.folding, edges)
+        told = self._send, self.refused, Observers([self])  # type: ignore[list-item]
+        self.exchange = Exchange(parts, machine, self.roster, *told, apart, self.folding, edges)
         self.exchange.start(0.0)
         self.sent.clear()
 
@@ -93,8 +93,8 @@ class Play:
         if isinstance(message, Work):
             self.works[device] = message
 
-    def rejected(self, reason: str) -> None:
-        self.events.append(("rejected", reason))
+    def refused(self, reason: str) -> None:
+        self.events.append(("refused", reason))
 
     def event(self, name: str, **facts: Any) -> None:
         self.events.append((name, facts))
@@ -145,7 +145,7 @@ async def test_the_bytes_of_every_reply_count_that_is_accepted_or_rejected(tmp_p
     assert play.verdicts == {0: "accepted", 1: "rejected", 2: "rejected", 3: "failed"}
     assert play.exchange.rejections == {"nonfinite": 1, "malformed": 1}
     assert (play.exchange.exploded, play.exchange.failures) == (1, {}), "a failure that was planned is none"
-    assert play.events == [("rejected", "nonfinite")]
+    assert play.events == [("refused", "nonfinite")]
     assert play.exchange.bytes_up == 3 * play.exchange.parts.upload_bytes == 3 * 4 * SMALL
 
 

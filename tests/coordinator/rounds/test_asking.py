@@ -74,6 +74,7 @@ async def test_every_outcome_is_counted_where_it_belongs(
     first = {index: device.answers[0] for index, device in fleet.devices.items() if device.answers}
     assert [first[index].type for index in (0, 2, 7, 8)] == ["invalid", "accepted", "cancel", "cancel"]
     assert [first[index].reason for index in (0, 5)] == ["nonfinite", "shape"]
+    assert {(event["reason"], event["count"]) for event in left.named("refusal")} == {("nonfinite", 1), ("shape", 1)}
     assert not {7, 8} & {index for index, _ in fleet.trained}
     [dropout] = left.named("dropout")
     assert (dropout["device"], dropout["ask"], dropout["cause"], dropout["back"]) == (3, "1.0.0", "offline", 1000.0)
