@@ -48,7 +48,7 @@ from fedemu.ops.watching.logs import LogObserver, open_log
 from fedemu.ops.watching.metrics import ServedMetrics
 from fedemu.ops.watching.progress import Progress
 from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError
-from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.files import shortage, write_whole
 from fedemu.protocol.host.garbage import settle
 from fedemu.protocol.host.kernel import stop_signals
 from fedemu.protocol.host.open_files import allow_open_files, most_open_files
@@ -259,7 +259,8 @@ def _report(directory: Path) -> int:
         return INTERRUPTED
     except Exception as error:
         logging.getLogger(__name__).exception("the report could not be written")
-        complain(f"the report could not be written ({error}); `fedemu report {quote(str(directory))}` tries again")
+        why = shortage(error) or str(error) or type(error).__name__
+        complain(f"the report could not be written ({why}); `fedemu report {quote(str(directory))}` tries again")
     return 0
 
 

@@ -87,3 +87,18 @@ def test_server_jobs_compute_where_trainers_may_and_never_on_a_gpu_if_a_run_is_p
     runtime = Runtime(bind=f"ipc://{tmp_path}/c", device_type=device_type)
     asyncio.run(coordinator._serve(tmp_path, experiment, runtime, [], print))
     assert served == [found]
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(MemoryError(), "no memory is left; free some"), (StopIteration(), "StopIteration"), (ValueError("no"), "no")],
+)
+def test_why_a_report_could_not_be_written_is_told_also_of_an_error_without_a_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, why: str
+) -> None:
+    def write(directory: Path) -> None:
+        raise error
+
+    monkeypatch.setattr("fedemu.ops.report.report.write_report", write)
+    assert coordinator._report(Path("run")) == 0
+    assert capsys.readouterr().err == f"fedemu: the report could not be written ({why}); `fedemu report run` tries again\n"
