@@ -123,9 +123,8 @@ class Asking:
         compute = self._numerics.compute
         folding = Folding(ask.reduce, parts.template.leaves, compute, keeps)
         branches = self._branches(parts, ask, tally) if settings.clock == "virtual" else None
-        refused = service.reception.screening.refused
-        told = service.tell, refused, self._observers
-        exchange = Exchange(parts, machine, service.roster, *told, compute, folding, branches)
+        roster, tell, refused = service.roster, service.tell, service.reception.screening.refused
+        exchange = Exchange(parts, machine, roster, tell, refused, self._observers, compute, folding, branches)
         try:
             with self._waiting(tally):
                 await self._service.perform(exchange)

@@ -83,8 +83,10 @@ class Play:
         for station in stations:
             self.roster.station(station, "edge", 0.0)
         self.folding = Folding({"model": total}, template.leaves, apart)
-        told = self._send, self.refused, Observers([self])  # type: ignore[list-item]
-        self.exchange = Exchange(parts, machine, self.roster, *told, apart, self.folding, edges)
+        observers = Observers([self])  # type: ignore[list-item]
+        self.exchange = Exchange(
+            parts, machine, self.roster, self._send, self.refused, observers, apart, self.folding, edges
+        )
         self.exchange.start(0.0)
         self.sent.clear()
 

@@ -101,4 +101,6 @@ def test_why_a_report_could_not_be_written_is_told_also_of_an_error_without_a_te
 
     monkeypatch.setattr("fedemu.ops.report.report.write_report", write)
     assert coordinator._report(Path("run")) == 0
-    assert capsys.readouterr().err == f"fedemu: the report could not be written ({why}); `fedemu report run` tries again\n"
+    assert (
+        capsys.readouterr().err == f"fedemu: the report could not be written ({why}); `fedemu report run` tries again\n"
+    )
