@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,6 +12,8 @@ from fedemu.algorithms.replay.selection.candidates import Candidates, Positions,
 from fedemu.algorithms.replay.selection.diversity import directions
 
 Counts = Positions
+EQUAL: Final = 1e-12
+"""Squared distances that differ by no more count as equal in herding: rounding makes up to some 1e-15 of them."""
 
 
 def class_quotas(counts: ArrayLike, budget: int, generator: np.random.Generator) -> Counts:
@@ -43,7 +46,8 @@ def herding(features: ArrayLike, budget: int) -> Positions:
     for count in range(1, min(budget, len(rows)) + 1):
         away = np.square(mean - (total + rows) / count).sum(axis=1)
         away[chosen] = np.inf
-        chosen.append(int(away.argmin()))
+        # Two samples alone are equally far from their mean, and rounding must not choose between them.
+        chosen.append(int((away <= away.min() + EQUAL).argmax()))
         total += rows[chosen[-1]]
     return np.array(chosen, dtype=np.int64)
 

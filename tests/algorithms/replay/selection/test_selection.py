@@ -195,6 +195,11 @@ def test_herding_follows_the_mean_of_the_directions() -> None:
     assert selection.herding([[1.0, 0.0], [6.0, 1.0], [0.0, 2.0]], 2).tolist() == [1, 2]
 
 
+def test_herding_takes_the_first_of_two_samples_which_are_equally_far_from_their_mean() -> None:
+    pairs = np.random.default_rng(0).normal(size=(100, 2, 8))
+    assert [selection.herding(pair, 1).tolist() for pair in pairs] == [[0]] * 100
+
+
 def test_herding_adds_the_sample_that_brings_the_mean_of_the_chosen_nearest() -> None:
     for seed in range(5):
         features = np.random.default_rng(seed).normal(size=(12, 4)) + 0.5
