@@ -287,7 +287,7 @@ def _means_by(groups: NDArray[np.int64], found: Answers, count: int) -> tuple[tu
 def _of_samples(logits: Tensor, labels: Tensor) -> Answers:
     logits = logits.double()
     losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-    return Answers((logits.argmax(1) == labels).long().numpy(), losses.numpy(), np.ones(len(labels), np.int64))
+    return Answers(_right(logits, labels).long().numpy(), losses.numpy(), np.ones(len(labels), np.int64))
 
 
 def _of_tokens(logits: Tensor, targets: Tensor) -> Answers:
@@ -297,10 +297,16 @@ def _of_tokens(logits: Tensor, targets: Tensor) -> Answers:
     rows, truth = logits.flatten(0, 1), targets.flatten()
     for some in torch.split(predicted.flatten().nonzero().squeeze(1), max(1, BLOCK_LOGITS // logits.shape[2])):
         block = rows[some].double()
-        hits[some] = (block.argmax(1) == truth[some]).long()
+        hits[some] = _right(block, truth[some]).long()
         losses[some] = torch.nn.functional.cross_entropy(block, truth[some], reduction="none")
     by_sample = (values.view(targets.shape).sum(1).numpy() for values in (hits, losses, predicted))
     return Answers(*by_sample)
+
+
+def _right(logits: Tensor, truth: Tensor) -> Tensor:
+    """Which answers are right, ``[n]``. Logits with a NaN among them are no answer, although NaN counts as the largest."""
+    largest, answered = logits.max(1)
+    return (answered == truth) & ~largest.isnan()
 
 
 def evenly_spaced(total: int, wanted: int) -> NDArray[np.int64]:

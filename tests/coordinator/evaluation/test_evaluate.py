@@ -119,10 +119,12 @@ def test_chunks_and_cache_do_not_change_the_result(monkeypatch, batch_size, limi
         assert result.loss == pytest.approx(whole.loss, rel=1e-14)
 
 
-def test_a_model_that_diverged_has_a_loss_that_is_not_finite():
-    result = Evaluator(Scaled(), CORPUS).evaluate({"scale": torch.tensor(math.nan)})
-    assert math.isnan(result.loss)
-    assert 0.0 <= result.accuracy <= 1.0
+def test_a_model_that_diverged_has_a_loss_that_is_not_finite_and_no_right_answer():
+    """Not even for the first class, which is the place of the first NaN."""
+    variables = {"scale": torch.tensor(math.nan)}
+    samples, talk = Evaluator(Scaled(), CORPUS).evaluate(variables), Evaluator(Certain(), TALK).evaluate(variables)
+    assert math.isnan(samples.loss) and math.isnan(talk.loss)
+    assert samples.class_accuracy[:2] == talk.class_accuracy == (0.0, 0.0)
 
 
 def test_a_convolutional_model_gets_channels_last_memory():
