@@ -10,6 +10,7 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -30,7 +31,10 @@ class BenchmarkError(FedemuError):
 
 
 class Worker:
-    """A child process that measures. Its start and each measurement may take ``seconds`` at most."""
+    """A child process that measures. Its start and each measurement may take ``seconds`` at most.
+
+    It has a folder of its own for temporary files, which goes with it: a child that is killed would leave them behind.
+    """
 
     def __init__(
         self,
@@ -42,11 +46,12 @@ class Worker:
         self._factory = factory
         self._seconds = seconds
         self._pending = b""
+        self._temporary = tempfile.TemporaryDirectory(prefix="fedemu-bench-", ignore_cleanup_errors=True)
         self._child = subprocess.Popen(
             [*interpreter(), "-m", "fedemu.ops.bench.measuring.worker", factory, json.dumps(dict(arguments))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | dict(environment or {}),
+            env=os.environ | {"TMPDIR": self._temporary.name} | dict(environment or {}),
             process_group=0,  # Ctrl-C in a terminal reaches the command alone, which ends its workers
         )
 
@@ -93,6 +98,7 @@ class Worker:
             self._child.kill()
             self._child.wait(10.0)
         self._child.stdout.close()
+        self._temporary.cleanup()
 
     def _line(self) -> bytes:
         assert self._child.stdout is not None
@@ -132,13 +138,21 @@ def at_once(workers: list[Worker]) -> Sample:
 
 def _serve(factory: str, arguments: str) -> None:
     # The prints of libraries go to stderr, and the answers have a descriptor of their own.
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.dup(1)
     os.dup2(2, 1)
     module, _, name = factory.partition(":")
     measurement: Measurement = getattr(import_module(module), name)(**json.loads(arguments))
-    print("ready", file=answers, flush=True)
+    _answer(answers, "ready")
     for _ in sys.stdin:
-        print(json.dumps(asdict(measurement())), file=answers, flush=True)
+        _answer(answers, json.dumps(asdict(measurement())))
+
+
+def _answer(answers: int, line: str) -> None:
+    """Write a line. If nobody waits for it any more, as after Ctrl-C, this process ends."""
+    try:
+        os.write(answers, f"{line}\n".encode())
+    except BrokenPipeError:
+        raise SystemExit from None
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -139,13 +140,15 @@ def _shares(name: str, stretches: Sequence[Stretch]) -> Iterator[Figure]:
 
 def find_accepted(preset: str, overrides: Sequence[str]) -> Accepted:
     """The updates that a run accepts, found by ``accepted.py`` in a process of its own."""
-    done = subprocess.run(
-        [*interpreter(), "-m", "fedemu.ops.bench.system.accepted", preset, *overrides],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        timeout=300,
-        process_group=0,
-    )
+    with tempfile.TemporaryDirectory(prefix="fedemu-bench-") as folder:  # Ctrl-C kills it, so it leaves its files
+        done = subprocess.run(
+            [*interpreter(), "-m", "fedemu.ops.bench.system.accepted", preset, *overrides],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"TMPDIR": folder},
+            timeout=300,
+            process_group=0,
+        )
     if done.returncode:
         raise BenchmarkError("the run in memory failed; its error is above")
     answer = json.loads(done.stdout)

@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,7 @@ def chatty(work: float) -> Callable[[], Sample]:
 
 def sleepy() -> Callable[[], Sample]:
     def measure() -> Sample:
+        tempfile.mkdtemp()
         time.sleep(60.0)
         return Sample(1.0, 1.0, 1.0)
 
@@ -69,10 +72,23 @@ def test_a_factory_that_is_not_there_is_a_benchmark_error() -> None:
         worker.ready()
 
 
-def test_a_worker_that_takes_too_long_is_given_up_and_killed() -> None:
+def test_a_worker_that_takes_too_long_is_given_up_and_killed_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with Worker(f"{HERE}:sleepy", {}, seconds=20.0) as worker:
         worker.ready()
         worker._seconds = 0.05
         with pytest.raises(BenchmarkError, match="did not answer within"):
             worker.measure()
     assert worker._child.returncode is not None
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_worker_whose_answer_nobody_awaits_any_more_ends_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    with Worker(f"{HERE}:chatty", {"work": 1.0}) as worker:
+        assert worker._child.stdout is not None
+        worker._child.stdout.close()
+        worker._child.wait(60.0)
+    assert (worker._child.returncode, capfd.readouterr().err.splitlines()) == (0, ["a library says something"])
