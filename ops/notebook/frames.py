@@ -25,10 +25,11 @@ class Rows(tuple[Row, ...]):
         ``class_accuracy``, has a tuple in each line. What devices reported has a column each, such as
         ``device_metrics.loss``. ``remarks`` are NaN if no round has any. Raises FedemuError if pandas is not installed.
         """
-        lines = [_flat(row) for row in self]
+        lines = [_flat(row) for row in self or (Row(round=0),)]
         if not any(line["remarks"] for line in lines):  # Parquet has no column of mappings that are all empty
             lines = [line | {"remarks": math.nan} for line in lines]
-        return frame_of(lines, numbers=set(_NUMBERS))
+        frame = frame_of(lines, numbers=set(_NUMBERS))
+        return frame if self else frame.head(0).copy()  # a run that has no round yet has the columns, too
 
     def __repr__(self) -> str:
         known = [row.accuracy for row in self if row.accuracy is not None]

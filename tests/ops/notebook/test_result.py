@@ -91,6 +91,9 @@ def test_rows_are_a_tuple_and_called_a_frame(directory: Path) -> None:
     assert math.isnan(frame["accuracy"][1])
     assert list(frame["device_metrics.loss"]) == [1.5, 0.75, 0.5]
     assert frame["loss"].dtype == float, "a column of which nothing is known is one of numbers too"
+    none = Rows()()
+    assert [*none.columns] == [column for column in frame.columns if column != "device_metrics.loss"]
+    assert (len(none), none["accuracy"].dtype) == (0, float)
 
 
 def test_a_frame_can_be_written_as_parquet(directory: Path, tmp_path: Path) -> None:
