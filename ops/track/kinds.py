@@ -53,10 +53,15 @@ def check(names: Iterable[str], out: str = "") -> None:
 def places(names: Iterable[str], out: str) -> dict[str, str]:
     """Where each tracker writes: at ``out``, or if there are several, each in a folder of its own there."""
     names = dict.fromkeys(names)
-    out = str(expanded(out)) if out and "://" not in out else out
+    out = whole(out)
     if len(names) < 2 or not out:
         return dict.fromkeys(names, out)
     return {name: str(Path(out) / file_name(name)) for name in names}
+
+
+def whole(out: str) -> str:
+    """``out`` as a whole path, which names the same place from every working folder. An address stays as it is."""
+    return str(expanded(out).resolve()) if out and "://" not in out else out
 
 
 def file_name(name: str) -> str:

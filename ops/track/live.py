@@ -17,7 +17,7 @@ from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.experiment.runtime import Track
 from fedemu.ops.track.export import FOLDER
-from fedemu.ops.track.kinds import check, places
+from fedemu.ops.track.kinds import check, places, whole
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.files import write_whole
 
@@ -124,6 +124,7 @@ def followers(directory: Path, track: Track, command: Command, say: Callable[[st
 def _as_before(file: Path, track: Track, say: Callable[[str], None]) -> Track:
     """The settings of this command, which are kept in ``file``, or if it names no tracker those that are kept there."""
     if track.to:
+        track = track.model_copy(update={"out": whole(track.out)})
         with contextlib.suppress(OSError, FedemuError):
             file.parent.mkdir(exist_ok=True)
             write_whole(file, track.model_dump_json() + "\n")

@@ -180,6 +180,7 @@ def test_several_trackers_with_one_place_each_have_a_folder_of_their_own_there(
     assert [*places(names, str(out)).values()] == told_at
     assert places(["mlflow"], "http://there") == {"mlflow": "http://there"}
     assert places(["mlflow"], "~/there") == {"mlflow": str(Path.home() / "there")}
+    assert places(["mlflow"], "there/../here") == {"mlflow": str(Path.cwd() / "here")}
     with pytest.raises(ConfigurationError, match="http://there is the address of one tracker, and 2 are named; name"):
         check(["mlflow", own], "http://there")
 

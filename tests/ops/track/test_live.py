@@ -56,10 +56,13 @@ def run(tmp_path: Path) -> Path:
     return directory
 
 
-def test_a_resumed_run_is_told_to_those_who_followed_it_before(run: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_is_told_to_those_who_followed_it_before(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
-    track = Track(to=(f"{tmp_path / 'trackers.py'}:Good",), out=str(tmp_path / "seen"), patience=90)
-    for round, settings in enumerate((track, Track()), 1):
+    track = Track(to=(f"{tmp_path / 'trackers.py'}:Good",), out="seen", patience=90)
+    for round, (settings, working) in enumerate(((track, tmp_path), (Track(), run)), 1):
+        monkeypatch.chdir(working)  # the place stays the same
         with followers(run, settings, child_command, said.append) as (follower,):
             with (run / "metrics.jsonl").open("ab") as rows:
                 rows.write(b'{"round": %d}\n' % round)
