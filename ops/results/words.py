@@ -87,7 +87,11 @@ def command_again(table: Table, directory: Path) -> str:
     except ConfigurationError:  # another version of fedemu has written it
         wanted = {}
     for name in _names_of_presets(str(table.get("name", ""))) if wanted else ():
-        changes = dict(_changes(Experiment.parse(preset(name)).table(), wanted))
+        try:
+            own = Experiment.parse(preset(name)).table()
+        except ConfigurationError:  # its parts go together only with settings that were given beside them
+            continue
+        changes = dict(_changes(own, wanted))
         if len(changes) > _MOST_CHANGES or None in changes.values():
             continue
         command = ["fedemu", "run", name]

@@ -74,6 +74,12 @@ def test_an_experiment_that_lacks_a_setting_of_its_preset_is_run_from_its_file()
     assert command_again(table, Path("runs/one")) == "fedemu run runs/one/config.toml"
 
 
+def test_an_experiment_whose_preset_is_none_without_other_settings_is_run_from_its_file() -> None:
+    stream = "stream={kind='drift', periods=2, rounds_per_period=2}"
+    table = experiment("digits-small+uniform-replay", stream).table()
+    assert command_again(table, Path("runs/one")) == "fedemu run runs/one/config.toml"
+
+
 def test_an_experiment_that_is_no_preset_is_run_from_its_file() -> None:
     table = Experiment.parse(preset("digits") | {"name": "mine"}).table()
     assert command_again(table, Path("my runs/one")) == "fedemu run 'my runs/one/config.toml'"
