@@ -169,6 +169,12 @@ def build_model(
     return built
 
 
+def model_defaults(name: str) -> dict[str, Any]:
+    """The options of the built-in model ``name`` with their defaults. Empty for any other model."""
+    parameters = inspect.signature(MODELS[name]).parameters.values() if name in MODELS else ()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}
+
+
 def build_algorithm(name: str, options: Mapping[str, Any], ingredients: Ingredients) -> Algorithm[Any]:
     """The method ``name``. If the model grows task by task, the method is prepared for tasks.
 

@@ -48,8 +48,9 @@ def data_of(runs: Sequence[Run]) -> str:
 def incomparable(tables: Sequence[Table]) -> list[str]:
     """A sentence for each difference between experiments because of which some of their figures do not compare."""
     found = []
+    alike = _with_whole_models(tables)
     for what, value, figures in _DIFFERENCES:
-        values = dict.fromkeys(words for table in tables if (words := value(table)) is not None)
+        values = dict.fromkeys(words for table in alike if (words := value(table)) is not None)
         if len(values) > 1:
             found.append(f"the runs differ in {what} ({', '.join(values)}), so {figures} do not compare")
     return found
@@ -57,6 +58,25 @@ def incomparable(tables: Sequence[Table]) -> list[str]:
 
 def _setting(path: Keys) -> tuple[str, Callable[[Table], str], str]:
     return ".".join(path), lambda table: shown(at(table, path)), "their accuracies"
+
+
+def _model(table: Table) -> str:
+    """The model and its options, which say the same in any order."""
+    return shown(dict(sorted((at(table, ("model",)) or {}).items())))
+
+
+def _with_whole_models(tables: Sequence[Table]) -> Sequence[Table]:
+    """The tables with the defaults of their models, if one names an option that another of the same model lacks."""
+    models = [at(table, ("model",)) or {} for table in tables]
+    named = {str(model.get("name")) for model in models}
+    if len(named) == len({(str(model.get("name")), *sorted(model)) for model in models}):
+        return tables
+    # It imports torch, for which other comparisons should not have to wait.
+    from fedemu.algorithms.registry import model_defaults
+
+    defaults = {name: model_defaults(name) for name in named}
+    whole = [{**defaults[str(model.get("name"))], **model} for model in models]
+    return [{**table, "model": model} for table, model in zip(tables, whole, strict=True)]
 
 
 def _people(table: Table) -> str | None:
@@ -83,7 +103,8 @@ def _interval(table: Table) -> Any:
 
 
 _DIFFERENCES: Final[Sequence[tuple[str, Callable[[Table], str | None], str]]] = (
-    *map(_setting, (*_TEST_DATA, ("model",))),
+    *map(_setting, _TEST_DATA),
+    ("model", _model, "their accuracies"),
     ("the column that tells people apart", _people, "their accuracies"),
     ("the test samples", lambda table: shown(_held_out(table)) or "the test split", "their accuracies"),
     ("rounds", lambda table: str(table.get("rounds")), "the figures of their last models"),

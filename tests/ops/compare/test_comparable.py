@@ -80,6 +80,7 @@ def test_the_number_of_rounds_is_told_and_tested_all_the_same() -> None:
         (OF_WRITERS, "data", {"id_column": "speaker"}),
         (TESTED_WRITERS, "data", {"id_column": "auto", "partition": {"kind": "natural", "column": "writer"}}),
         (PERIODS, "stream", {"rounds_per_period": 9}),
+        ({"model": {"name": "mlp"}}, "model", {"hidden": [64]}),
     ],
 )
 def test_what_changes_no_test_is_no_difference(settings: dict[str, Any], section: str, change: Any) -> None:
@@ -87,3 +88,16 @@ def test_what_changes_no_test_is_no_difference(settings: dict[str, Any], section
     assert one != other
     assert incomparable([one, other]) == []
     assert compares(one, other, "round_forgetting")
+
+
+def test_the_options_of_a_model_say_the_same_in_any_order() -> None:
+    one = table({}, "model", {"name": "gru", "layers": 2, "hidden": 8})
+    other = table({}, "model", {"hidden": 8, "layers": 2, "name": "gru"})
+    assert list(one["model"]) != list(other["model"])
+    assert incomparable([one, other]) == []
+
+
+def test_models_differ_where_one_leaves_out_what_another_sets() -> None:
+    one, other = table({}, "model", {"name": "mlp"}), table({}, "model", {"name": "mlp", "hidden": [8]})
+    (said,) = incomparable([one, other])
+    assert said.startswith("the runs differ in model (mlp hidden [64] projection 0, mlp hidden [8] projection 0)")
