@@ -12,7 +12,8 @@ from fedemu.algorithms.trees import to_arrays
 from fedemu.protocol.blobs.downloads import CHUNK
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.blobs.tree_file import encode_tree
-from fedemu.protocol.errors import BlobError
+from fedemu.protocol.errors import BlobError, FedemuError
+from fedemu.protocol.host.files import refusal_of
 from fedemu.protocol.ids import Digest
 from fedemu.protocol.messages import Blob, BlobRef, Need, TensorSpec
 from fedemu.protocol.tensors import pack
@@ -62,12 +63,28 @@ class Shelf:
         return tuple(refs)
 
     def answer(self, need: Need) -> tuple[Blob, memoryview]:
-        """The chunk that a peer asks for. BlobError if there is no such blob."""
+        """The chunk that a peer asks for. BlobError if there is no such blob.
+
+        FedemuError if there is one, and the disk does not give it: devices would wait for it, and nobody would know.
+        """
         digest = Digest(need.digest)
+        self._require(digest)
+        try:
+            data = self._store.read(digest, need.offset, min(need.length, CHUNK))
+            size = self._store.size(digest)
+        except BlobError as error:
+            self._require(digest)  # its ask may have ended just now
+            if not isinstance(cause := error.__cause__, OSError):
+                raise
+            folder = self._store.directory
+            raise FedemuError(
+                f"the blob {digest}, which devices need, cannot be read from {folder}: {refusal_of(cause)}"
+            ) from error
+        return Blob(digest=need.digest, offset=need.offset, size=size), data
+
+    def _require(self, digest: Digest) -> None:
         if digest not in self._kept and not any(digest in recent for recent in self._recent):
             raise BlobError(f"The blob {digest} does not belong to this run, or its ask is over.")
-        data = self._store.read(digest, need.offset, min(need.length, CHUNK))
-        return Blob(digest=need.digest, offset=need.offset, size=self._store.size(digest)), data
 
 
 def _bfloat16(tree: Tree) -> dict[str, str]:

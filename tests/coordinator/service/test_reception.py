@@ -328,6 +328,23 @@ async def test_large_chunks_of_blobs_are_read_apart_from_the_event_loop(
     assert (readers[2**20], readers[64]) == ("blobs", "MainThread")
 
 
+@pytest.mark.parametrize("length", [64, 2**20])
+async def test_a_blob_that_the_disk_lost_ends_the_run_at_once_and_does_not_let_devices_wait(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until, length: int
+) -> None:
+    fleet = make_fleet(2, script=lambda index, work: {"reply": "silent"})
+    plan = make_plan(devices=2, per_round=2, over_selection=1.0, rounds=2)
+    running = asyncio.create_task(play(plan))
+    await until(lambda: len(fleet.devices) == 2 and bool(fleet.devices[0].works))
+    (plan.directory / "blobs" / fleet.granted.experiment.digest).unlink()
+    fleet.supervisor.send(wire.Need(digest=fleet.granted.experiment.digest, offset=0, length=length))
+    with pytest.raises(
+        FedemuError, match="^the blob .*, which devices need, cannot be read from .*/blobs: No such file"
+    ):
+        await running
+    assert fleet.stopped == {-1, 0, 1}
+
+
 EMPTY_BUNDLE = Bundle(channels=(), frames=())
 STRANGE_CLOSINGS = Bundle(channels=(), frames=(), closed=(7,) * 6_000)
 WRONG_BUNDLE = Bundle(channels=(1,), frames=(8,))
