@@ -28,7 +28,7 @@ from fedemu.coordinator.record.data_file import DATA
 from fedemu.coordinator.record.json_lines import is_object, plain, to_line
 from fedemu.coordinator.record.row import Row, read_rows
 from fedemu.coordinator.record.summary import Summary
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.files import (
     GO_ON,
     make_durable,
@@ -176,10 +176,21 @@ class RunDirectory:
         }
 
     def flush(self) -> None:
-        """Return when everything that the logs hold is on the disk. Raises FedemuError if the disk refuses."""
+        """Return when everything that the logs hold is on the disk.
+
+        Raises FedemuError if the disk refuses, and if somebody has removed a log or put another file in its place: then
+        what is written would be lost.
+        """
         for log, file in self._logs.items():
-            with named_failure(self.path / f"{log}.jsonl"):
+            path = self.path / f"{log}.jsonl"
+            with named_failure(path):
                 os.fsync(file.fileno())
+            written = os.fstat(file.fileno()).st_size  # before the other size, as lines may come meanwhile
+            if not is_file(path) or path.stat().st_size < written:
+                raise FedemuError(
+                    f"{path} was removed or replaced while the run went on, so that what the run writes there is lost; "
+                    "put it back"
+                )
 
     def rewind(self, cursor: Mapping[str, Any]) -> list[str]:
         """Remove the lines after ``cursor``, or all if it is empty.

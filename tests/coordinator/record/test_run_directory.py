@@ -100,6 +100,24 @@ def test_rewinding_to_nothing_starts_anew_and_an_earlier_end_stays_until_rounds_
     assert not (run.path / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("harm", ["removed", "replaced", "moved with its folder"])
+def test_a_log_that_somebody_takes_away_meanwhile_ends_the_run_before_more_is_lost(run: RunDirectory, harm: str):
+    log = run.path / "metrics.jsonl"
+    run.metrics(Row(round=1))
+    run.flush()
+    if harm == "moved with its folder":
+        run.path.rename(run.path.with_name("elsewhere"))
+    else:
+        text = log.read_bytes()
+        log.unlink()
+        if harm == "replaced":  # as editors do
+            log.write_bytes(text)
+            run.flush()
+    run.metrics(Row(round=2))
+    with pytest.raises(FedemuError, match=r"metrics\.jsonl was removed or replaced while the run went on"):
+        run.flush()
+
+
 def test_a_log_that_lost_what_the_checkpoint_knows_of_is_not_rewound(run: RunDirectory):
     run.metrics(Row(round=1))
     cursor = run.cursor()
