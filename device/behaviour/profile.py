@@ -6,6 +6,8 @@ sample, kbps (1,000 bit/s).
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +18,8 @@ from fedemu.protocol.seeds import generator
 
 SLOWEST = 0.1
 """A speed that varies from round to round never falls below this fraction of its mean."""
+SMALLEST, LARGEST = math.ulp(0.0), sys.float_info.max
+"""The numbers of float64 that are the nearest to 0 and to infinity."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +67,19 @@ class Normal:
 
 @dataclass(frozen=True)
 class Lognormal:
-    """A log-normal distribution. ``sigma`` is the standard deviation of the logarithm."""
+    """A log-normal distribution. ``sigma`` is the standard deviation of the logarithm.
+
+    Every value is above 0 and finite, also where ``sigma`` is so large that float64 does not hold the exact one.
+    """
 
     median: float
     sigma: float
 
     def draw(self, random: Generator) -> float:
         """One value."""
-        return float(self.median * np.exp(self.sigma * random.standard_normal()))
+        with np.errstate(over="ignore", under="ignore"):
+            value = float(self.median * np.exp(self.sigma * random.standard_normal()))
+        return min(max(value, SMALLEST), LARGEST)
 
 
 @dataclass(frozen=True)

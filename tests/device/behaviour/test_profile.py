@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -64,6 +65,16 @@ def test_the_distributions_have_the_moments_that_they_name() -> None:
     normal = np.array([Normal(10.0, 2.0).draw(random) for _ in range(4000)])
     assert normal.mean() == pytest.approx(10.0, abs=0.15)
     assert normal.std() == pytest.approx(2.0, rel=0.05)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("sigma", [20_000.0, 1e308])
+def test_a_lognormal_value_is_above_0_and_finite_however_wide_the_distribution_is(sigma: float) -> None:
+    """Such as that of a speed whose ``sigma`` somebody gave in kbps: it must not take a device down."""
+    random = generator(5, purpose="test")
+    drawn = [Lognormal(20_000.0, sigma).draw(random) for _ in range(20)]
+    assert 0.0 < min(drawn) < 1e-300 and 1e300 < max(drawn) < math.inf
+    assert transfer_seconds(1_000, min(drawn)) > 1e300
 
 
 def test_a_truncated_normal_stays_within_its_bounds() -> None:
