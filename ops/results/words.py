@@ -88,10 +88,13 @@ def command_again(table: Table, directory: Path) -> str:
         wanted = {}
     for name in _names_of_presets(str(table.get("name", ""))) if wanted else ():
         try:
-            own = Experiment.parse(preset(name)).table()
+            written = preset(name)
+            own = Experiment.parse(written).table()
         except ConfigurationError:  # its parts go together only with settings that were given beside them
             continue
         changes = dict(_changes(own, wanted))
+        if "fleet.devices" in changes and at(written, ("fleet", "participation")) is not None:
+            changes |= {"fleet.per_round": at(wanted, ("fleet", "per_round"))}  # the share of other devices is another
         if len(changes) > _MOST_CHANGES or None in changes.values():
             continue
         command = ["fedemu", "run", name]

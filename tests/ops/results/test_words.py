@@ -51,6 +51,7 @@ def test_an_old_file_without_settings_tells_nothing_of_them() -> None:
         ("digits", ["algorithm.terms={ 'mine.py:held' = { width = 2 } }"], None),
         ("digits-tasks+mfcl", ["fleet.devices=12"], "fedemu run digits-tasks+mfcl --devices 12"),
         ("digits", ["model.name=cnn"], None),
+        ("wsm-cifar10", ["fleet.devices=50", "fleet.per_round=10"], None),
         ("digits+fedprox", ["algorithm.name=moon", "algorithm.options.mu=1.0"], None),
         ("digits+fedprox", ["algorithm.name=fedavg"], "fedemu run digits+fedprox --set 'algorithm.name=\"fedavg\"'"),
         ("digits", ["availability.kind=always"], "fedemu run digits --set 'availability={ kind = \"always\" }'"),
