@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 from fedemu.coordinator.record.row import Row
+from fedemu.ops.track.numbers import names_of
 from fedemu.ops.track.tracker import Ended, Memory, Tracked
 
 _AT_ONCE: Final = 100
@@ -66,7 +67,8 @@ class MLflow:
             self._client.update_run(self._run, status="RUNNING")
             self._resumed = False
         now = int(1000 * time.time())
-        named = {**numbers, "finished_round": float(row.round)}
+        known = names_of(row)
+        named = {**{_beside(name, known): value for name, value in numbers.items()}, "finished_round": float(row.round)}
         metrics = [self._entities.Metric(_allowed(name), value, now, row.round) for name, value in named.items()]
         for start in range(0, len(metrics), 1000):
             self._client.log_batch(self._run, metrics=metrics[start : start + 1000])
@@ -86,6 +88,19 @@ class MLflow:
 
     def close(self) -> None:
         pass
+
+
+def _beside(name: str, known: Collection[str]) -> str:
+    """A name that can lie in a folder beside the ``known`` ones: ``loss.own`` for ``loss/own`` where ``loss`` is one.
+
+    A store in a folder has a file for each metric, which can be no folder as well.
+    """
+    path, *parts = name.split("/")
+    written = path
+    for part in parts:
+        written += f"{'.' if path in known else '/'}{part}"
+        path += f"/{part}"
+    return written
 
 
 def _allowed(name: str) -> str:

@@ -19,6 +19,11 @@ def numbers_of(row: Row) -> dict[str, float]:
     }
 
 
+def names_of(row: Row) -> set[str]:
+    """The names of all values of a row, in the form of ``numbers_of``, also of those that were not measured."""
+    return {name for name, _ in _flat(asdict(row), "/")}
+
+
 def parameters_of(table: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
     """The settings of an experiment by dotted key. A list is a text. What is not set is left out."""
     return {

@@ -364,12 +364,19 @@ def test_mlflow_reads_a_run_that_was_killed_and_went_on_without_doubles(run: Pat
 def test_mlflow_gets_metrics_of_ones_own_under_names_that_it_takes(run: Path) -> None:
     from mlflow.tracking import MlflowClient
 
-    reported = {"acc@5": 0.5, "größe": 1.0, "../a//b": 2.0}
-    (run / "metrics.jsonl").write_text(json.dumps({"round": 1, "device_metrics": reported}) + "\n")
+    reported = {"loss/own": 3.0, "loss": None, "acc@5": 0.5, "größe": 1.0, "../a//b": 2.0}
+    rows = [{"round": round, "device_metrics": reported | {"loss": loss}} for round, loss in ((1, None), (2, 4.0))]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     client = MlflowClient(tracking_uri=Path(export(run, "mlflow")).as_uri())
     (found,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     told = {name: value for name, value in found.data.metrics.items() if name.startswith("device_metrics/")}
-    assert told == {"device_metrics/acc_5": 0.5, "device_metrics/größe": 1.0, "device_metrics/a/b": 2.0}
+    assert told == {
+        "device_metrics/loss.own": 3.0,  # a folder of metrics has no file of the same name
+        "device_metrics/loss": 4.0,
+        "device_metrics/acc_5": 0.5,
+        "device_metrics/größe": 1.0,
+        "device_metrics/a/b": 2.0,
+    }
 
 
 @pytest.mark.parametrize(
