@@ -13,7 +13,7 @@ from fedemu.protocol.blobs.downloads import CHUNK
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.errors import BlobError, FedemuError
-from fedemu.protocol.host.files import refusal_of
+from fedemu.protocol.host.files import refusal_of, shortage
 from fedemu.protocol.ids import Digest
 from fedemu.protocol.messages import Blob, BlobRef, Need, TensorSpec
 from fedemu.protocol.tensors import pack
@@ -74,7 +74,7 @@ class Shelf:
             size = self._store.size(digest)
         except BlobError as error:
             self._require(digest)  # its ask may have ended just now
-            if not isinstance(cause := error.__cause__, OSError):
+            if not isinstance(cause := error.__cause__, OSError) or shortage(cause):  # a shortage passes
                 raise
             folder = self._store.directory
             raise FedemuError(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +22,10 @@ from fedemu.coordinator.serve import serve
 from fedemu.coordinator.service import comings
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.protocol import messages as wire
+from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import DOWN, Limits, encode
-from fedemu.protocol.errors import FedemuError, QuorumError
+from fedemu.protocol.errors import BlobError, FedemuError, QuorumError
+from fedemu.protocol.ids import Digest
 from fedemu.protocol.sharing import edge_messages
 from fedemu.protocol.sharing.bundle import Bundle, BundleDecoder
 from fedemu.protocol.sharing.edge_messages import Station
@@ -343,6 +347,22 @@ async def test_a_blob_that_the_disk_lost_ends_the_run_at_once_and_does_not_let_d
     ):
         await running
     assert fleet.stopped == {-1, 0, 1}
+
+
+def test_a_blob_that_cannot_be_read_for_want_of_descriptors_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = BlobStore(tmp_path)
+    shelf = Shelf(store)
+    need = wire.Need(digest=shelf.keep("model", b"bytes").digest, offset=0, length=5)
+    assert bytes(shelf.answer(need)[1]) == b"bytes"
+
+    def read(digest: Digest, offset: int, length: int) -> memoryview:
+        raise BlobError("not now") from OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(store, "read", read)
+    with pytest.raises(BlobError, match="not now"):
+        shelf.answer(need)
 
 
 EMPTY_BUNDLE = Bundle(channels=(), frames=())
