@@ -304,7 +304,7 @@ def _of_tokens(logits: Tensor, targets: Tensor) -> Answers:
 
 
 def _right(logits: Tensor, truth: Tensor) -> Tensor:
-    """Which answers are right, ``[n]``. Logits with a NaN among them are no answer, although NaN counts as the largest."""
+    """Which answers are right, ``[n]``. Logits with a NaN, which torch takes as the largest, are no answer."""
     largest, answered = logits.max(1)
     return (answered == truth) & ~largest.isnan()
 

@@ -123,7 +123,8 @@ def test_a_model_that_diverged_has_a_loss_that_is_not_finite_and_no_right_answer
     """Not even for the first class, which is the place of the first NaN."""
     variables = {"scale": torch.tensor(math.nan)}
     samples, talk = Evaluator(Scaled(), CORPUS).evaluate(variables), Evaluator(Certain(), TALK).evaluate(variables)
-    assert math.isnan(samples.loss) and math.isnan(talk.loss)
+    assert math.isnan(samples.loss)
+    assert math.isnan(talk.loss)
     assert samples.class_accuracy[:2] == talk.class_accuracy == (0.0, 0.0)
 
 

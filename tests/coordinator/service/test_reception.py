@@ -343,7 +343,7 @@ async def test_a_blob_that_the_disk_lost_ends_the_run_at_once_and_does_not_let_d
     (plan.directory / "blobs" / fleet.granted.experiment.digest).unlink()
     fleet.supervisor.send(wire.Need(digest=fleet.granted.experiment.digest, offset=0, length=length))
     with pytest.raises(
-        FedemuError, match="^the blob .*, which devices need, cannot be read from .*/blobs: No such file"
+        FedemuError, match=r"^the blob .*, which devices need, cannot be read from .*/blobs: No such file"
     ):
         await running
     assert fleet.stopped == {-1, 0, 1}
