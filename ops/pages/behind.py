@@ -99,9 +99,9 @@ def _of_panel(axes: Any, panel: str) -> Iterator[Datum]:
             line, caps, bars = container.lines
             shown |= {line, *caps}
             if line is not None:
-                of_bars = _ends(bars)
+                of_bars, of_level_bars = _ends(bars, 0), _ends(bars, 1)
                 for x, y in zip(*_data_of(line), strict=True):
-                    low, high = of_bars.get(x, (None, None))
+                    low, high = of_bars.get(x) or of_level_bars.get(y) or (None, None)
                     yield Datum(panel, series or series_of(line), x, y, low, high, *names)
     for line in axes.lines:
         if line in shown or line.get_transform().contains_branch_seperately(axes.transData) != (True, True):
@@ -166,13 +166,16 @@ def _band(band: PolyCollection) -> dict[float, tuple[float, float]]:
     return ends
 
 
-def _ends(bars: Any) -> dict[float, tuple[float, float]]:
-    """The ends of upright error bars by x. A point that is not known has a segment without ends."""
+def _ends(bars: Any, same: int) -> dict[float, tuple[float, float]]:
+    """The ends of upright error bars by x (``same`` 0), or of level ones by y (1).
+
+    A point that is not known has a segment without ends.
+    """
     segments = [segment for bar in bars if isinstance(bar, LineCollection) for segment in bar.get_segments()]
     return {
-        float(segment[0][0]): (float(segment[0][1]), float(segment[1][1]))
+        float(segment[0][same]): (float(segment[0][1 - same]), float(segment[1][1 - same]))
         for segment in segments
-        if len(segment) == 2 and segment[0][0] == segment[1][0]
+        if len(segment) == 2 and segment[0][same] == segment[1][same]
     }
 
 

@@ -121,12 +121,12 @@ def forgetting_and_accuracy(comparison: Comparison) -> Figure | None:
             if mean is None:
                 continue
             shown += [*known, mean - spread, mean + spread]
-            axes.errorbar(mean, place, xerr=spread or None, fmt="none", ecolor=look["color"], elinewidth=1.6, capsize=3)
             if len(known) > 1:
                 ring = {"color": look["color"], "markerfacecolor": "none", "markersize": 4}
                 axes.plot(known, [place] * len(known), "o", label=f"_{entry.label}, a seed", **ring)
             dot = {"color": look["color"], "markeredgecolor": PAPER, "markersize": 9}
-            axes.plot(mean, place, "o", label=f"_{entry.label}, mean", **dot)
+            bar = {"xerr": spread or None, "elinewidth": 1.6, "capsize": 3}
+            axes.errorbar(mean, place, fmt="o", label=f"_{entry.label}, mean", **dot, **bar)
             axes.annotate(percent(mean), (mean, place), (0, 7), textcoords="offset points", ha="center", fontsize=8)
         drawn = drawn or bool(shown)
         fit_shares(axes, _widened(shown), "", "x", lowest=0.0 if key == "final_accuracy" else -1.0)

@@ -141,8 +141,10 @@ def test_the_data_behind_a_line_have_the_ends_of_its_band() -> None:
 def test_the_data_behind_a_point_have_its_own_error_bar_also_after_a_point_that_is_not_known() -> None:
     figure, axes = new_figure("Perplexity by size")
     axes.errorbar([10, 20, 40], [np.nan, 0.5, 0.7], yerr=[np.nan, 0.125, 0.25], label="reservoir")
+    axes.errorbar([2.0, 2.5], [7.0, 8.0], xerr=[0.5, 0.25])  # level bars have their ends along x
     told = [(datum.x, datum.y, datum.low, datum.high) for datum in data_behind(figure)]
-    assert told == [(20.0, 0.5, 0.375, 0.625), (40.0, 0.7, pytest.approx(0.45), pytest.approx(0.95))]
+    assert told[:2] == [(20.0, 0.5, 0.375, 0.625), (40.0, 0.7, pytest.approx(0.45), pytest.approx(0.95))]
+    assert told[2:] == [(2.0, 7.0, 1.5, 2.5), (2.5, 8.0, 2.25, 2.75)]
 
 
 def test_the_data_of_bars_maps_and_dots_are_told_by_panel_and_name() -> None:

@@ -105,6 +105,9 @@ def test_the_dots_of_final_accuracy_are_on_an_axis_of_their_own(close: Compariso
     assert figure.axes[0].get_xlabel().startswith("axis: ")
     written = [text.get_text() for text in figure.axes[0].texts]
     assert written == ["90.3 %", "91.3 %", "92.3 %"]
+    means = [one for one in data_behind(figure) if one.panel == "Final accuracy" and one.series.endswith(", mean")]
+    assert [one.high for one in means] == [pytest.approx(one.x + 0.002 / 2**0.5) for one in means]
+    assert len(means) == 3
 
 
 def test_the_numbers_of_forty_experiments_stand_between_their_dots(tmp_path: Path) -> None:
