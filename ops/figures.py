@@ -35,7 +35,7 @@ def span(seconds: float) -> str:
 
 def percent(share: float, digits: int = 1) -> str:
     """A share of 0 to 1 as people read it: ``96.2 %``. Files keep shares as they are."""
-    return f"{100 * share:.{digits}f} %"
+    return f"{100 * share:z.{digits}f} %"
 
 
 def counted(number: int, noun: str) -> str:

@@ -145,7 +145,7 @@ def _mean(figure: Statistic, key: str) -> str:
 def _number(value: float, key: str) -> str:
     if key == "consistency":
         return f"{value:.3f}"
-    return f"{value:.1f}" if key in _NUMBERS else f"{100 * value:.1f}"
+    return f"{value:z.1f}" if key in _NUMBERS else f"{100 * value:z.1f}"
 
 
 def _row(cells: Sequence[str]) -> str:
