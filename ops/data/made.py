@@ -36,6 +36,11 @@ def built_in(place: Place, source: DataSource) -> Decoded:
 
     It has samples and labels, and no other columns.
     """
+    if LABEL in source.columns:
+        raise DataError(
+            f"the data set {source.dataset!r} has only labels beside its samples, and neither people nor devices are "
+            f"told apart by labels; leave out data.id_column = {LABEL!r}, and choose another data.partition"
+        )
     named = [
         ("data.image_column", source.image_column),
         ("data.label_column", source.label_column),

@@ -179,5 +179,8 @@ def test_any_object_may_be_named_in_a_module_or_in_a_file(tmp_path, own_cache):
 def test_a_column_that_a_built_in_data_set_has_not_is_refused(setting, said, tmp_path):
     with pytest.raises(DataError, match=f"the data set 'digits' has no column 'nope'; leave out {said}, for"):
         corpora.load_corpus(corpora.source_of(experiment(dataset="digits", **{setting: "nope"}).data), cache=tmp_path)
+    by_label = experiment(dataset="digits", partition={"kind": "natural", "column": "label"}).data
+    with pytest.raises(DataError, match="neither people nor devices are told apart by labels; leave out"):
+        corpora.load_corpus(corpora.source_of(by_label), cache=tmp_path)
     named = corpora.source_of(experiment(dataset="synthetic#100", label_column="label").data)
     assert len(corpora.load_corpus(named, cache=tmp_path).train) == 80
