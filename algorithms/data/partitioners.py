@@ -126,7 +126,8 @@ def by_id(column: NDArray[Any], devices: int) -> list[Indices]:
     values, position = np.unique(column, return_inverse=True)
     if devices > len(values):
         raise ConfigurationError(
-            f"{devices} devices are more than the {len(values)} distinct ids; ask for at most {len(values)}"
+            f"{devices} devices are more than the {len(values)} distinct ids; "
+            f"lower fleet.devices to {len(values)} at most, or choose another data.partition"
         )
     group = np.repeat(np.arange(devices), [len(part) for part in np.array_split(values, devices)])
     return _members(group[position], devices)
