@@ -277,7 +277,7 @@ def _range(field: Any, given: Any = None) -> str:
                 low, least = f"at least {bound}", bound  # type: ignore[assignment]
             case annotated_types.Lt(lt=bound):
                 high = f"below {bound}"
-            case annotated_types.Le(le=bound) if bound != _NO_LIMIT or (isinstance(given, int) and given > bound):
+            case annotated_types.Le(le=bound) if bound != _NO_LIMIT or (isinstance(given, int | float) and given > bound):
                 if least is not None:
                     return f"from {least} to {bound}"
                 high = f"at most {bound}"

@@ -11,7 +11,9 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, mode
 from fedemu.coordinator.settings import ceil_share
 from fedemu.ops.experiment.tables.section import AUTO, Count, NotNegative, Positive, Rate, Section, Text
 
-Spell = Annotated[float, Field(ge=0.1)]
+_LARGEST = 1e100
+"""No number of float64 that follows from numbers up to this one is infinite."""
+Spell = Annotated[float, Field(ge=0.1, le=_LARGEST)]
 """The length of a spell in seconds. Much shorter ones would make more intervals than a device can announce."""
 
 NARROWEST = 1e-4
@@ -36,7 +38,7 @@ class Fleet(Section):
 
     devices: Count = 300
     per_round: Count = 30
-    over_selection: Annotated[float, Field(ge=1)] = 1.0
+    over_selection: Annotated[float, Field(ge=1, le=2**31 - 1)] = 1.0
     deadline: Positive = 600.0
     quorum: Annotated[float, Field(gt=0, le=1)] = 0.5
     attempts: Count = 3
@@ -101,7 +103,7 @@ class Diurnal(Section):
     mean: Rate = 0.5
     amplitude: Annotated[float, Field(ge=0, le=0.5)] = 0.4
     peak_hour: Annotated[float, Field(ge=0, lt=24)] = 2.0
-    spread_hours: NotNegative = 2.0
+    spread_hours: Annotated[float, Field(ge=0, le=_LARGEST)] = 2.0
     spell: Spell = 3600.0
 
     @model_validator(mode="after")

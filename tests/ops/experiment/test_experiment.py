@@ -177,12 +177,16 @@ REFUSED = {
     '[data]\npartition = { kind = "dirichlet", balanced = 1 }': "data.partition.balanced = 1 must be true or false",
     "[fleet]\nquorum = 1.5": "fleet.quorum = 1.5 must be above 0 and at most 1",
     "[fleet]\nquorum = 0": "fleet.quorum = 0 must be above 0 and at most 1",
-    "[fleet]\nover_selection = 0.5": "fleet.over_selection = 0.5 must be at least 1",
+    "[fleet]\nover_selection = 1e308": "fleet.over_selection = 1e+308 must be from 1 to 2147483647",
     "[fleet]\ndeadline = 0": "fleet.deadline = 0 must be above 0",
     "[profile]\nup_kbps = 0": "profile.up_kbps = 0 must be above 0",
     '[profile]\nup_kbps = "fast"': 'profile.up_kbps = "fast" must be a number above 0',
     "[profile]\nlatency = -1": "profile.latency = -1 must be at least 0",
     '[profile]\nlatency = { kind = "fixed", value = -1 }': "profile.latency.value = -1 must be at least 0",
+    '[availability]\nkind = "diurnal"\nspell = 1e308': "availability.spell = 1e+308 must be from 0.1 to 1e+100",
+    '[availability]\nkind = "diurnal"\nspread_hours = 1e308': (
+        "availability.spread_hours = 1e+308 must be from 0 to 1e+100"
+    ),
     '[availability]\nkind = "weibull"\nshape = 0.01': ("availability.shape = 0.01 must be from 0.1 to 100"),
     # Unknown kinds.
     '[availability]\nkind = "expo"': (
