@@ -61,9 +61,7 @@ def test_labels_that_differ_in_the_last_digit_of_a_long_number_are_different_cla
 
 
 def test_labels_of_several_numbers_are_words(load: Load) -> None:
-    assert load(
-        "a,label\n" + "1,18 24\n2,18 30\n" * 5,
-    ).class_names == ("18 24", "18 30")
+    assert load("a,label\n" + "1,18 24\n2,18 30\n" * 5).class_names == ("18 24", "18 30")
 
 
 def test_without_a_column_of_splits_a_part_of_each_class_is_set_apart(load: Load) -> None:
