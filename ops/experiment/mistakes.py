@@ -269,6 +269,7 @@ def _range(field: Any, given: Any = None) -> str:
     """The range of a field, in words. Empty if it has no bounds. A very high bound counts if ``given`` is above it."""
     low = high = ""
     least: float | None = None
+    beyond = given if isinstance(given, int | float) else 0
     for mark in _marks(field):
         match mark:
             case annotated_types.Gt(gt=bound):
@@ -277,7 +278,7 @@ def _range(field: Any, given: Any = None) -> str:
                 low, least = f"at least {bound}", bound  # type: ignore[assignment]
             case annotated_types.Lt(lt=bound):
                 high = f"below {bound}"
-            case annotated_types.Le(le=bound) if bound != _NO_LIMIT or (isinstance(given, int | float) and given > bound):
+            case annotated_types.Le(le=bound) if bound != _NO_LIMIT or beyond > bound:
                 if least is not None:
                     return f"from {least} to {bound}"
                 high = f"at most {bound}"
