@@ -146,10 +146,10 @@ def entry_of(source: DataSource, place: Place, cache: Path) -> Path:
             settings["content"] = _fingerprint(Path(place.where))
         case "file":
             settings["lines"] = "end in newlines alone"
-            settings["numbers"] = "may begin with their point"
+            settings["numbers"] = "may begin with their point, and several in a label are a word"
             settings["content"] = _status(Path(place.where))
         case "function":
-            settings["whole_numbers"] = "stay"
+            settings["whole_numbers"] = "stay, the least of int64 too"
             # A module reads files beside it, so the same text in another folder makes other data.
             settings["file"] = str(_module_file(place.where).resolve())
             settings["content"] = digest_of_source(place.where.rpartition(":")[0])
