@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedemu.algorithms.graphs.repeated import Repeated, uploaded
 from fedemu.algorithms.interface import Context, Labelled, Model, PublicData, Script, ServerJob, Tree
+from fedemu.algorithms.measures.answers import right_answers
 from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.training.ingredients import normalises_by_batches, require_variance
 from fedemu.algorithms.training.job_device import device_for, moved, same_every_time
@@ -212,7 +213,7 @@ class ServerTraining:
 
     def _right(self, variables: Tree, data: Labelled) -> Tensor:
         """The number of samples that the model classifies correctly, int64. Unlike a mean it compares exactly."""
-        return (predict(self.model, variables, data.x).argmax(-1) == data.y).sum()
+        return right_answers(predict(self.model, variables, data.x), data.y).sum()
 
 
 def predict(model: Model, variables: Tree, x: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedemu.algorithms.data.corpus import NO_TARGET, Corpus, Split
 from fedemu.algorithms.interface import Model, Outputs, Tree, pure
+from fedemu.algorithms.measures.answers import right_answers
 from fedemu.algorithms.measures.continual import perplexity
 from fedemu.algorithms.streams.flat import owners_of
 from fedemu.algorithms.streams.period_tests import PeriodTests
@@ -287,7 +288,7 @@ def _means_by(groups: NDArray[np.int64], found: Answers, count: int) -> tuple[tu
 def _of_samples(logits: Tensor, labels: Tensor) -> Answers:
     logits = logits.double()
     losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-    return Answers(_right(logits, labels).long().numpy(), losses.numpy(), np.ones(len(labels), np.int64))
+    return Answers(right_answers(logits, labels).long().numpy(), losses.numpy(), np.ones(len(labels), np.int64))
 
 
 def _of_tokens(logits: Tensor, targets: Tensor) -> Answers:
@@ -297,16 +298,10 @@ def _of_tokens(logits: Tensor, targets: Tensor) -> Answers:
     rows, truth = logits.flatten(0, 1), targets.flatten()
     for some in torch.split(predicted.flatten().nonzero().squeeze(1), max(1, BLOCK_LOGITS // logits.shape[2])):
         block = rows[some].double()
-        hits[some] = _right(block, truth[some]).long()
+        hits[some] = right_answers(block, truth[some]).long()
         losses[some] = torch.nn.functional.cross_entropy(block, truth[some], reduction="none")
     by_sample = (values.view(targets.shape).sum(1).numpy() for values in (hits, losses, predicted))
     return Answers(*by_sample)
-
-
-def _right(logits: Tensor, truth: Tensor) -> Tensor:
-    """Which answers are right, ``[n]``. Logits with a NaN, which torch takes as the largest, are no answer."""
-    largest, answered = logits.max(1)
-    return (answered == truth) & ~largest.isnan()
 
 
 def evenly_spaced(total: int, wanted: int) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -30,8 +31,9 @@ class Clock:
     kind: Literal["dense"] = "dense"
     buffers: frozenset[str] = frozenset()
 
-    def __init__(self, right: Sequence[int]) -> None:
+    def __init__(self, right: Sequence[int], other: float = 1.0) -> None:
         self.right = right
+        self.other = other
 
     def init(self, seed: int) -> Tree:
         return {"w": torch.tensor(0.0)}
@@ -41,7 +43,7 @@ class Clock:
             logits = variables["w"].expand(len(x), 2)
         else:
             answers = (x[:, 0] < self.right[round(float(variables["w"]))]).float()
-            logits = torch.stack([1 - answers, answers], 1)
+            logits = torch.stack([self.other - answers, answers], 1)
         return Outputs(logits, logits, {}), {}
 
 
@@ -102,6 +104,14 @@ def test_the_model_at_the_beginning_is_kept_if_no_later_one_is_better() -> None:
 
 def test_training_ends_at_the_last_step_with_the_best_of_all() -> None:
     assert best_of([1, 2, 3, 4, 5, 6, 7]) == (6.0, 6)
+
+
+def test_a_model_whose_logits_are_nan_has_no_right_answer() -> None:
+    of_the_first_class = replace(CLOCK_DATA.validation, y=torch.zeros(10, dtype=torch.int64))
+    training = ServerTraining.by_passes(Clock([10]), forward, 1.0, 0.0, 4, 6, 2)
+    assert training._right({"w": torch.tensor(0.0)}, CLOCK_DATA.validation) == 10
+    training = ServerTraining.by_passes(Clock([10], other=math.nan), forward, 1.0, 0.0, 4, 6, 2)
+    assert training._right({"w": torch.tensor(0.0)}, of_the_first_class) == 0
 
 
 def test_without_steps_the_lessons_are_still_prepared() -> None:
