@@ -106,3 +106,11 @@ def horizon(time: float, seconds: float) -> float:
     while reached < wanted:
         reached *= 2
     return reached
+
+
+def horizon_of_ask(time: float, deadline: float) -> float:
+    """The horizon with which an ask begins. It covers the ask if its ``deadline`` is no longer than 8 days.
+
+    Of a longer ask it covers the beginning: which devices are on-line later is asked when it is needed.
+    """
+    return horizon(time, min(deadline, FARTHEST_STEP))

@@ -33,7 +33,7 @@ from fedemu.coordinator.asks.virtual import VirtualAsk
 from fedemu.coordinator.asks.wall import WallAsk
 from fedemu.coordinator.evaluation.diagnosis import RoundDiagnosis
 from fedemu.coordinator.fleet.columns import Mask
-from fedemu.coordinator.fleet.online_times import FARTHEST, horizon
+from fedemu.coordinator.fleet.online_times import FARTHEST, horizon, horizon_of_ask
 from fedemu.coordinator.fleet.sampling import draw_cohort
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.record.run_directory import RunDirectory
@@ -208,7 +208,7 @@ class Asking:
         """
         service, timeline = self._service, self._service.timeline
         while True:
-            tally.perturbed |= not await service.extend(horizon(timeline.time, self._settings.deadline))
+            tally.perturbed |= not await service.extend(horizon_of_ask(timeline.time, self._settings.deadline))
             if service.roster.planned is not None:
                 await self._numerics.compute(service.roster.planned.reach, timeline.time)
             eligible = service.roster.eligible(timeline.time)

@@ -14,7 +14,7 @@ from typing import Any, assert_never
 
 from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.fleet.admission import TooMuch
-from fedemu.coordinator.fleet.online_times import OnlineTimes, horizon
+from fedemu.coordinator.fleet.online_times import OnlineTimes, horizon_of_ask
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.service.answers import Refusals, Verdicts
@@ -74,7 +74,7 @@ class Reception:
         self.underway = Underway(roster, is_sending)
         self.verdicts = Verdicts()
         self.refusals = Refusals()
-        self.horizon = horizon(timeline.time, settings.deadline)
+        self.horizon = horizon_of_ask(timeline.time, settings.deadline)
         """The time up to which devices are asked to announce their on-line times."""
         self.epoch = secrets.randbits(53)
         """The life of this coordinator. Messages about an ask of another life have no effect."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fedemu.coordinator.record.summary import Summary
 from fedemu.ops.stress.fleet import LiveFleet
 from fedemu.ops.stress.invariants import outcomes_add_up
 from fedemu.ops.stress.scenarios import SHORT
@@ -155,3 +156,13 @@ def test_an_interrupted_run_resumes_to_the_same_digest(new_fleet: FleetMaker, un
 def _overrides(settings: Sequence[str] = SHORT.settings) -> list[str]:
     """The settings, by default those of the run that the fixture ``undisturbed`` made."""
     return [word for setting in settings for word in ("--set", setting)]
+
+
+def test_a_deadline_without_an_end_changes_nothing_where_all_reply_in_time(
+    in_one_process: Callable[..., Summary], tmp_path: Path
+) -> None:
+    """Devices need not look as far ahead: here it would be more intervals than a device can announce."""
+    churn = ("rounds=2", "fleet.devices=4", "fleet.per_round=2", "availability={kind='diurnal', spell=30.0}")
+    runs = [in_one_process(tmp_path / seconds, *churn, f"fleet.deadline={seconds}") for seconds in ("1e5", "1e9")]
+    assert runs[0].model_digest == runs[1].model_digest
+    assert [run.perturbed for run in runs] == [False, False]

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedemu.coordinator.fleet.online_times import DAY, OnlineTimes, horizon
+from fedemu.coordinator.fleet.online_times import DAY, OnlineTimes, horizon, horizon_of_ask
 from fedemu.protocol.errors import MalformedMessage
 
 
@@ -40,3 +40,9 @@ def test_the_horizon_is_one_day_and_doubles_until_it_grows_by_eight_days() -> No
 def test_the_horizon_lies_ten_years_ahead_at_most_whatever_the_time_is() -> None:
     assert [horizon(day * DAY, 1e300) / DAY for day in (0, 8e6)] == [3656, 8e6 + 3656]
     assert horizon(1e300, 1e300) == pytest.approx(1e300)
+
+
+def test_an_ask_begins_with_a_horizon_of_a_few_days_however_long_its_deadline_is() -> None:
+    days = [horizon_of_ask(0.0, seconds) / DAY for seconds in (600.0, 5 * DAY, 8 * DAY, 1e9, math.inf)]
+    assert days == [1, 8, 8, 8, 8]
+    assert horizon_of_ask(1e9, 1e9) - 1e9 <= 16 * DAY
