@@ -11,6 +11,7 @@ from fedemu.protocol.blobs.fetch import Fetches, Step
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.errors import BlobError
+from fedemu.protocol.host.files import shortage
 from fedemu.protocol.ids import AskId, Digest
 
 KEPT_ROUNDS = 2
@@ -126,6 +127,8 @@ class Library:
             data = self._store.read(digest, need.offset, min(need.length, CHUNK))
             size = self._store.size(digest)
         except BlobError as error:
+            if isinstance(cause := error.__cause__, OSError) and not shortage(cause):
+                self._store.doubt(digest)  # when a peer asks again, it is removed and fetched anew
             self._refuse(peer, error)
             return
         self._send(peer, wire.Blob(digest=need.digest, offset=need.offset, size=size), (data,))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from fedemu.coordinator.edge.library import Library
 from fedemu.protocol import messages as wire
@@ -48,3 +52,29 @@ def test_a_blob_that_only_a_work_has_named_is_removed_when_its_rounds_are_over(t
         library.read(wire.Offer(blobs=(), round=round))
         left.append([path.name for path in tmp_path.iterdir()])
     assert left == [[REF.digest], []]
+
+
+def test_a_blob_that_the_disk_does_not_give_is_fetched_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    sent: list[Any] = []
+    library = Library(
+        tmp_path, asked.append, lambda peer, message, frames: sent.append(message), lambda: 0.0, lambda size: None,
+        lambda size, reply: None,
+    )  # fmt: skip
+    library.read(wire.Offer(blobs=(REF,), round=1))
+    whole = wire.Blob(digest=REF.digest, offset=0, size=len(BLOB))
+    library.receive(whole, BLOB)
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    need = wire.Need(digest=REF.digest, offset=0, length=10)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pread", fail)
+        broken.setattr("fedemu.protocol.blobs.store.digest_of_file", fail)
+        for _ in range(2):
+            assert library.answer(b"machine", need)
+    assert len(asked) == 2, "it is asked for once more"
+    library.receive(whole, BLOB)
+    assert isinstance(sent[0], wire.Refused)
+    assert sent[1:] == [whole]
