@@ -43,9 +43,12 @@ class Results:
 
     @property
     def perplexity(self) -> float | None:
-        """The perplexity of the final model on the test set. None unless the data are language and were evaluated."""
-        known = [row.perplexity for row in self.rows if row.perplexity is not None]
-        return known[-1] if known else None
+        """The perplexity of the last evaluated model on the test set.
+
+        None if nothing was evaluated, if the data are no language, or if it is too large for a float64.
+        """
+        evaluated = [row.perplexity for row in self.rows if row.accuracy is not None]
+        return evaluated[-1] if evaluated else None
 
     @property
     def cause(self) -> str:

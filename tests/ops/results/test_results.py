@@ -1,5 +1,6 @@
 """The results of a run, read from its directory."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +40,17 @@ def test_periods_and_perplexity_are_told_at_the_end_of_a_run(write_summary: Writ
         "  accuracy  87.5 %  (best 90.0 %)  perplexity 53.52",
         "  periods   2 of 3, average accuracy 55.0 %, average incremental accuracy 67.5 %, forgetting 30.0 %",
     ]
+
+
+def test_a_perplexity_too_large_for_a_float_is_not_replaced_by_that_of_an_earlier_model(write_summary: Write) -> None:
+    directory = claim(EXPERIMENT, None)
+    with RunDirectory(directory) as run:
+        run.metrics(Row(round=1, accuracy=0.5, loss=3.98, perplexity=53.517))
+        run.metrics(Row(round=2, accuracy=0.25, loss=800.0, perplexity=math.inf))
+    write_summary(directory)
+    results = Results.read(directory)
+    assert results.perplexity is None
+    assert "perplexity" not in results.to_text()
 
 
 def test_the_cause_of_a_divergence_is_told_unless_a_resumed_run_went_on(write_summary: Write) -> None:
