@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.interface import Batch, Facts, Forest, Memory, Model, Outcome, Tree
-from fedemu.algorithms.terms.local_term import Importance
+from fedemu.algorithms.terms.local_term import COUNTS, Importance
 from fedemu.algorithms.trees import SUM_UNIT, add, map_leaves, scale, widened, without, zeros_like
 
-COUNTS: Final = "samples"
-"""The key of the numbers of samples, by the name of a term, in the payload."""
 MOST_BYTES: Final = 2**26
 """The size in bytes of the gradients of single samples that are held at once; at least one sample is."""
 

@@ -15,9 +15,13 @@ from torch import Tensor
 from fedemu.algorithms.interface import Batch, Facts
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import Term
+from fedemu.protocol.errors import ConfigurationError
 
 PREVIOUS: Final = "terms.previous"
 """The key among the shared trees of the global model at the end of the last task, with its buffers."""
+
+COUNTS: Final = "samples"
+"""The key of the numbers of samples, by the name of a term, among what a device answers about importances."""
 
 
 def importance_key(name: str) -> str:
@@ -31,14 +35,20 @@ class Importance:
 
     ``value`` is a function of (logits, batch, facts) of a batch of one sample. Its gradient by the trained variables is
     that of one sample, and ``strength`` makes of each of its leaves a leaf of numbers that are not negative. A device
-    takes at most ``samples`` of its samples of the task that ends. The sum over tasks is multiplied by ``decay``
-    before a task is added.
+    takes at most ``samples`` of its samples of the task that ends, at least 1. The sum over tasks is multiplied by
+    ``decay`` before a task is added. Raises ConfigurationError for other ``samples``.
     """
 
     value: Callable[[Tensor, Batch, Facts], Tensor]
     strength: Callable[[Tensor], Tensor]
     samples: int
     decay: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.samples, int) or self.samples < 1:
+            raise ConfigurationError(
+                f"an Importance can't take {self.samples!r} samples of a device; it must be a whole number above 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,8 @@ class LocalTerm:
     shapes of what it has to know of each sample (``Noting``). ``otherwise`` is given if the term takes away a part of
     ``algorithm.loss``, so that it fits only methods whose devices minimise this loss as a whole. It is what to set for
     other methods.
+
+    Raises ConfigurationError if ``name`` is no text, or one under which something else is kept or answered.
     """
 
     name: str
@@ -58,6 +70,13 @@ class LocalTerm:
     importance: Importance | None = None
     notes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     otherwise: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or self.name == COUNTS or importance_key(self.name) == PREVIOUS:
+            raise ConfigurationError(
+                f"a LocalTerm can't have the name {self.name!r}; give it a text other than 'previous' and {COUNTS!r}, "
+                "under which something else is kept"
+            )
 
 
 def with_local_terms(ingredients: Ingredients, terms: Mapping[str, LocalTerm]) -> Ingredients:

@@ -29,8 +29,8 @@ from fedemu.algorithms.interface import (
     Tree,
     total,
 )
-from fedemu.algorithms.terms.importance import COUNTS, AskImportance
-from fedemu.algorithms.terms.local_term import PREVIOUS, LocalTerm, importance_key
+from fedemu.algorithms.terms.importance import AskImportance
+from fedemu.algorithms.terms.local_term import COUNTS, PREVIOUS, LocalTerm, importance_key
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import Objective
 from fedemu.algorithms.trees import SUM_UNIT, map_leaves

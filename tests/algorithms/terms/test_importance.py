@@ -27,6 +27,7 @@ from fedemu.algorithms.training.objective import Pass, cross_entropy
 from fedemu.algorithms.trees import SUM_UNIT, scale, squared_norm, without
 from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.ops.experiment.tables.run import Limits
+from fedemu.protocol.errors import ConfigurationError
 
 SHAPE, CLASSES = (1, 12, 12), 4
 LINEAR = mlp(SHAPE, CLASSES, ())
@@ -241,3 +242,15 @@ def test_important_variables_of_half_precision_are_pulled_like_those_of_float32(
     found = torch.func.grad(pull)(moved)
     assert found.dtype == dtype
     torch.testing.assert_close(found.float(), torch.tensor([0.0, 2343.75, 0.390625]), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("name", ["previous", "samples", 3])
+def test_a_term_has_no_name_under_which_something_else_is_kept(name: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"a LocalTerm can't have the name {name!r}; give it a text other"):
+        LocalTerm(name, lambda model, at: at.facts.lr)
+
+
+@pytest.mark.parametrize("samples", [0, 2.5])
+def test_importances_are_those_of_one_sample_at_least(samples: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"can't take {samples} samples of a device; it must be a whole"):
+        Importance(cross_entropy, torch.square, samples, 1.0)
