@@ -13,6 +13,8 @@ from torch import Tensor
 from fedemu.algorithms.interface import Batch, Facts, Forest, Memory, Model, Outcome, Tree
 from fedemu.algorithms.terms.local_term import COUNTS, Importance
 from fedemu.algorithms.trees import SUM_UNIT, add, map_leaves, scale, widened, without, zeros_like
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.wording import an_object
 
 MOST_BYTES: Final = 2**26
 """The size in bytes of the gradients of single samples that are held at once; at least one sample is."""
@@ -57,7 +59,8 @@ class AskImportance:
 def summed(model: Model, importance: Importance, variables: Tree, batch: Batch, rows: Tensor, facts: Facts) -> Tree:
     """The sum over the samples at ``rows`` of the strengths of their gradients, by trained variable.
 
-    It is float32 at least.
+    It is float32 at least. Raises ConfigurationError if the value of a sample or a strength has another shape than it
+    must.
     """
     trained = without(variables, model.buffers)
     total: Tree = zeros_like(widened(trained))
@@ -67,8 +70,18 @@ def summed(model: Model, importance: Importance, variables: Tree, batch: Batch, 
         if not len(block):
             continue
         slopes = widened(_slopes(model, importance, variables, batch, block, facts))
-        total = add(total, map_leaves(lambda leaf: importance.strength(leaf).sum(0), slopes))
+        total = add(total, map_leaves(lambda leaf: _strength(importance, leaf).sum(0), slopes))
     return total
+
+
+def _strength(importance: Importance, slope: Tensor) -> Tensor:
+    made: object = importance.strength(slope)
+    if not isinstance(made, Tensor) or made.shape != slope.shape:
+        what = list(made.shape) if isinstance(made, Tensor) else an_object(made)
+        raise ConfigurationError(
+            f"the strength of gradients {list(slope.shape)} is {what}; it must be a tensor of the same shape"
+        )
+    return made
 
 
 @torch.enable_grad()
@@ -81,7 +94,11 @@ def _slopes(model: Model, importance: Importance, variables: Tree, batch: Batch,
 
     def value(own: Tree, x: Tensor, y: Tensor) -> Tensor:
         outputs, _ = model.apply({**variables, **own}, x[None], False)
-        return importance.value(outputs.logits, Batch(x[None], y[None], torch.ones(1, device=y.device)), facts)
+        made: object = importance.value(outputs.logits, Batch(x[None], y[None], torch.ones(1, device=y.device)), facts)
+        if not isinstance(made, Tensor) or made.ndim:
+            what = f"a tensor of the shape {list(made.shape)}" if isinstance(made, Tensor) else an_object(made)
+            raise ConfigurationError(f"the value of a sample is {what}; it must be a tensor without dimensions")
+        return made
 
     values = torch.func.vmap(value)(own, batch.x[rows], batch.y[rows])
     slopes = torch.autograd.grad(values.sum(), list(own.values()), materialize_grads=True)

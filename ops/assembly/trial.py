@@ -19,6 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedemu.algorithms.interface import LocalProgram, Plan, Revealing, mixes
+from fedemu.algorithms.terms.importance import AskImportance
+from fedemu.algorithms.terms.remembering import IMPORTANCE
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.trees import flatten
 from fedemu.coordinator.asks.payload import PayloadTemplate
@@ -26,6 +28,7 @@ from fedemu.coordinator.asks.tensors import lacks_tree, require_tensors, told_pa
 from fedemu.coordinator.rounds.server_job_worker import settle
 from fedemu.device.compute.executors.executor import Job, Source, is_machine_fault
 from fedemu.device.compute.executors.promises import broken
+from fedemu.device.compute.executors.query import run_query
 from fedemu.device.compute.rule import compute_rule, kind_of
 from fedemu.device.compute.trainer import open_executor
 from fedemu.device.host.limits import free_memory
@@ -202,10 +205,23 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
     if isinstance(program, LocalSGD):
         require_gradient(parts, samples)
         require_gradient_of_loss(parts, samples)
+    _require_importances(parts, job, source)
     if not model.buffers and mixes(model, train=True):
         filled = f"model {experiment.model.name!r} mixes the samples of a batch, so all batches are {_FILLED}"
         computing = computing._replace(why="; ".join(filter(None, (computing.why, filled))))
     return computing
+
+
+def _require_importances(parts: Parts, job: Job, source: Source) -> None:
+    """Raise ConfigurationError if a device can't answer how important variables are for a local term."""
+    question = parts.algorithm.programs.get(IMPORTANCE)
+    if not isinstance(question, AskImportance):
+        return
+    for name, importance in question.measures.items():
+        asked = replace(question, measures={name: importance})
+        result = run_query(asked, {"model": parts.variables}, replace(job, each={}), source)
+        if isinstance(result, TrainingError):
+            refuse(f"the importances of the local term {name!r} can't be computed", result)
 
 
 def _missing_key(error: BaseException | None) -> object:

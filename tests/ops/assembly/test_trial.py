@@ -26,7 +26,7 @@ OWN = """
     import torch
     from torch import nn
 
-    from fedemu.algorithms import Ask, LocalSGD, Outcome, Outputs, weighted_mean
+    from fedemu.algorithms import Ask, Importance, LocalSGD, LocalTerm, Outcome, Outputs, weighted_mean
     from fedemu.algorithms.methods.fedavg import FedAvg
 
     class Linear(nn.Module):
@@ -129,6 +129,15 @@ OWN = """
 
     def vector(logits, batch, facts):
         return logits.logsumexp(-1)
+
+    def not_today(logits, batch, facts):
+        raise ValueError("not today")
+
+    def important(ingredients, value="norm", strength="square"):
+        norm, vector = (lambda logits, *rest: logits.norm()), (lambda logits, *rest: logits)
+        values = {"norm": norm, "vector": vector, "raises": not_today}
+        importance = Importance(values[value], getattr(torch.Tensor, strength), 5, 1.0)
+        return LocalTerm("mine", lambda model, at: at.facts.lr.new_zeros(()), importance=importance)
 
     def hits(logits, batch, facts):
         return -((logits.argmax(-1) == batch.y) * batch.weight).mean()
@@ -388,6 +397,18 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
             "the program 'train' tells 65 measures, and a reply holds 64; tell fewer",
         ),
         (["algorithm.name=tried:keeps_trees"], "returns 'before' from finish as no tensor (dict), but its initial_own"),
+        (
+            ["algorithm.terms={'tried:important'={value='raises'}}"],
+            "the importances of the local term 'mine' can't be computed: the question could not be answered: ",
+        ),
+        (
+            ["algorithm.terms={'tried:important'={value='vector'}}"],
+            "the value of a sample is a tensor of the shape [1, 10]; it must be a tensor without dimensions",
+        ),
+        (
+            ["algorithm.terms={'tried:important'={strength='sum'}}"],
+            "the strength of gradients [2, 64, 64] is []; it must be a tensor of the same shape",
+        ),
     ],
 )
 def test_an_experiment_that_cannot_be_computed_is_refused_in_one_sentence(settings: list[str], said: str) -> None:
