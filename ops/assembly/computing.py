@@ -25,19 +25,19 @@ class Computing(NamedTuple):
     why: str = ""
 
 
-def choose(experiment: Experiment, attempt: Attempt, *, stacked: bool, draws_outside: bool) -> Computing | Exception:
+def choose(experiment: Experiment, attempt: Attempt, *, stacked: bool, draws_outside: str) -> Computing | Exception:
     """The executor that runs the experiment's first step, or the error if none can.
 
     Code of the user's own is tried in a stack, then one device after the other, then by torch's ordinary means. Other
     experiments are tried as they are. ``stacked`` says whether a machine without a GPU stacks devices, and
-    ``draws_outside`` whether the model draws by the generators of Python or numpy. Raises ConfigurationError if the
-    experiment names an executor that cannot run what another one can.
+    ``draws_outside`` what draws by the generators of Python or numpy, empty if nothing does. Raises ConfigurationError
+    if the experiment names an executor that cannot run what another one can.
     """
     named = experiment.local.executor
     if draws_outside and named in ("auto", "serial"):
-        said = f"model {experiment.model.name!r} draws random numbers by Python or numpy"
+        said = f"{draws_outside} draws random numbers by Python or numpy"
         return attempt("plain") or Computing("plain", f"{said}, so {_PLAIN}")
-    own = any(":" in name for name in (experiment.model.name, experiment.algorithm.name, experiment.algorithm.loss))
+    own = ":" in experiment.model.name or bool(own_part(experiment))
     # A machine with a GPU stacks what others do not, so it has to be known at once whether that works.
     found = attempt("vmapped" if own and named == "auto" else named)
     if found is None and own and named == "auto" and not stacked:
@@ -53,6 +53,13 @@ def choose(experiment: Experiment, attempt: Attempt, *, stacked: bool, draws_out
     if named not in ("auto", "serial"):
         raise ConfigurationError(f"{said}, so local.executor = {named!r} can't compute it; choose 'auto'")
     return Computing("serial", f"{said}, so {_SERIAL}") if alone is None else Computing("plain", f"{said}, so {_PLAIN}")
+
+
+def own_part(experiment: Experiment) -> str:
+    """A loss, a method or a local term of the user's own, beside the model. Empty if there is none."""
+    algorithm = experiment.algorithm
+    named = [("loss", algorithm.loss), ("method", algorithm.name), *(("local term", term) for term in algorithm.terms)]
+    return next((f"{what} {name!r}" for what, name in named if ":" in name), "")
 
 
 _SERIAL = "devices are computed one by one"
@@ -79,9 +86,8 @@ def _said(experiment: Experiment, errors: Sequence[Exception]) -> str:
     causes = [cause_of(error) or error for error in errors]
     traces = [traceback.extract_tb(cause.__traceback__) for cause in causes]
     in_model = any(frame.filename.endswith("torch_module.py") for trace in traces for frame in trace)
-    model, method, loss = experiment.model.name, experiment.algorithm.name, experiment.algorithm.loss
-    part = f"loss {loss!r}" if ":" in loss else f"method {method!r}"
-    who = f"model {model!r}" if ":" in model and (in_model or ":" not in part) else part
+    model, part = experiment.model.name, own_part(experiment)
+    who = f"model {model!r}" if ":" in model and (in_model or not part) else part
     reason = next((said for text, said in _REASONS.items() if text in str(causes[0])), "can't be mapped over devices")
     frames = [frames[-1] for frames in map(own_frames, causes) if frames]
     return f"{who} {reason}" + (f" ({place(frames[0])})" if frames else "")

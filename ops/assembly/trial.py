@@ -32,7 +32,7 @@ from fedemu.device.compute.executors.query import run_query
 from fedemu.device.compute.rule import compute_rule, kind_of
 from fedemu.device.compute.trainer import open_executor
 from fedemu.device.host.limits import free_memory
-from fedemu.ops.assembly.computing import Computing, choose
+from fedemu.ops.assembly.computing import Computing, choose, own_part
 from fedemu.ops.assembly.learning import first_ask
 from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.assembly.public_data import untrained
@@ -42,6 +42,7 @@ from fedemu.ops.assembly.trial_of_model import (
     refuse,
     require_gradient,
     require_gradient_of_loss,
+    states_of_generators,
 )
 from fedemu.ops.data.apart import decode_apart
 from fedemu.ops.experiment import Experiment
@@ -194,8 +195,13 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
             raise ConfigurationError(f"{what} tells {counted} and a reply holds {MOST_METRICS}; tell fewer")
         return None
 
+    outside = f"model {experiment.model.name!r}" if draws_outside(parts, samples) else ""
+    if not outside and (part := own_part(experiment)):
+        before = states_of_generators()
+        attempt("serial")
+        outside = part if states_of_generators() != before else ""
     stacked = compute_rule("auto", kind, "cpu").executor == "vmapped"
-    computing = choose(experiment, attempt, stacked=stacked, draws_outside=draws_outside(parts, samples))
+    computing = choose(experiment, attempt, stacked=stacked, draws_outside=outside)
     if isinstance(computing, Exception):
         if (key := _missing_key(computing)) is not None and key not in ask.shared:
             raise lacks_tree(ask.program, key, ask.shared)

@@ -149,7 +149,7 @@ def draws_outside(parts: Parts, samples: NDArray[np.int64]) -> bool:
     [(x, _)] = read(model, corpus, corpus.train, samples)
 
     try:
-        once, after = _applied(parts, x, train=True), (random.getstate(), str(np.random.get_state()))
+        once, after = _applied(parts, x, train=True), states_of_generators()
         again = _applied(parts, x, train=True)
     except Exception:  # the training step will tell it better
         return False
@@ -162,7 +162,12 @@ def draws_outside(parts: Parts, samples: NDArray[np.int64]) -> bool:
     _require_same_logits(name, once[0], again[0])
     random.seed(0)
     np.random.seed(0)
-    return after != (random.getstate(), str(np.random.get_state()))
+    return after != states_of_generators()
+
+
+def states_of_generators() -> tuple[object, str]:
+    """The states of the generators of Python and numpy, which differ after a draw."""
+    return random.getstate(), str(np.random.get_state())
 
 
 def _applied(parts: Parts, x: Tensor, train: bool) -> tuple[Outputs, Tree]:

@@ -31,6 +31,17 @@ OWN = """
     from torch.nn.utils.parametrizations import spectral_norm
     from torch.utils.checkpoint import checkpoint
 
+    from fedemu.algorithms import LocalTerm, cross_entropy
+
+    def noisy(logits, batch, facts):
+        return cross_entropy(logits * (random.random() + np.random.rand()), batch, facts)
+
+    def branching(ingredients):
+        def term(model, at):
+            return at.outputs.logits.mean() if at.outputs.logits.sum() > 0 else at.outputs.logits.square().mean()
+
+        return LocalTerm("branching", term, previous=False)
+
     class Net(nn.Module):
         def __init__(self, input_shape, classes):
             super().__init__()
@@ -234,6 +245,20 @@ def test_an_own_model_trains_repeatably_by_the_executor_that_is_told(name: str, 
         results.append([leaf.numpy().tobytes() for leaf in tree_leaves(dict(result.payload["delta"]))])
     assert results[0] == results[1]
     assert results[0] != results[2]  # another order of the samples, and other draws
+
+
+@pytest.mark.parametrize(
+    ("setting", "executor", "reason"),
+    [
+        ("algorithm.loss=mine:noisy", "plain", "loss 'mine:noisy' draws random numbers by Python or numpy"),
+        ("algorithm.terms={'mine:branching'={}}", "serial", "local term 'mine:branching' branches on values"),
+    ],
+)
+def test_an_own_loss_or_term_is_computed_by_the_executor_that_can(setting: str, executor: str, reason: str) -> None:
+    said: list[str] = []
+    parts = tried_parts(experiment(setting), said.append)
+    assert parts.experiment.local.executor == executor
+    assert said[-1].startswith(reason)
 
 
 @pytest.mark.parametrize("name", ["Centres", "Normalises"])
