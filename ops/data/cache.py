@@ -125,7 +125,7 @@ def write(entry: Path, name: str, decoded: Decoded, progress: ReportShare | None
     """Store a data set as ``entry``, which must not exist. The caller holds the entry's lock.
 
     ``progress`` is called while samples are written. Raises DataError if the two splits have samples of other
-    shapes, or samples without a number.
+    shapes, samples without a number, or fractions to test what is trained on whole numbers.
     """
     with tempfile.TemporaryDirectory(prefix=f"{entry.name}.partial-", dir=entry.parent) as scratch:
         folder = Path(scratch) / "entry"
@@ -151,6 +151,8 @@ def write(entry: Path, name: str, decoded: Decoded, progress: ReportShare | None
         shape = sums["train.x"]["shape"][1:]
         if sums["test.x"]["shape"][1:] != shape:
             raise DataError(f"training samples are of shape {shape}, but test samples {sums['test.x']['shape'][1:]}")
+        if np.dtype(sums["train.x"]["dtype"]).kind == "i" and np.dtype(sums["test.x"]["dtype"]).kind == "f":
+            raise DataError("training samples are whole numbers, but test samples fractions; give both in one type")
         if 0 in shape:
             raise DataError(f"samples of shape {shape} hold no numbers to learn from")
         stored = _map(folder / "train.x.npy")

@@ -123,6 +123,10 @@ def test_a_function_without_a_test_split_gets_a_stratified_one(own_data):
             "return dict(x=[[1]], y=[2], class_names=['a', 'b'], columns={'who': [1]})",
             "has the label 2, but 2 class names",
         ),
+        (
+            "return dict(x=[[1]], y=[0], test_x=[[0.5]], test_y=[0], columns={'who': [1]})",
+            "training samples are whole numbers, but test samples fractions; give both in one type",
+        ),
         ("raise RuntimeError('no disk')", "failed with RuntimeError: no disk"),
     ],
 )
