@@ -121,7 +121,7 @@ def _of_arrays(said: str, made: Mapping[str, Any], source: DataSource) -> Decode
     for setting in ("text", "train_split", "image_size"):
         if getattr(source, setting):
             raise DataError(f"data.{setting} goes with tables and images of columns, not with arrays; leave it out")
-    names, made = _numbered(made)
+    names, made = _numbered(said, made)
     x, y = _checked(said, made["x"], made["y"])
     columns = _columns(said, source, made.get("columns", {}), len(y))
     tested = _checked(f"the test split of {said}", made["test_x"], made["test_y"]) if "test_x" in made else None
@@ -148,13 +148,20 @@ def _part(x: NDArray[Any], y: NDArray[np.int64], columns: Mapping[str, NDArray[A
     return Part(y, columns, lambda rows: [x[rows]])
 
 
-def _numbered(made: Mapping[str, Any]) -> tuple[tuple[str, ...], Mapping[str, Any]]:
-    """Number classes that are texts. Returns their sorted names, which are empty if labels are no texts."""
+def _numbered(said: str, made: Mapping[str, Any]) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+    """Number classes that are texts, in the order of ``class_names`` or else sorted.
+
+    Returns their names, which are empty if labels are no texts. Raises DataError if ``class_names`` lack one.
+    """
     labels = {key: made[key] for key in ("y", "test_y") if key in made}
     if any(part.dtype.kind not in "US" or part.ndim != 1 for part in labels.values()):
         return (), made
-    names = np.unique(np.concatenate(list(labels.values())))
-    return tuple(map(str, names)), {**made, **{key: np.searchsorted(names, part) for key, part in labels.items()}}
+    found = np.unique(np.concatenate(list(labels.values())))
+    names = tuple(made.get("class_names", map(str, found)))
+    if lacking := [name for name in map(str, found) if name not in names]:
+        raise DataError(f"{said} has the label {lacking[0]!r}, which is none of its class names {', '.join(names)}")
+    numbers = np.array([names.index(str(name)) for name in found])
+    return names, {**made, **{key: numbers[np.searchsorted(found, part)] for key, part in labels.items()}}
 
 
 def _columns(said: str, source: DataSource, made: Mapping[str, Any], samples: int) -> dict[str, NDArray[Any]]:

@@ -61,6 +61,16 @@ def test_a_function_of_ones_own_returns_arrays(own_data):
     assert corpus.test.y.tolist() == [1]
 
 
+def test_labels_that_are_words_are_numbered_in_the_order_of_the_class_names(own_data):
+    corpus = own_data(
+        "return dict(x=[[0.0]] * 3, y=['low', 'high', 'mid'], test_x=[[0.0]], test_y=['high'],"
+        "class_names=['low', 'mid', 'high', 'none'], columns={'who': [1] * 3})",
+        "ordered",
+    )
+    assert corpus.class_names == ("low", "mid", "high", "none")
+    assert (corpus.train.y.tolist(), corpus.test.y.tolist()) == ([0, 2, 1], [2])
+
+
 def test_a_function_is_called_again_if_its_module_is_in_another_folder_or_imports_another_text(
     tmp_path, monkeypatch, own_cache
 ):
@@ -126,6 +136,10 @@ def test_a_function_without_a_test_split_gets_a_stratified_one(own_data):
         (
             "return dict(x=[[1]], y=[0], test_x=[[0.5]], test_y=[0], columns={'who': [1]})",
             "training samples are whole numbers, but test samples fractions; give both in one type",
+        ),
+        (
+            "return dict(x=[[1]], y=['c'], class_names=['a', 'b'], columns={'who': [1]})",
+            "has the label 'c', which is none of its class names a, b",
         ),
         ("raise RuntimeError('no disk')", "failed with RuntimeError: no disk"),
     ],
