@@ -150,6 +150,7 @@ def entry_of(source: DataSource, place: Place, cache: Path) -> Path:
             settings["content"] = _status(Path(place.where))
         case "function":
             settings["whole_numbers"] = "stay, the least of int64 too"
+            settings["words"] = "are numbered as the class names are"
             # A module reads files beside it, so the same text in another folder makes other data.
             settings["file"] = str(_module_file(place.where).resolve())
             settings["content"] = digest_of_source(place.where.rpartition(":")[0])
