@@ -43,6 +43,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def decimal(number: float, digits: int) -> str:
+    """A number with so many decimals, or from a million on with its power of ten: ``2.3026``, ``7.5e+35``."""
+    return f"{number:.{digits}f}" if abs(number) < 1e6 else f"{number:.1e}"
+
+
 def per_second(rate: float) -> str:
     """A rate as people read it: ``9.6``, or ``166`` from 10 on."""
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"

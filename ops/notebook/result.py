@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedemu.coordinator.record.run import read_run
 from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.sources import CONFIG_FILE
-from fedemu.ops.figures import counted, percent, span
+from fedemu.ops.figures import counted, decimal, percent, span
 from fedemu.ops.notebook.card import card, link
 from fedemu.ops.notebook.frames import Rows
 from fedemu.ops.notebook.shown import show_figures
@@ -95,7 +95,7 @@ class Result(Results):
             + counted(planned, "round")
             + ("" if took is None else f" in {span(took)}"),
             "accuracy": "" if last is None else f"{percent(last)}, best {percent(max(known, default=last))}",
-            "perplexity": "" if self.perplexity is None else f"{self.perplexity:.2f}",
+            "perplexity": "" if self.perplexity is None else decimal(self.perplexity, 2),
             "cause": self.cause,
             "doubt": "; ".join(doubts(self.rows, self.summary)),
             "model digest": str(self.summary.get("model_digest") or "")[:_DIGITS],

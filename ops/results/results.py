@@ -11,7 +11,7 @@ from typing import Any
 from fedemu.coordinator.record.row import Row, updates_per_second
 from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.record.summary import accuracy_of_last
-from fedemu.ops.figures import counted, per_second, percent, span
+from fedemu.ops.figures import counted, decimal, per_second, percent, span
 from fedemu.ops.results.doubts import doubts
 from fedemu.protocol.host.paths import exists
 from fedemu.protocol.messages import OUTCOMES
@@ -91,7 +91,7 @@ class Results:
         if self.cause:
             lines.append(f"  cause     {self.cause}")
         if self.accuracy is not None:
-            also = "" if self.perplexity is None else f"  perplexity {self.perplexity:.2f}"
+            also = "" if self.perplexity is None else f"  perplexity {decimal(self.perplexity, 2)}"
             lines.append(
                 f"  accuracy  {percent(self.accuracy)}  (best {percent(summary.get('best_accuracy') or 0.0)}){also}"
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fedemu.coordinator.observer import Absence
 from fedemu.coordinator.record.row import Row, updates_per_second
-from fedemu.ops.figures import counted, span
+from fedemu.ops.figures import counted, decimal, span
 
 WINDOW = 10
 """The number of last rounds whose pace tells the time that is left."""
@@ -161,8 +161,8 @@ class Progress:
     def cost(self) -> str | None:
         """The last known loss in words, as perplexity if the data are language. None if it is not known."""
         if self.perplexity is not None:
-            return f"perplexity {self.perplexity:.2f}"
-        return None if self.loss is None else f"loss {self.loss:.4f}"
+            return f"perplexity {decimal(self.perplexity, 2)}"
+        return None if self.loss is None else f"loss {decimal(self.loss, 4)}"
 
     @property
     def elapsed(self) -> float:

@@ -6,7 +6,7 @@ import { Field } from "./field.js";
 import { Log } from "./log.js";
 import { follow } from "./model.js";
 import { Story } from "./story.js";
-import { DASHES, TONES, bytes, counted, known, make, percent, rate, span } from "./words.js";
+import { DASHES, TONES, bytes, counted, decimal, known, make, percent, rate, span } from "./words.js";
 
 const WORDS = {
   running: ["running", "busy"], waiting: ["waiting for devices", "busy"], resuming: ["starting again", "busy"], completed: ["completed", "good"], stopped: ["stopped", "bad"],
@@ -108,7 +108,7 @@ export class View {
     parts.line.textContent = line.join(" · ");
     const accuracy = run.rows.findLast?.((one) => known(one.accuracy)) || {};
     const cards = [[percent(accuracy.accuracy), "accuracy"], [percent(status.best), "best accuracy"],
-      known(accuracy.perplexity) ? [accuracy.perplexity.toFixed(2), "perplexity"] : [known(accuracy.loss) ? accuracy.loss.toFixed(4) : "–", "loss"],
+      known(accuracy.perplexity) ? [decimal(accuracy.perplexity, 2), "perplexity"] : [decimal(accuracy.loss, 4), "loss"],
       [percent(run.rows.findLast?.((one) => known(one.forgetting))?.forgetting), "F, forgotten"],
       [known(status.counts?.online ?? row.online) ? (status.counts?.online ?? row.online).toLocaleString("en") : "–", "devices on-line"],
       [(status.updates || 0).toLocaleString("en"), "device updates"], [rate(status.updates_per_second), "updates/s"],

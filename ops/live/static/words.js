@@ -31,6 +31,7 @@ export function bytes(size) {
 }
 
 export const rate = (value) => (known(value) ? (value >= 10 ? Math.round(value).toLocaleString("en") : value.toFixed(1)) : "–");
+export const decimal = (value, digits) => (known(value) ? (Math.abs(value) < 1e6 ? value.toFixed(digits) : value.toExponential(1)) : "–");
 
 // The colours of the page as they are now, light or dark.
 export function colour(name) {

@@ -113,6 +113,8 @@ def test_language_runs_tell_the_perplexity_in_place_of_the_loss(progress: Progre
     assert written.getvalue() == (
         "round  1/40  accuracy 51.0 %  perplexity 53.52  30 accepted  60 updates/s  virtual 1 min 0 s\n"
     )
+    progress.round_finished(row(2, loss=7.5e35))
+    assert progress.cost == "loss 7.5e+35", "and not 36 digits"
 
 
 def test_a_plain_line_tells_that_a_round_is_tried_again(progress: Progress, clock: Clock) -> None:
