@@ -34,8 +34,9 @@ def choose(experiment: Experiment, attempt: Attempt, *, stacked: bool, draws_out
     if the experiment names an executor that cannot run what another one can.
     """
     named = experiment.local.executor
-    if draws_outside and named in ("auto", "serial"):
+    if draws_outside and named != "plain":
         said = f"{draws_outside} draws random numbers by Python or numpy"
+        _require_choice(named, said)
         return attempt("plain") or Computing("plain", f"{said}, so {_PLAIN}")
     own = ":" in experiment.model.name or bool(own_part(experiment))
     # A machine with a GPU stacks what others do not, so it has to be known at once whether that works.
@@ -50,9 +51,14 @@ def choose(experiment: Experiment, attempt: Attempt, *, stacked: bool, draws_out
         # The ordinary error is the clearest, but the first one tells more if it is of the same kind.
         return found if type(cause_of(found)) is type(cause_of(ordinary)) else ordinary
     said = _said(experiment, [found] if alone is None else [alone, found])
+    _require_choice(named, said)
+    return Computing("serial", f"{said}, so {_SERIAL}") if alone is None else Computing("plain", f"{said}, so {_PLAIN}")
+
+
+def _require_choice(named: str, said: str) -> None:
+    """Raise ConfigurationError unless ``named`` allows another executor, which is necessary for what is ``said``."""
     if named not in ("auto", "serial"):
         raise ConfigurationError(f"{said}, so local.executor = {named!r} can't compute it; choose 'auto'")
-    return Computing("serial", f"{said}, so {_SERIAL}") if alone is None else Computing("plain", f"{said}, so {_PLAIN}")
 
 
 def own_part(experiment: Experiment) -> str:

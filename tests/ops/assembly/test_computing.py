@@ -261,6 +261,12 @@ def test_an_own_loss_or_term_is_computed_by_the_executor_that_can(setting: str, 
     assert said[-1].startswith(reason)
 
 
+@pytest.mark.parametrize("executor", ["vmapped", "checked"])
+def test_an_executor_that_cannot_repeat_draws_by_python_is_refused(executor: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"by Python or numpy, so local.executor = '{executor}' can't compute"):
+        tried_parts(experiment("algorithm.loss=mine:noisy", f"local.executor={executor}"), print)
+
+
 @pytest.mark.parametrize("name", ["Centres", "Normalises"])
 def test_a_model_that_mixes_samples_trains_alike_by_every_executor(name: str) -> None:
     sizes = (1, 3, 11)
