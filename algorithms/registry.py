@@ -319,8 +319,8 @@ def _checked(table: str, name: str, builder: Callable[..., Any], options: Mappin
             raise ConfigurationError(
                 f"{place} = {first['input']!r} does not fit {name!r}: it must be {demand(first)}"
             ) from None
-        if place := _boolean_as_number(value, checked[option], f"{table}.{option}"):
-            raise ConfigurationError(f"{place} does not fit {name!r}: it must be a number")
+        if (turned := _turned(value, checked[option], f"{table}.{option}")) is not None:
+            raise ConfigurationError(f"{turned[0]} does not fit {name!r}: it must be {turned[1]}")
         if ":" not in name and not _is_finite(checked[option]):
             raise ConfigurationError(f"{table}.{option} = {value!r} does not fit {name!r}: it must be finite")
         if ":" not in name and _largest(checked[option]) > _MOST:
@@ -330,14 +330,20 @@ def _checked(table: str, name: str, builder: Callable[..., Any], options: Mappin
     return checked
 
 
-def _boolean_as_number(value: object, checked: object, place: str) -> str:
-    """The first boolean inside a list that became a number, with its place. Empty if there is none."""
-    if isinstance(value, bool):
-        return "" if isinstance(checked, bool) else f"{place} = {value}"
-    if not isinstance(value, list | tuple) or not isinstance(checked, list | tuple):
-        return ""
-    pairs = enumerate(zip(value, checked, strict=True))
-    return next(filter(None, (_boolean_as_number(*pair, f"{place}[{number}]") for number, pair in pairs)), "")
+def _turned(value: object, checked: object, place: str) -> tuple[str, str] | None:
+    """The first part of a value that became a number or a boolean and was none, with its place, and what it must be.
+
+    A text such as "64" is one, so that an experiment has one digest however it is written.
+    """
+    if isinstance(value, list | tuple) and isinstance(checked, list | tuple):
+        pairs = enumerate(zip(value, checked, strict=True))
+        found = (_turned(*pair, f"{place}[{number}]") for number, pair in pairs)
+        return next((turned for turned in found if turned is not None), None)
+    if isinstance(checked, bool):
+        return None if isinstance(value, bool) else (f"{place} = {value!r}", "true or false")
+    if isinstance(checked, int | float) and isinstance(value, bool | str):
+        return f"{place} = {value!r}", "a number"
+    return None
 
 
 _MOST = 2**32 - 1
@@ -345,7 +351,7 @@ _MOST = 2**32 - 1
 
 
 def _is_finite(value: object) -> bool:
-    """Whether all numbers in a value are finite. A text such as ``Infinity`` may have become a number."""
+    """Whether all numbers in a value are finite."""
     if isinstance(value, float):
         return math.isfinite(value)
     return all(map(_is_finite, value)) if isinstance(value, list | tuple) else True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,6 +134,8 @@ def test_built_in_models_take_their_options() -> None:
         ("mlp", {"hidden": ["wide"]}, "model.hidden[0] = 'wide' does not fit 'mlp'"),
         ("mlp", {"hidden": 64}, "model.hidden = 64 does not fit 'mlp'"),
         ("mlp", {"hidden": [64, True]}, "model.hidden[1] = True does not fit 'mlp': it must be a number"),
+        ("mlp", {"hidden": [64, "64"]}, "model.hidden[1] = '64' does not fit 'mlp': it must be a number"),
+        ("mlp", {"projection": "8"}, "model.projection = '8' does not fit 'mlp': it must be a number"),
         ("mlp", {"hidden": [0]}, "model.hidden[0] = 0 does not fit 'mlp'"),
         (
             "mlp",
@@ -228,7 +231,12 @@ def test_an_own_method_that_cannot_be_used_is_named(
             "algorithm.options.evaluate_every = 1000000000000 does not fit 'feddf': whole numbers must be at most",
         ),
         ("moon", {"mu": True}, "algorithm.options.mu = True does not fit 'moon': it must be a number"),
-        ("moon", {"mu": "Infinity"}, "algorithm.options.mu = 'Infinity' does not fit 'moon': it must be finite"),
+        (
+            "fednova",
+            {"subtract_previous": 1},
+            "algorithm.options.subtract_previous = 1 does not fit 'fednova': it must be true",
+        ),
+        ("moon", {"mu": math.inf}, "algorithm.options.mu = inf does not fit 'moon': it must be finite"),
     ],
 )
 def test_a_wrong_option_of_a_built_in_method_is_named(
