@@ -6,10 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from fedemu.ops.experiment.mistakes import plain_table, refuse
 from fedemu.ops.experiment.tables.section import Positive, Section, Text
+from fedemu.protocol.addresses import check_address
+from fedemu.protocol.errors import ConfigurationError
 
 MOST_TRAINERS = 1024
 """The largest number of trainers on one machine."""
@@ -20,6 +22,19 @@ MOST_NODES = 100_000
 def _several(value: Any) -> Any:
     """One name is a list of one."""
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+def _address(listening: bool) -> AfterValidator:
+    """An address of the protocol, to listen at or to connect to."""
+
+    def checked(address: str) -> str:
+        try:
+            check_address(address, listening)
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from None
+        return address
+
+    return AfterValidator(checked)
 
 
 class Track(Section):
@@ -61,8 +76,8 @@ class Runtime(Section):
     nothing for ``stuck_seconds``. These four are in real seconds.
     """
 
-    bind: Text = "tcp://127.0.0.1:5577"
-    connect: Text = "tcp://127.0.0.1:5577"
+    bind: Annotated[Text, _address(listening=True)] = "tcp://127.0.0.1:5577"
+    connect: Annotated[Text, _address(listening=False)] = "tcp://127.0.0.1:5577"
     keys: Annotated[str, Field(max_length=4096)] = ""
     server_key: Annotated[str, Field(max_length=4096)] = ""
     insecure: bool = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 import socket
 from collections.abc import Mapping
 
@@ -14,8 +13,6 @@ from fedemu.ops.keys.store import KeyFolder, read_public
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.paths import exists
 from fedemu.protocol.transport.curve import ClientKeys, ServerKeys
-
-_ADDRESS = re.compile(r"tcp://.+:(\d+|\*)")
 
 
 def server_keys(runtime: Runtime, environment: Mapping[str, str]) -> ServerKeys | None:
@@ -28,8 +25,6 @@ def server_keys(runtime: Runtime, environment: Mapping[str, str]) -> ServerKeys 
     private = is_private(runtime.bind)
     if runtime.insecure or (private and not runtime.keys):
         return None
-    if not private and not _ADDRESS.fullmatch(runtime.bind):
-        raise ConfigurationError(f"the address {runtime.bind!r} is not of the form tcp://HOST:PORT or ipc://PATH")
     folder = KeyFolder.of(runtime.keys, environment)
     if not private and not exists(folder.secret_file):
         raise ConfigurationError(

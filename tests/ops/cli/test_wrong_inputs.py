@@ -87,6 +87,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["run", "digits", "moon"], "moon stands apart: write digits+moon"),
     # Settings.
     (settings("local.lr"), '"local.lr" is no override; write section.key=value'),
+    (settings("runtime.bind=foo"), "runtime.bind: the address 'foo' is not of the form tcp://HOST:PORT or ipc://PATH"),
     (settings("local.lr="), 'local.lr = "" must be a number above 0'),
     (settings("local.lr=nan"), "local.lr = nan must be finite; write a number"),
     (settings("local.lr=1e400"), "local.lr = inf must be finite; write a large number instead"),

@@ -62,11 +62,6 @@ def test_a_private_address_uses_keys_only_if_they_are_named(tmp_path: Path) -> N
         server_keys(Runtime(keys=str(tmp_path), insecure=True), {})
 
 
-def test_what_is_no_address_needs_no_keys_to_be_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"the address 'tcp://0\.0\.0\.0' is not of the form"):
-        server_keys(Runtime(bind="tcp://0.0.0.0"), {"FEDEMU_KEYS": str(tmp_path)})
-
-
 @pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]"])
 def test_other_machines_reach_a_wildcard_by_the_name_of_this_machine(host: str) -> None:
     assert reachable_elsewhere(f"tcp://{host}:5577") == f"tcp://{socket.gethostname()}:5577"
