@@ -10,6 +10,7 @@ import gc
 import logging
 import resource
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -31,7 +32,12 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """The collector does not look again and again at modules and tests, of which none is ever garbage."""
+    """torch computes with one thread: several processes test beside each other, and threads would wait, busily, for cores.
+
+    The collector does not look again and again at modules and tests, of which none is ever garbage.
+    """
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
     gc.freeze()
     gc.enable()
     gc.set_threshold(10_000)
