@@ -34,7 +34,7 @@ _OF_PATHS = frozenset(
 def complain(text: str) -> None:
     """Tell the user one sentence on stderr, without a full stop. The lines of an account may follow it."""
     sentence = text if text.endswith(("..", " .")) else text.removesuffix(".")  # the working folder is no stop
-    print(f"{COMPLAINT}{sentence}", file=sys.stderr, flush=True)
+    print(f"{COMPLAINT}{_visible(sentence)}", file=sys.stderr, flush=True)
 
 
 def exit_code_of(action: Callable[[], int]) -> int:
@@ -58,6 +58,11 @@ def exit_code_of(action: Callable[[], int]) -> int:
             _drop_output()
             return 0
         return _unforeseen(error)
+
+
+def _visible(text: str) -> str:
+    """A text that may quote somebody's code or data: terminals would obey control characters. The lines stay."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
 
 
 def end_output(code: int) -> int:

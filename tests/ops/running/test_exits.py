@@ -34,6 +34,14 @@ def test_an_error_ends_with_its_code_and_its_sentence(
     assert capsys.readouterr().err == "fedemu: wrong\n"
 
 
+def test_control_characters_of_a_quoted_text_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    def action() -> int:
+        raise errors.DataError("\x1b[31mone\x9b0m\u202e\ntwo caf\xe9")
+
+    assert exit_code_of(action) == 2
+    assert capsys.readouterr().err == "fedemu: \\x1b[31mone\\x9b0m\\u202e\ntwo caf\xe9\n"
+
+
 def test_an_internal_error_is_one_sentence_that_names_the_file_with_the_traceback(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
