@@ -147,7 +147,8 @@ def _tell(error: FedemuError, code: int, cause: BaseException | None = None) -> 
     if _shown(error) or "\n" not in str(error):
         complain(str(error))
     elif isinstance(cause, Elsewhere):  # it came from a device, as a text
-        complain(f"{error}\n    the whole traceback is in logs/devices.out of the run, or where fedemu device runs")
+        file = "devices.out of the run (coordinator.log with --transport memory)"
+        complain(f"{error}\n    the whole traceback is in logs/{file}, or where fedemu device runs")
     elif log is None or code == USAGE:  # a run that cannot begin leaves no folder, and so no log
         complain(f"{error}\n    --log-level debug shows the whole traceback")
     else:
