@@ -89,6 +89,7 @@ def _tell(run: LiveRun, device: int, holdings: Holdings | str) -> dict[str, Any]
         return {**told, "missing": holdings}
     counts = holdings.plan.arrivals.label_counts(holdings.labels, len(holdings.classes), device)
     told["classes"] = holdings.classes[:MOST_CLASSES]
+    told["class_count"] = len(holdings.classes)
     told["labels"] = counts[:, :MOST_CLASSES].tolist()
     buffer = _buffer(run, device)
     if holdings.plan.budget:
@@ -96,7 +97,8 @@ def _tell(run: LiveRun, device: int, holdings: Holdings | str) -> dict[str, Any]
         if buffer is not None and len(buffer):
             periods = buffer.periods.clip(0, len(counts) - 1)
             np.add.at(cells, (periods, holdings.labels[buffer.indices]), 1)
-        told["replay"] = {"room": holdings.plan.budget, "kept": cells[:, :MOST_CLASSES].tolist()}
+        kept = {"samples": int(cells.sum()), "kept": cells[:, :MOST_CLASSES].tolist()}
+        told["replay"] = {"room": holdings.plan.budget, **kept}
     return told
 
 

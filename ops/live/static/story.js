@@ -58,10 +58,11 @@ export class Story {
     if (problem) parts.push(make("p", { class: told ? "bad" : "hint" }, problem));
     if (told) {
       if (told.missing) parts.push(make("p", { class: "hint" }, told.missing));
-      if (told.labels) parts.push(make("h4", {}, "Training samples by class" + (told.labels.length > 1 ? " and period" : "")), bars(told.labels, told.classes, "Training samples"), periods(told.labels.length));
+      const shown = told.classes?.length, some = shown < told.class_count ? ` (the first ${shown} of ${counted(told.class_count, "class", "classes")})` : "";
+      if (told.labels) parts.push(make("h4", {}, `Training samples by class${told.labels.length > 1 ? " and period" : ""}${some}`), bars(told.labels, told.classes, "Training samples"), periods(told.labels.length));
       if (told.replay) {
-        const kept = told.replay.kept.flat().reduce((a, b) => a + b, 0);
-        parts.push(make("h4", {}, `Replay buffer: ${kept} of ${told.replay.room} samples, by class and period`), bars(told.replay.kept, told.classes, "Replay buffer"));
+        const { samples, room } = told.replay;
+        parts.push(make("h4", {}, `Replay buffer: ${samples} of ${room} samples, by class and period${some}`), bars(told.replay.kept, told.classes, "Replay buffer"));
       }
       parts.push(make("h4", {}, "Visits, the last first"));
       parts.push(told.visits.length ? make("div", { class: "scroll", tabindex: 0 }, table(["round", "work", "outcome", "took"], told.visits.map((visit) => [

@@ -13,9 +13,11 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import aiohttp
+import numpy as np
 import pytest
 from aiohttp import web
 
+from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.ops.experiment.sources import load_experiment, write_frozen
 from fedemu.ops.live import server, story
 from fedemu.ops.live.guards import is_own_fault
@@ -265,6 +267,19 @@ async def test_a_device_tells_its_story(made: Any) -> None:
     assert sum(told["labels"][0]) > 0
     assert len(told["labels"][0]) == len(told["classes"]) == 10
     assert told["profile"]["latency"] > 0
+
+
+async def test_a_story_of_many_classes_shows_the_first_ones_and_counts_all_samples_that_a_device_keeps(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make("many", "stream.kind=periods", "stream.periods=2", "replay.strategy=naive_uniform", "replay.capacity=9")
+    monkeypatch.setattr(story, "MOST_CLASSES", 4)
+    monkeypatch.setattr(story, "_buffer", lambda run, device: Buffer(np.arange(9), np.zeros(9, dtype=np.int64)))
+    async with served(made.directory) as (session, _), session.get("/api/runs/0/devices/3") as answer:
+        told = await answer.json()
+    assert (len(told["classes"]), told["class_count"], len(told["labels"][0])) == (4, 10, 4)
+    kept = told["replay"]["kept"]
+    assert (told["replay"]["samples"], len(kept[0]), sum(map(sum, kept)) < 9) == (9, 4, True)
 
 
 async def test_a_story_is_that_of_the_experiment_which_is_in_the_folder_now(made: Any) -> None:
