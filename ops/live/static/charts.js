@@ -162,7 +162,8 @@ export class Heat {
     context.fillStyle = colour("soft");
     context.textBaseline = "middle";
     context.textAlign = "right";
-    names.forEach((name, label) => context.fillText(name, left - 5, (label + 0.5) * high));
+    // The first name of many stays whole, too.
+    names.forEach((name, label) => context.fillText(name, left - 5, Math.max(6, (label + 0.5) * high)));
     context.textBaseline = "alphabetic";
     context.textAlign = "left";
     context.fillText(`round ${values[0].round}`, left, HEIGHT - 4);
