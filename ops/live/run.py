@@ -58,6 +58,8 @@ class LiveRun:
         """Whether the page has started this command, and it has not come so far as to play rounds."""
         self.failure = ""
         """Why this command, started by the page, does not go on with the run."""
+        self.is_behind = False
+        """Whether the last look left lines of the logs unread, so that another one should follow at once."""
         self._begin()
 
     def _begin(self) -> None:
@@ -89,6 +91,7 @@ class LiveRun:
             self._begin()
             self.devices.frozen = frozen
             metrics, events, asks = self._metrics.look(), self._events.look(), self._asks.look()
+        self.is_behind = metrics.full or events.full or asks.full
         described_at = self._changed(DATA)
         if described_at not in (None, self._described_at):
             self._described_at, self.class_names = described_at, read_class_names(self.directory)[:MOST_NAMES]

@@ -116,6 +116,9 @@ class Page:
             run.failure = resuming.failure(run)
             run.look()
             await asyncio.sleep(0)
+            while run.is_behind:
+                run.look()
+                await asyncio.sleep(0)
 
     async def _index(self, request: web.Request) -> web.StreamResponse:
         return web.FileResponse(STATIC / "index.html")
@@ -139,7 +142,7 @@ class Page:
         self.viewers += 1
         try:
             await response.prepare(request)
-            if time.monotonic() - self._looked > LOOK_SECONDS:
+            if time.monotonic() - self._looked > LOOK_SECONDS or any(run.is_behind for run in self._runs):
                 await self._look()
             await self._send(response, request.headers.get("Last-Event-ID", ""))
         except OSError:

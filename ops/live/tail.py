@@ -27,12 +27,13 @@ Form = Callable[[dict[str, Any]], bool]
 class Look(NamedTuple):
     """The new objects of a log. ``anew`` says that they are not new lines of it, but the log from its beginning.
 
-    ``unread`` counts the new lines that are left out.
+    ``unread`` counts the new lines that are left out. ``full`` says that more of the log may be there already.
     """
 
     lines: list[dict[str, Any]]
     anew: bool
     unread: int = 0
+    full: bool = False
 
 
 class Tail:
@@ -51,7 +52,8 @@ class Tail:
         self._log.read(whole)
         found = [*map(_object, filter(None, whole.splitlines()))]
         lines = [value for value in found if isinstance(value, dict) and self._form(value)]
-        return Look(lines, anew, len(found) - len(lines))
+        # A look that was cut ends with a whole line, and so before the most bytes.
+        return Look(lines, anew, len(found) - len(lines), len(whole) > MOST_BYTES // 2)
 
 
 def backwards(path: Path, form: Form) -> Iterator[dict[str, Any]]:

@@ -93,6 +93,17 @@ async def test_a_page_goes_on_after_the_folder_in_which_it_was_started_was_remov
             assert [(await event(answer))[0] for _ in range(2)] == ["runs", "snapshot"]
 
 
+async def test_a_long_log_is_read_to_its_end_before_a_viewer_is_told_of_it(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedemu.ops.live.tail.MOST_BYTES", 1000)
+    for round in range(1, 101):
+        made.row(round)
+    async with served(made.directory) as (session, _), session.get("/api/stream") as answer:
+        whole = [await event(answer) for _ in range(2)][1][2]
+    assert (whole["status"]["round"], len(whole["rows"])) == (100, 100)
+
+
 async def test_viewers_that_read_nothing_hold_nobody_up(made: Any) -> None:
     """Two megabytes are more than the buffers of a connection take, so the silent ones are stuck in the first."""
     made.row(1)
