@@ -246,6 +246,9 @@ def test_the_compose_file_is_what_its_schema_says() -> None:
     compose = options.from_yaml(text.replace("$$", "$"))
     compose.validate()
     assert sorted(compose.service_names()) == ["coordinator", "devices", "keys"]
+    # The keys are ready, and the machines leave, before the coordinator has ended.
+    commands = [*re.findall("docker compose up.*", text + (ROOT / "docs" / "clusters.md").read_text())]
+    assert commands == ["docker compose up --build", "docker compose up"]
 
 
 def test_the_dockerfile_has_no_finding() -> None:
