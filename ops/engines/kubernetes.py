@@ -167,7 +167,7 @@ def _files(experiment: Experiment) -> Iterator[str]:
             text = file.read_text(encoding="utf-8")
             plain = all(line.isprintable() for line in text.splitlines()) and text[:1].isalpha()
             lines = [f"    {line}" if line else "" for line in text.split("\n")]
-            yield f"  {file.name}: " + ("\n".join(["|", *lines[:-1]]) if plain else json.dumps(text))
+            yield f"  {file.name}: " + ("\n".join(["|", *lines[:-1]]) if plain else _quoted(text))
 
 
 def _environment(runtime: Runtime, pods: Pods) -> Iterator[str]:
@@ -175,7 +175,13 @@ def _environment(runtime: Runtime, pods: Pods) -> Iterator[str]:
     if pods.data:
         told.append(("FEDEMU_DATA", "/data"))
     for name, value in (*told, ("FEDEMU_CACHE", "/tmp/cache")):
-        yield f"            - {{name: {name}, value: {json.dumps(value)}}}"
+        yield f"            - {{name: {name}, value: {_quoted(value)}}}"
+
+
+def _quoted(text: str) -> str:
+    """A text in the quotes of YAML. JSON's own two escapes for one character beyond U+FFFF are none there."""
+    signs = json.dumps(text, ensure_ascii=False)
+    return "".join(sign if sign.isprintable() else f"\\U{ord(sign):08x}" for sign in signs)
 
 
 def _secrets(name: str) -> str:

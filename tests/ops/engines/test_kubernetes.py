@@ -93,6 +93,8 @@ def test_the_experiment_decides_on_machines_resources_and_settings(
         "--image",
         "r.io/f:1",
     ]
+    column = "x\N{ZERO WIDTH JOINER}\N{LINE SEPARATOR}\N{SNAKE}"
+    said += ["--set", f"data.label_column={column}"]
     assert call("kubernetes", "digits-small", *said, "--rounds", "7") == 0
     folder = tmp_path / "kubernetes-digits-small"
     assert "kubectl apply -f kubernetes-digits-small" in capsys.readouterr().err
@@ -100,6 +102,7 @@ def test_the_experiment_decides_on_machines_resources_and_settings(
     objects = written(folder)
     frozen = tomllib.loads(objects["ConfigMap/digits-small"]["data"]["config.toml"])
     assert (frozen["rounds"], frozen["fleet"]["give_up"]) == (7, 600.0)
+    assert frozen["data"]["label_column"] == column
     supervisor = container(objects, "StatefulSet/digits-small-devices")
     assert objects["StatefulSet/digits-small-devices"]["spec"]["replicas"] == 3
     assert "fedemu device --n 7 --connect tcp://digits-small:5577" in supervisor["args"][0]
