@@ -71,10 +71,13 @@ def _or_texts(features: datasets.Features, names: Sequence[str]) -> str:
     return f", or data.text.kind = 'labels' to learn from the texts in {texts[0]!r}" if texts else ""
 
 
-def require(source: DataSource, features: Mapping[str, Any], name: str) -> str:
-    """Return ``name`` if the data set has such a column. Raises DataError if it has none."""
+def require(source: DataSource, features: Mapping[str, Any], name: str, where: str = "the data set ") -> str:
+    """Return ``name`` if the data set, or the part of it that ``where`` names, has such a column.
+
+    Raises DataError if it has none.
+    """
     if name not in features:
-        raise DataError(f"the data set {source.dataset!r} has no column {name!r}; its columns are {listed(features)}")
+        raise DataError(f"{where}{source.dataset!r} has no column {name!r}; its columns are {listed(features)}")
     return name
 
 
@@ -120,6 +123,30 @@ def cells_of(source: DataSource, split: datasets.Dataset, name: str) -> list[Any
     return cells
 
 
+def test_labels(source: DataSource, test: datasets.Dataset, name: str, known: Any, train: NDArray[Any]) -> NDArray[Any]:
+    """The labels of the test split in the form of those of the training split, ``train``, with the feature ``known``.
+
+    Each split may number its classes by itself, so that a class has another number in the other one, and one split may
+    have names in place of numbers. Then classes are found by their names. Raises DataError if the training split
+    declares its classes and a test label is none of them.
+    """
+    values, feature = values_of(source, test, name), test.features[name]
+    declared = known.names if isinstance(known, datasets.ClassLabel) else None
+    by_name = declared is not None or train.dtype.kind == "U"
+    if isinstance(feature, datasets.ClassLabel) and by_name and feature.names != declared:
+        _require_declared(source, name, feature.names, values)
+        values = np.array(feature.names, dtype=np.str_)[values]
+    if declared is None or values.dtype.kind != "U":
+        return values
+    numbers = {one: number for number, one in enumerate(declared)}
+    if unknown := [one for one in np.unique(values).tolist() if one not in numbers]:
+        raise DataError(
+            f"the test split of {source.dataset!r} has the class {unknown[0]!r}, which is none of the {len(numbers)} "
+            "classes of the training split; give both splits the same classes"
+        )
+    return np.array([numbers[one] for one in values.tolist()], dtype=np.int64)
+
+
 def classes_of(
     source: DataSource, name: str, feature: Any, labels: Mapping[str, NDArray[Any]]
 ) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
@@ -139,13 +166,18 @@ def classes_of(
         found = {split: np.searchsorted(distinct, values) for split, values in labels.items()}
         return found, tuple(map(str, distinct.tolist()))
     names = tuple(map(str, feature.names))
-    outside = everything[(everything < 0) | (everything >= len(names))]
+    _require_declared(source, name, names, everything)
+    return {split: values.astype(np.int64) for split, values in labels.items()}, names
+
+
+def _require_declared(source: DataSource, name: str, names: Sequence[str], labels: NDArray[Any]) -> None:
+    """Raise DataError if a label is not the number of one of the classes that are called ``names``."""
+    outside = labels[(labels < 0) | (labels >= len(names))]
     if len(outside):
         raise DataError(
             f"the label column {name!r} of {source.dataset!r} holds {outside[0]}, "
             f"which is none of its {len(names)} classes"
         )
-    return {split: values.astype(np.int64) for split, values in labels.items()}, names
 
 
 def listed(names: Iterable[str]) -> str:

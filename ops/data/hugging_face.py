@@ -22,7 +22,16 @@ from numpy.typing import NDArray
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from fedemu.ops.data.cache import Decoded
-from fedemu.ops.data.columns import cells_of, classes_of, input_blocks, input_columns, label_column, require, values_of
+from fedemu.ops.data.columns import (
+    cells_of,
+    classes_of,
+    input_blocks,
+    input_columns,
+    label_column,
+    require,
+    test_labels,
+    values_of,
+)
 from fedemu.ops.data.regroup import regrouped
 from fedemu.ops.data.source import DataSource, Place
 from fedemu.ops.data.split import Part, Rows, chosen_splits, divided
@@ -50,7 +59,9 @@ def decode_table(source: DataSource, opened: datasets.DatasetDict, grey: bool) -
         require(source, train.features, column)
     given = {"train": values_of(source, train, label)}
     if test is not None:
-        given["test"] = values_of(source, test, label)
+        given["test"] = test_labels(source, test, label, train.features[label], given["train"])
+        for column in inputs:
+            require(source, test.features, column, "the test split of ")
     y, names = classes_of(source, label, train.features[label], given)
 
     def part(name: str, split: datasets.Dataset) -> Part:

@@ -27,6 +27,7 @@ SPLIT = "split"
 CSV_FILES = (".csv", ".csv.gz")
 TABLE_FILES = (".parquet", ".jsonl", ".json")
 FILES = (*CSV_FILES, ".txt", ".txt.gz", *TABLE_FILES)
+_BY_NAME = "of the test split are found by their names"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -143,6 +144,8 @@ def entry_of(source: DataSource, place: Place, cache: Path) -> Path:
     settings = asdict(source) | {"dataset": dataset, "format": FORMAT}
     match place.kind:
         case "folder":
+            if is_file(Path(place.where, "dataset_dict.json")):
+                settings["classes"] = _BY_NAME
             settings["content"] = _fingerprint(Path(place.where))
         case "file":
             settings["lines"] = "end in newlines alone"
@@ -151,6 +154,7 @@ def entry_of(source: DataSource, place: Place, cache: Path) -> Path:
         case "function":
             settings["whole_numbers"] = "stay, the least of int64 too"
             settings["words"] = "are numbered as the class names are"
+            settings["classes"] = _BY_NAME
             # A module reads files beside it, so the same text in another folder makes other data.
             settings["file"] = str(_module_file(place.where).resolve())
             settings["content"] = digest_of_source(place.where.rpartition(":")[0])

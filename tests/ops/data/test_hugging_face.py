@@ -229,6 +229,42 @@ def test_a_shuffled_test_split_without_class_labels_is_read_in_its_order():
     assert decoded.test.y.tolist() == [0, 1]
 
 
+CATS, MORE = hugging_face.ClassLabel(names=["ant", "cat", "dog"]), hugging_face.ClassLabel(names=["dog", "cat"])
+
+
+def labelled(labels, feature, column="a"):
+    features = hugging_face.Features({column: hugging_face.Value("float32"), "label": feature})
+    return hugging_face.Dataset.from_dict({column: [1.0] * len(labels), "label": labels}, features=features)
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        (labelled([2, 1, 0], CATS), labelled([0, 1], MORE)),
+        (labelled([2, 1, 0], CATS), labelled(["dog", "cat"], hugging_face.Value("string"))),
+        (labelled(["dog", "cat", "ant"], hugging_face.Value("string")), labelled([0, 1], MORE)),
+    ],
+)
+def test_classes_that_the_test_split_numbers_otherwise_are_found_by_their_names(train, test):
+    decoded = decode_table(DataSource("mine:made"), hugging_face.DatasetDict(train=train, test=test), grey=True)
+    assert decoded.class_names == ("ant", "cat", "dog")
+    assert (decoded.train.y.tolist(), decoded.test.y.tolist()) == ([2, 1, 0], [2, 1])
+
+
+@pytest.mark.parametrize(
+    ("test", "complaint"),
+    [
+        (labelled([0, 1], hugging_face.ClassLabel(names=["cat", "owl"])), "has the class 'owl', which is none of"),
+        (labelled([0, -1], MORE), "holds -1, which is none of its 2 classes"),
+        (labelled([0, 1], CATS, "b"), "the test split of 'mine:made' has no column 'a'; its columns are b, label"),
+    ],
+)
+def test_a_test_split_that_does_not_go_with_the_training_split_is_told_why(test, complaint):
+    opened = hugging_face.DatasetDict(train=labelled([2, 1, 0], CATS), test=test)
+    with pytest.raises(DataError, match=complaint):
+        decode_table(DataSource("mine:made"), opened, grey=True)
+
+
 def test_a_column_of_vectors_is_taken_as_it_is(tmp_path, open_folder):
     (tmp_path / "pets").mkdir()
     rows = [{"signal": [[1, 2], [3, 4]], "label": "a"}, {"signal": [[5, 6], [7, 8]], "label": "b"}]
