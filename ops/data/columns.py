@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.ops.data.images import image_blocks
-from fedemu.ops.data.source import DataSource
+from fedemu.ops.data.source import ROW_NUMBERS, DataSource
 from fedemu.protocol.errors import DataError
 
 _LABELS = ("label", "labels", "target", "class")
@@ -48,7 +48,8 @@ def input_columns(source: DataSource, features: datasets.Features, label: str) -
     """
     if source.image_column is not None:
         return [require(source, features, source.image_column)]
-    others = [name for name in features if name != label and name not in source.columns]
+    apart = {label, *source.columns}
+    others = [name for name in features if name not in apart and not ROW_NUMBERS.fullmatch(name)]
     images = [name for name in others if isinstance(features[name], datasets.Image)]
     vectors = [name for name in others if is_vector(features[name])]
     numbers = [name for name in others if number_type(features[name])]

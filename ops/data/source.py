@@ -24,10 +24,12 @@ LABEL = "label"
 """The name of the labels among the columns of a corpus, whatever their column was called in the data set."""
 SPLIT = "split"
 """The column of a file that names the split of each row."""
+ROW_NUMBERS = re.compile(r"__index_level_\d+__|Unnamed: \d+|")
+"""The names of columns in which pandas has written the numbers of its rows. They tell the order of the rows alone."""
 CSV_FILES = (".csv", ".csv.gz")
 TABLE_FILES = (".parquet", ".jsonl", ".json")
 FILES = (*CSV_FILES, ".txt", ".txt.gz", *TABLE_FILES)
-_BY_NAME = "of the test split are found by their names"
+_BY_NAME = "of the test split are found by their names, and row numbers are left out"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -144,11 +146,12 @@ def entry_of(source: DataSource, place: Place, cache: Path) -> Path:
     settings = asdict(source) | {"dataset": dataset, "format": FORMAT}
     match place.kind:
         case "folder":
-            if is_file(Path(place.where, "dataset_dict.json")):
+            if any(is_file(Path(place.where, name)) for name in ("dataset_dict.json", "state.json")):
                 settings["classes"] = _BY_NAME
             settings["content"] = _fingerprint(Path(place.where))
         case "file":
             settings["lines"] = "end in newlines alone"
+            settings["table"] = "has splits in a column split, and no row numbers in its samples"
             settings["numbers"] = "may begin with their point, and several in a label are a word"
             settings["content"] = _status(Path(place.where))
         case "function":

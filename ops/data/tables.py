@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedemu.ops.data.cache import Decoded
 from fedemu.ops.data.own.text_files import read_file, values
-from fedemu.ops.data.source import SPLIT, DataSource, Place
+from fedemu.ops.data.source import ROW_NUMBERS, SPLIT, DataSource, Place
 from fedemu.ops.data.split import Part, chosen_splits, divided
 from fedemu.ops.data.texts import classes_of_cells
 from fedemu.ops.figures import counted
@@ -30,7 +30,7 @@ def decode_numbers(source: DataSource, place: Place) -> Decoded:
     for name in source.columns:
         _require(source, columns, name)
     apart = {label, *source.columns, SPLIT}
-    inputs = [name for name in columns if name not in apart]
+    inputs = [name for name in columns if name not in apart and not ROW_NUMBERS.fullmatch(name)]
     if source.image_column is not None:
         inputs = [_require(source, columns, source.image_column)]
     if not inputs:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -134,6 +135,13 @@ def test_lines_of_json_and_parquet_are_tables(load: Load, tmp_path: Path) -> Non
         stored = corpora.open_corpus(Experiment.parse({"data": {"dataset": name, "image_column": "tokens"}}))
         assert stored.train.x.tolist() == tokens.train.x.tolist()
     assert load(lines, "T.JSONL", image_column="a").digest == corpus.digest
+
+
+def test_numbers_of_rows_that_pandas_has_written_are_no_part_of_a_sample(load: Load, tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"a": [1.0, 2.0, 3.0, 4.0], "label": [0, 1, 0, 1]}, index=[5, 6, 7, 8])
+    frame.to_parquet(tmp_path / "t.parquet")
+    for corpus in (load(frame.to_csv()), corpora.open_corpus(Experiment.parse({"data": {"dataset": "t.parquet"}}))):
+        assert corpus.train.x.tolist() == [[1], [2], [4]]
 
 
 def test_a_path_may_have_the_sign_that_parts_a_configuration_from_its_data_set(tmp_path: Path) -> None:
