@@ -32,7 +32,7 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """torch computes with one thread: several processes test beside each other, and threads would wait, busily, for cores.
+    """torch computes with one thread. The processes of the tests share the cores, for which threads would wait busily.
 
     The collector does not look again and again at modules and tests, of which none is ever garbage.
     """
