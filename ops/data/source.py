@@ -24,7 +24,7 @@ LABEL = "label"
 """The name of the labels among the columns of a corpus, whatever their column was called in the data set."""
 SPLIT = "split"
 """The column of a file that names the split of each row."""
-ROW_NUMBERS = re.compile(r"__index_level_\d+__|Unnamed: \d+|")
+ROW_NUMBERS = re.compile(r"__index_level_\d+__|Unnamed: 0(\.\d+)?|")
 """The names of columns in which pandas has written the numbers of its rows. They tell the order of the rows alone."""
 CSV_FILES = (".csv", ".csv.gz")
 TABLE_FILES = (".parquet", ".jsonl", ".json")
