@@ -23,8 +23,6 @@ from fedemu.ops.pages.axes import SHARES
 from fedemu.ops.pages.behind import series_of
 from fedemu.ops.pages.colours import AXIS, BLUE, GREEN, GRID, INK, ORANGE, PURPLE, RED, SKY, SLATE
 
-matplotlib.use("Agg")
-
 Rows = Sequence[Row]
 Floats = NDArray[np.float64]
 

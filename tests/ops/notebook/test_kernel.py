@@ -68,6 +68,8 @@ def test_a_run_is_one_output_that_changes_and_its_result_a_card(kernel: Kernel) 
     assert len(card["data"]["text/plain"].splitlines()) < 12
     (picture,) = kernel.run("result.figure('accuracy')")
     assert "image/png" in picture["data"]
+    *_, plot = kernel.run("from matplotlib import pyplot\npyplot.plot([1, 2]);")
+    assert "image/png" in plot["data"], "the notebook goes on showing plots of its own"
 
 
 @pytest.mark.timeout(600)
