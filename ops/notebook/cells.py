@@ -98,9 +98,11 @@ class Written:
             if value.__name__ != name:
                 return f"import {value.__name__} as {name}"
             return "\n".join(f"import {module}" for module in submodules(name, self._home) or [name])
-        origin, true_name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-        if origin and origin != self._home and true_name and getattr(sys.modules.get(origin), true_name, self) is value:
-            return f"from {origin} import {true_name}" + (f" as {name}" if true_name != name else "")
+        origin = getattr(value, "__module__", None)
+        for true_name in (getattr(value, "__qualname__", None), getattr(value, "__name__", None)):
+            found = getattr(sys.modules.get(origin), true_name, self) if origin and true_name else self
+            if found is value and origin != self._home:
+                return f"from {origin} import {true_name}" + (f" as {name}" if true_name != name else "")
         if isinstance(value, type | FunctionType) and origin == self._home:
             source = source_of(value, self._home)
             if source is None:

@@ -6,7 +6,7 @@ import ast
 import inspect
 import linecache
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -90,7 +90,7 @@ def submodules(name: str, home: str) -> list[str]:
 
 
 def alias_of(name: str, value: Any, home: str) -> str | None:
-    """The last statement of a cell that gives ``name`` its value by an import, or without a call. None without one."""
+    """The last statement of a cell that would give ``name`` this value now, by an import or without a call. Or None."""
     found = None
     for lines in _cells(home):
         for node in _statements(lines):
@@ -101,6 +101,17 @@ def alias_of(name: str, value: Any, home: str) -> str | None:
                         if same and (imported.asname or imported.name) == name:
                             found = f"from {module} import {imported.name} as {name}"
                 case ast.Assign(targets=[ast.Name(id=target)], value=expression) if target == name:
-                    plain = all(isinstance(part, _WITHOUT_CALL) for part in ast.walk(expression))
-                    found = ast.unparse(node) if plain else None
+                    if _gives(expression, value, vars(sys.modules[home])):
+                        found = ast.unparse(node)
     return found
+
+
+def _gives(expression: ast.expr, value: Any, names: Mapping[str, Any]) -> bool:
+    """Whether an expression without a call has this value now."""
+    if not all(isinstance(part, _WITHOUT_CALL) for part in ast.walk(expression)):
+        return False
+    try:
+        found = eval(compile(ast.Expression(expression), "<cell>", "eval"), dict(names))
+        return found is value or (type(found) is type(value) and bool(found == value))
+    except Exception:  # a name is gone, or the values cannot be compared
+        return False

@@ -88,6 +88,28 @@ def test_what_ran_last_counts(cell: Cell) -> None:
     assert load(name_of(names["most"], "algorithm__loss"))() == 7
 
 
+def test_a_name_that_a_loop_or_another_cell_has_given_another_function_means_this_one(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Functions:
+        def relu(x: int) -> str:
+            return "relu"
+
+        def tanh(x: int) -> str:
+            return "tanh"
+
+    kit: Any = ModuleType("kit")
+    kit.relu, kit.tanh = Functions.relu, Functions.tanh  # torch's functions have such qualified names, too
+    kit.relu.__module__ = kit.tanh.__module__ = "kit"
+    monkeypatch.setitem(sys.modules, "kit", kit)
+    cell("import kit\nact = kit.relu\nPLACE = 0\ncut = (str.strip, str.lower)[PLACE]\n")
+    names = cell("def f(x):\n    return act(x)\ndef g(x):\n    return cut(x)\nfor act in (kit.tanh,): pass\n")
+    assert load(name_of(names["f"], "algorithm__loss"))(1) == "tanh"
+    assert load(name_of(names["g"], "algorithm__loss"))(" A") == "A"
+    with pytest.raises(ConfigurationError, match="it uses cut, which is a"):
+        name_of(cell("PLACE = 1\n")["g"], "algorithm__loss")
+
+
 def test_annotations_of_a_script_that_are_never_read_stay_unread(cell: Cell) -> None:
     names = cell("from __future__ import annotations\ndef f(x: Unknown) -> Tree:\n    return x\n")
     assert load(name_of(names["f"], "model__name"))(3) == 3
