@@ -50,13 +50,15 @@ def codes_of(thing: type | FunctionType) -> list[CodeType]:
 
 
 def _cells(home: str) -> Iterator[list[str]]:
-    """The lines of the script, or of every cell that was run, in their order."""
+    """The lines of the script, or of every cell that was run, in their order. A cell that ran again comes again."""
     main = getattr(sys.modules[home], "__file__", None)
     if main:
         yield linecache.getlines(main)
     for name in list(linecache.cache):
         if "ipykernel" in name or "ipython-input" in name:
             yield linecache.getlines(name)
+    for text in getattr(sys.modules[home], "_ih", []):  # what IPython knows as the inputs so far
+        yield text.splitlines(keepends=True)
 
 
 def _definitions(lines: list[str], name: str) -> Iterator[tuple[ast.stmt, range, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -24,14 +25,13 @@ Cell = Callable[[str], dict[str, Any]]
 def cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cell:
     """Runs cells as a kernel does, in a ``__main__`` of their own. Returns its names."""
     monkeypatch.chdir(tmp_path)
-    main = ModuleType("__main__")
+    main: Any = ModuleType("__main__")
+    main._ih = [""]
     monkeypatch.setitem(sys.modules, "__main__", main)
-    count = 0
 
     def run(text: str) -> dict[str, Any]:
-        nonlocal count
-        count += 1
-        name = f"/tmp/ipykernel_1/{count}.py"
+        name = f"/tmp/ipykernel_1/{zlib.crc32(text.encode())}.py"
+        main._ih.append(text)
         monkeypatch.setitem(linecache.cache, name, (len(text), None, text.splitlines(keepends=True), name))
         exec(compile(text, name, "exec"), vars(main))
         return vars(main)
@@ -78,11 +78,13 @@ def test_the_open_that_a_notebook_puts_around_that_of_python_is_that_of_python(c
 
 
 def test_what_ran_last_counts(cell: Cell) -> None:
-    first = cell("from dataclasses import dataclass\n@dataclass\nclass State:\n    a: int = 1\n")["State"]
-    before = name_of(first, "model__name")
+    first = "from dataclasses import dataclass\n@dataclass\nclass State:\n    a: int = 1\n"
+    before = name_of(cell(first)["State"], "model__name")
     names = cell("@dataclass\nclass State:\n    a: int = 2\n    b: int = 3\n")
     assert name_of(names["State"], "model__name") != before
     assert load(name_of(names["State"], "model__name"))().b == 3
+    cell("@dataclass\nclass State:\n    a: int = 4\n")
+    assert name_of(cell(first)["State"], "model__name") == before, "the first cell ran once more"
     cell("LIMIT = 1\ndef most():\n    return LIMIT\n")
     names = cell("LIMIT = 7\n")
     assert load(name_of(names["most"], "algorithm__loss"))() == 7
