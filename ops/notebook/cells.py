@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from fedemu.ops.notebook.changes import changed_since
 from fedemu.ops.notebook.sources import alias_of, codes_of, source_of, submodules
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
@@ -107,6 +108,8 @@ class Written:
             source = source_of(value, self._home)
             if source is None:
                 raise self._refusal(f"the source of {value.__name__} is not at hand")
+            if changed := changed_since(value, source, self._names):
+                raise self._refusal(f"the source of {value.__name__} no longer says what {changed} is (run it again)")
             self._future |= any(code.co_flags & __future__.annotations.compiler_flag for code in codes_of(value))
             self._add_all(source)
             return source if value.__name__ == name else f"{source}\n\n\n{name} = {value.__name__}"

@@ -136,6 +136,43 @@ def test_what_cannot_be_brought_over_is_refused_in_one_sentence(cell: Cell, text
     assert not Path("fedemu-cells").exists()
 
 
+BASE = "class Base:\n    def total(self): return 1\n"
+MINE = (
+    "from dataclasses import dataclass\nWIDTH = 4\n@dataclass\nclass State:\n    size: int = 3\n"
+    "class Mine(Base):\n    depth = WIDTH\n    seen = []\n    state = State\n    cut = str.strip\n"
+    "    def call(self, x: int = WIDTH, *, y: int = 2 * depth): return State.size + self.depth + x + y\n"
+    "    @classmethod\n    def make(cls, x: int = 1): return cls()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("Mine.depth = 5\n", "Mine.depth"),
+        ("State.size = 5\n", "State.size"),
+        ("Mine.wide = 5\n", "Mine.wide"),
+        ("def call(self): return 0\nMine.call = call\n", "Mine.call"),
+        ("def total(self): return 0\nMine.total = total\n", "Mine.total"),
+        ("WIDTH = 5\n", "Mine.depth"),
+        ("WIDTH = 5\nMine.depth = 5\n", "the default of x in Mine.call"),
+        (BASE.replace("1", "2"), "the base Base"),
+        (BASE + "Mine.seen.append(1)\n", None),
+        (MINE, None),
+    ],
+)
+def test_what_was_changed_after_its_definition_is_not_brought_over_as_it_was(
+    cell: Cell, text: str, changed: str | None
+) -> None:
+    cell(BASE)
+    cell(MINE)
+    mine = cell(text)["Mine"]
+    if changed is None:
+        assert load(name_of(mine, "model__name"))().call() == mine().call() == 19
+        return
+    with pytest.raises(ConfigurationError, match=rf"the source of \w+ no longer says what {changed} is \(run it again"):
+        name_of(mine, "model__name")
+
+
 def test_code_of_a_module_is_named_by_it() -> None:
     assert name_of(ConfigurationError, "model__name") == "fedemu.protocol.errors:ConfigurationError"
 
