@@ -330,7 +330,8 @@ class Edge:
         most = self._plan.connections
         return Bounds(
             connections=most,
-            strangers=most // 2,
+            # Before it knows the run, all machines of a large one may come back to it at once.
+            most_strangers=lambda: min(self._allowances.channels if self._upward.stationed else most, most // 2),
             knows=lambda peer: False,  # the relay decides
             ended=self._ended,
             closed=lambda peer: None,

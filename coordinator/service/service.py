@@ -266,7 +266,7 @@ class Service:
         admission = self.roster.admission
         return Bounds(
             connections=most,
-            strangers=min(most_strangers(self._settings.devices), most // 2),
+            most_strangers=lambda: min(most_strangers(self._settings.devices), most // 2),
             knows=self.roster.has_place,
             ended=self.reception.ended,
             closed=self.reception.closed,

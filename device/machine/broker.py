@@ -88,7 +88,7 @@ class Broker:
         most = open_files() - SPARE_FILES
         bounds = Bounds(
             connections=most,
-            strangers=most,
+            most_strangers=lambda: most,
             knows=self._roles.__contains__,
             ended=lambda reason: self._tell(f"was parted from ({reason})"),
             closed=lambda peer: None,

@@ -31,6 +31,7 @@ class Bounds:
 
     ``connections`` is the most that may be open, and ``strangers`` the most of strangers. A stranger may be silent for
     ``idle_seconds``. ``unfinished`` and ``strangers_unfinished`` are the most bytes of messages that have not ended.
+    What begins with ``most`` tells such a number at this moment.
     The Router calls ``ended`` with the reason (connections, unfinished, idle) of each connection that it closes, and
     ``closed`` with each peer whose connection is gone. ``queue`` is the most messages that wait for one peer, 0 without
     a limit. Further ones are dropped. Most queues are empty; a full queue means that its peer is dead, or that it asks
@@ -38,7 +39,7 @@ class Bounds:
     """
 
     connections: int
-    strangers: int
+    most_strangers: Callable[[], int]
     knows: Callable[[bytes], bool]
     ended: Callable[[str], None]
     closed: Callable[[bytes], None]
@@ -48,6 +49,11 @@ class Bounds:
     queue: int = 64
 
     @property
+    def strangers(self) -> int:
+        """The most connections of strangers, at this moment."""
+        return self.most_strangers()
+
+    @property
     def unfinished(self) -> int:
         """The most bytes of a message that a peer has not ended, at this moment."""
         return self.most_unfinished()
@@ -55,7 +61,7 @@ class Bounds:
 
 BOUNDLESS: Final = Bounds(
     connections=2**31,
-    strangers=2**31,
+    most_strangers=lambda: 2**31,
     knows=lambda peer: True,
     ended=lambda reason: None,
     closed=lambda peer: None,

@@ -208,9 +208,15 @@ async def start_edge(network: MemoryNetwork, tmp_path: Path) -> AsyncIterator[Ca
 
 
 @pytest.fixture
-async def root(network: MemoryNetwork, start_edge: Any, fleet: int) -> Root:
+def give_places(network: MemoryNetwork, fleet: int) -> Callable[[], Root]:
+    """Start a coordinator at ``root``."""
+    return lambda: Root(network, fleet)
+
+
+@pytest.fixture
+async def root(give_places: Callable[[], Root], start_edge: Any) -> Root:
     """A coordinator at ``root``, with an edge at ``edge``."""
-    root = Root(network, fleet)
+    root = give_places()
     root.edge = await start_edge("root", "edge")
     return root
 

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from fedemu.coordinator.edge.allowances import PASSED_RATE, Allowances
+from fedemu.coordinator.edge.edge import EdgePlan
+from fedemu.coordinator.fleet.admission import most_strangers
 from fedemu.protocol import messages as wire
+from fedemu.protocol.transport.interface import Bounds
 
 STRANGE = 2**30
 """The incarnation of devices that are none."""
@@ -147,6 +150,20 @@ async def test_a_connection_that_wants_more_of_blobs_than_a_run_needs_is_closed(
     other.dealer.send(wire.Need(digest=blob.digest, offset=0, length=100))
     await settle()
     assert other.kinds()[-1] == "blob"
+
+
+@pytest.mark.parametrize("fleet", [3])
+async def test_an_edge_lets_as_many_connections_without_a_place_be_open_as_a_coordinator(
+    network: Any, start_edge: Any, give_places: Any, fleet: int, settle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds: list[Bounds] = []
+    bind = network.bind
+    monkeypatch.setattr(network, "bind", lambda *words: bounds.append(words[-1]) or bind(*words))
+    await start_edge("root", "edge")
+    assert bounds[0].strangers == EdgePlan.connections // 2, "all machines of a large run may come back"
+    give_places()
+    await settle()
+    assert bounds[0].strangers == most_strangers(fleet)
 
 
 async def test_nothing_long_is_kept_of_strangers_while_the_coordinator_is_away(

@@ -41,7 +41,7 @@ class Place:
             DirectNetwork(asyncio.get_running_loop(), 0.1) if plain else ZmqNetwork(linger_seconds=0.1)
         )
         bounds = Bounds(
-            **{"connections": 100, "strangers": 100} | more,
+            **{"connections": 100, "most_strangers": lambda: 100} | more,
             knows=lambda peer: known,
             ended=self.ended.append,
             closed=self._closed,
@@ -286,7 +286,7 @@ async def test_the_oldest_silent_connections_are_closed_at_once_when_there_are_t
 async def test_the_strangers_that_were_silent_longest_go_when_there_are_too_many(
     make_any: Make, eventually: Eventually, speak: bool
 ) -> None:
-    place = make_any(strangers=1)
+    place = make_any(most_strangers=lambda: 1)
     first = place.stranger()
     await asyncio.to_thread(shake_hands, first)
     second = place.stranger()
@@ -373,8 +373,8 @@ async def counted() -> AsyncIterator[Counted]:
     """The connections of a Router to which nobody connects, and the peers whose ends were told."""
     closed: list[bytes] = []
     bounds = Bounds(
-        connections=9, strangers=9, knows=lambda peer: False, ended=lambda reason: None, closed=closed.append,
-        most_unfinished=lambda: MIB,
+        connections=9, most_strangers=lambda: 9, knows=lambda peer: False, ended=lambda reason: None,
+        closed=closed.append, most_unfinished=lambda: MIB,
     )  # fmt: skip
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.bind("tcp://127.0.0.1:*")
