@@ -73,6 +73,24 @@ def moved(tree: Tree, device: torch.device) -> Tree:
     return map_leaves(lambda leaf: leaf.to(device), tree)
 
 
+def rounds_to_tf32() -> tuple[bool, bool]:
+    """Whether a GPU may round the inputs of float32 to TF32: those of products, and those of convolutions."""
+    switches: Any = torch.backends
+    return switches.cuda.matmul.fp32_precision == "tf32", switches.cudnn.conv.fp32_precision == "tf32"
+
+
+def round_to_tf32(products: bool, convolutions: bool) -> None:
+    """Let a GPU round inputs to TF32 from now on, or not, whatever somebody's own code has told torch before.
+
+    torch has two sets of switches. If the newer one was used, the older one does not change convolutions by itself; and
+    torch raises an error where the older one is read and the newer one says something else. So both are set.
+    """
+    switches: Any = torch.backends
+    switches.cuda.matmul.allow_tf32, switches.cudnn.allow_tf32 = products, convolutions
+    for layers in (switches.cudnn.conv, switches.cudnn.rnn):
+        layers.fp32_precision = "tf32" if convolutions else "ieee"
+
+
 @contextmanager
 def same_every_time(device: torch.device) -> Iterator[None]:
     """A context in which a GPU gives the same bits every time, in float32. On a processor it changes nothing.
@@ -83,14 +101,19 @@ def same_every_time(device: torch.device) -> Iterator[None]:
         yield
         return
     settings: Any = torch.utils.deterministic
+    cudnn = torch.backends.cudnn
     before = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory
+    ways, rounded = (cudnn.enabled, cudnn.benchmark, cudnn.deterministic), rounds_to_tf32()
     # torch.use_deterministic_algorithms does the same, but imports torch's compiler: seconds in each job's process.
     torch.set_deterministic_debug_mode("error")
     # No job reads memory that nobody wrote, and filling it would take time.
     settings.fill_uninitialized_memory = False
+    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = True, False, True
+    round_to_tf32(False, False)
     try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-            yield
+        yield
     finally:
+        round_to_tf32(*rounded)
+        cudnn.enabled, cudnn.benchmark, cudnn.deterministic = ways
         mode, settings.fill_uninitialized_memory = before
         torch.set_deterministic_debug_mode(mode)

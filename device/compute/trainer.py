@@ -14,6 +14,7 @@ from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.graphs.captures import Captures, GraphRecorder
 from fedemu.algorithms.interface import Forest, Kind, LocalProgram, Query, Tree
 from fedemu.algorithms.replay.buffer import Buffer
+from fedemu.algorithms.training.job_device import round_to_tf32
 from fedemu.algorithms.trees import flatten, map_leaves
 from fedemu.device.compute.executors.checked import GPU_TOLERANCE, TOLERANCE, Checked
 from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source, failed
@@ -187,8 +188,7 @@ def open_device(device_type: str, tf32: bool = False) -> torch.device:
         if device_type == "cuda":
             raise ConfigurationError("device_type = 'cuda', but torch finds no CUDA device here; use 'cpu' or 'auto'")
         return torch.device("cpu")
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
+    round_to_tf32(tf32, tf32)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     # torch.use_deterministic_algorithms does the same, but imports torch's compiler, which takes seconds.

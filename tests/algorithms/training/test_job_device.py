@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from fedemu.algorithms.training.job_device import (
     gpu_or_processor,
     job_device,
     jobs_compute_on,
+    round_to_tf32,
+    rounds_to_tf32,
     same_every_time,
 )
 
@@ -71,6 +74,25 @@ def test_on_a_gpu_algorithms_are_deterministic_and_not_rounded_and_afterwards_as
         assert found() == ordinary
     finally:
         torch.set_deterministic_debug_mode("default")
+
+
+@pytest.mark.parametrize(
+    ("switch", "told"), [("fp32_precision", "tf32"), ("fp32_precision", "ieee"), ("allow_tf32", True)]
+)
+def test_jobs_on_a_gpu_compute_in_float32_whatever_own_code_has_told_torch(switch: str, told: object) -> None:
+    """torch has newer and older switches for the same."""
+    backends: Any = torch.backends
+    products, cudnn = backends.cuda.matmul, backends.cudnn
+    ordinary = rounds_to_tf32()
+    try:
+        setattr(products, switch, told)
+        setattr(cudnn if switch == "allow_tf32" else cudnn.conv, switch, told)
+        with same_every_time(GPU), same_every_time(GPU):
+            assert [each.fp32_precision for each in (products, cudnn.conv, cudnn.rnn)] == ["ieee"] * 3
+            assert (products.allow_tf32, cudnn.allow_tf32) == (False, False)
+        assert rounds_to_tf32() == (told != "ieee", told != "ieee")
+    finally:
+        round_to_tf32(*ordinary)
 
 
 def test_a_job_on_a_gpu_does_not_wait_for_the_import_of_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.interface import Facts, Forest, Memory, Outcome, Tree
 from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.training.job_device import same_every_time
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import Objective, cross_entropy
 from fedemu.device.compute.executors.checked import Checked
@@ -22,7 +23,7 @@ from fedemu.device.compute.executors.executor import Job, JobResult
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.device.compute.rule import RULES
-from fedemu.device.compute.trainer import Trainer, open_executor
+from fedemu.device.compute.trainer import Trainer, open_device, open_executor
 from fedemu.protocol.errors import ConfigurationError, TrainingError
 from fedemu.protocol.ids import Digest
 
@@ -81,6 +82,20 @@ def test_only_beside_a_gpu_the_results_of_a_stack_are_encoded(trainer: Trainer) 
     trainer.device = torch.device("cuda")
     assert trainer.at_once("train") == RULES["dense", "cpu"].stack_size < trainer.capacity("train")
     assert trainer.at_once("gradient") == 1
+
+
+@pytest.mark.parametrize("told", ["tf32", "ieee"])
+@pytest.mark.parametrize("tf32", [True, False])
+def test_a_gpu_rounds_to_tf32_as_the_experiment_says_whatever_own_code_has_told_torch(
+    tf32: bool, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backends: Any = torch.backends
+    monkeypatch.setattr(backends, "fp32_precision", told)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with same_every_time(torch.device("cuda")):  # afterwards all switches are as before
+        assert open_device("cuda", tf32).type == "cuda"
+        operators = backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn
+        assert [each.fp32_precision for each in operators] == ["tf32" if tf32 else "ieee"] * 3
 
 
 class Convolving(LocalSGD):
