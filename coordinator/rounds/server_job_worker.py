@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ from fedemu.protocol.host.kernel import end_with_parent, name_process
 from fedemu.protocol.seeds import integer
 from fedemu.protocol.wording import an_object
 
+_UNOPENED: Final = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""The variable of the environment with which ``torch.cuda.is_available`` asks the driver and opens no GPU."""
 _REPORT_SECONDS = 0.2
 SAVE_SECONDS = 1.0
 """The least time between two checkpoints of a job. To write one takes longer than many a step."""
@@ -70,6 +72,7 @@ def run_and_exit(
         settle(pipe, parent)
         name_process("fedemu-job")
         torch.set_num_threads(threads)
+        os.environ.pop(_UNOPENED, None)  # the driver may know a GPU that this torch cannot open
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # only so products on a GPU are deterministic
         with jobs_compute_on(partial(gpu_or_processor, device_type)), _advising():
             run(job, place, lambda step: _tell(pipe, {"step": step}))
@@ -78,6 +81,15 @@ def run_and_exit(
         _tell(pipe, {"error": told(error, account(error))})
     finally:
         os._exit(code)
+
+
+def leave_gpu_to_jobs() -> None:
+    """Prepare this process for the forks of jobs: somebody's own code may ask torch whether there is a GPU.
+
+    Many a module asks when it is imported, to choose a device. torch would open the GPU, and a forked process could not
+    use it then.
+    """
+    os.environ[_UNOPENED] = "1"
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from rich.console import Console
 from fedemu.coordinator.fleet.admission import Quotas
 from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.record.summary import Summary
+from fedemu.coordinator.rounds.server_job_worker import leave_gpu_to_jobs
 from fedemu.coordinator.serve import serve
 from fedemu.device.host.computing import how_it_coordinates
 from fedemu.device.host.processors import ask_for_cuda
@@ -195,6 +196,8 @@ async def _serve(
         device_type = "cpu" if experiment.compute.portable else runtime.device_type
         if device_type != "cpu":
             ask_for_cuda()
+            if not in_memory:  # where the trainer of this process opens the GPU
+                leave_gpu_to_jobs()
         made = assemble(directory, experiment, network, runtime.bind, [*observers, watched])
         settings = replace(
             made.settings,

@@ -332,7 +332,10 @@ async def test_a_job_may_use_the_gpu_unless_the_processor_is_chosen(
     def step(carry, index):
         return {"on_gpu": torch.tensor(job_device().type == "cuda")}, True
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    asks_driver = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    monkeypatch.setenv(asks_driver, "")
+    server_job_worker.leave_gpu_to_jobs()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: asks_driver not in os.environ)
     job = ServerJob("place", lambda: {"on_gpu": torch.tensor(False)}, step, 1, 1)
     found = await run_server_job(job, tmp_path, 1, 0, ignore, device_type=device_type)
     assert bool(found["on_gpu"]) == on_gpu

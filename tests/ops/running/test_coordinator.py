@@ -7,12 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedemu.coordinator.settings import Settings
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.running import coordinator
 from fedemu.ops.running.coordinator import allow_files, coordinate_alone, files_for
 from fedemu.protocol.errors import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator changes this variable, which is as before after the test."""
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "")
 
 
 def test_too_few_open_files_are_refused_with_all_that_needs_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +94,32 @@ def test_server_jobs_compute_where_trainers_may_and_never_on_a_gpu_if_a_run_is_p
     runtime = Runtime(bind=f"ipc://{tmp_path}/c", device_type=device_type)
     asyncio.run(coordinator._serve(tmp_path, experiment, runtime, [], print))
     assert served == [found]
+
+
+@pytest.mark.parametrize(("device_type", "opened"), [("auto", []), ("cpu", ["a GPU"])])
+def test_own_code_that_asks_for_a_gpu_opens_none_beside_server_jobs_which_are_forked_and_could_not_use_it(
+    device_type: Any, opened: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def assemble(*_: Any) -> Plan:
+        torch.cuda.is_available()
+        return Plan(Settings(run="r", seed=0, rounds=1, devices=1, per_round=1))
+
+    async def serve(plan: Plan) -> None:
+        return
+
+    def open_gpu() -> int:
+        found.append("a GPU")
+        return 1
+
+    found: list[str] = []
+    monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", open_gpu, raising=False)
+    monkeypatch.setattr(coordinator, "assemble", assemble)
+    monkeypatch.setattr(coordinator, "serve", serve)
+    runtime = Runtime(bind=f"ipc://{tmp_path}/c", device_type=device_type)
+    asyncio.run(coordinator._serve(tmp_path, Experiment(), runtime, [], print))
+    assert found == opened
 
 
 @pytest.mark.parametrize(
