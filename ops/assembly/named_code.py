@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.ops.experiment import Experiment
-from fedemu.protocol.code.named import SHOWN, expect, is_name, is_open, place_of, require
+from fedemu.protocol.code.named import SHOWN, expect, is_name, is_open, is_restricted, place_of, require
 from fedemu.protocol.code.source import digest_of_source
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
@@ -54,7 +54,8 @@ def with_digests(experiment: Experiment) -> Experiment:
 def received(content: bytes) -> Experiment:
     """An experiment that was sent as bytes. From now on this process expects the digests that it names.
 
-    Raises ConfigurationError if the bytes are no experiment, or if it names code that this process may not run.
+    Raises ConfigurationError if the bytes are no experiment, if it names code that this process may not run, or if the
+    code is not that with which the run was started.
     """
     experiment = Experiment.from_bytes(content)
     expect(experiment.code)
@@ -69,7 +70,22 @@ def received(content: bytes) -> Experiment:
         )
     for place in places:
         require(place)
+    if not is_restricted():
+        _require_unchanged(experiment.code)
     return experiment
+
+
+def _require_unchanged(digests: Mapping[str, Digest]) -> None:
+    """Raise ConfigurationError if the source of a place is not that of these digests any more.
+
+    A trainer that takes the place of another one loads the code anew, perhaps hours after the run was started.
+    """
+    for place, digest in digests.items():
+        if (now := digest_of_source(place)) != digest:
+            raise ConfigurationError(
+                f"{place} was changed while the run goes on (digest {digest[:SHOWN]}... when it was started, "
+                f"{now[:SHOWN]}... now); bring its source back, and resume the run"
+            )
 
 
 def record(directory: Path, found: Mapping[str, str], say: Callable[[str], None]) -> None:

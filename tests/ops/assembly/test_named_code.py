@@ -73,6 +73,14 @@ def test_digests_travel_with_the_experiment_and_count_for_its_digest() -> None:
         Experiment.parse({"code": {"net.py": "ab" * 32}})
 
 
+def test_a_process_that_starts_later_refuses_code_that_was_changed_since_the_run_was_started() -> None:
+    content = with_digests(of()).to_bytes()
+    assert received(content).code.keys() == {"net.py"}
+    Path("net.py").write_text(NET.replace("64", "32"))
+    with pytest.raises(ConfigurationError, match=r"net\.py was changed while the run goes on .* resume the run"):
+        received(content)
+
+
 def test_a_run_directory_keeps_the_digests_and_a_change_is_told(tmp_path: Path) -> None:
     said: list[str] = []
     record(tmp_path, with_digests(of()).code, said.append)
