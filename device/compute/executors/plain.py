@@ -24,20 +24,20 @@ from fedemu.protocol.generators import seeded
 
 
 @contextmanager
-def plain(key: Tensor) -> Iterator[None]:
-    """Let ``torch.func.grad`` differentiate by ``torch.autograd``, and seed all generators by ``key`` ``[2]``, int32.
-
-    At the end the generators are as they were before.
-    """
+def drawing_by(key: Tensor) -> Iterator[None]:
+    """Seed all generators, of Python, numpy and torch, by ``key`` ``[2]``, int32. At the end they are as before."""
     words = [int(word) % 2**32 for word in key.cpu()]
     devices = [key.device] if key.is_cuda else []
-    with (
-        seeded(words[0] << 32 | words[1], words),
-        torch.random.fork_rng(devices=devices),
-        keeping_activations(),
-    ):
-        original = torch.func.grad
+    with seeded(words[0] << 32 | words[1], words), torch.random.fork_rng(devices=devices):
         torch.manual_seed(words[0] << 31 | words[1] >> 1)
+        yield
+
+
+@contextmanager
+def plain(key: Tensor) -> Iterator[None]:
+    """Let ``torch.func.grad`` differentiate by ``torch.autograd``, and all generators draw by ``key``."""
+    with drawing_by(key), keeping_activations():
+        original = torch.func.grad
         torch.func.grad = _grad_in_place_of(original)
         try:
             yield

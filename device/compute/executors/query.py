@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedemu.algorithms.interface import Batch, Facts, Forest, Memory, Outcome, Query, Tree
 from fedemu.algorithms.models.randomness.private_functions import keeping_activations
@@ -18,14 +19,16 @@ from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.executors.cohort import EACH, sample_problem
 from fedemu.device.compute.executors.executor import Job, JobResult, Source, failed
-from fedemu.device.compute.executors.plain import looping
+from fedemu.device.compute.executors.plain import drawing_by, looping
 from fedemu.device.compute.tapes.private_torch import without_compiler
 from fedemu.protocol.errors import TrainingError
-from fedemu.protocol.seeds import generator
+from fedemu.protocol.seeds import generator, sequence
 from fedemu.protocol.wording import an_object
 
 PURPOSE = "replay"
 """The purpose of a selection's random draws. A device has one random source per period, whenever it selects."""
+_OTHERWISE = "replay/draws"
+"""The purpose of what a question draws by the generators of Python, numpy or torch, and not by that of its memory."""
 
 
 def run_query(query: Query, shared: Forest, job: Job, source: Source) -> JobResult | TrainingError:
@@ -99,7 +102,7 @@ def _ask(
     )
     own = map_leaves(lambda leaf: leaf.to(device), buffer.answered)
     # Some models cannot be mapped over samples, and the gradients of a mapped one come when it is mapped no more.
-    with without_compiler(), looping(), keeping_activations():
+    with drawing_by(_key(job, period, source)), without_compiler(), looping(), keeping_activations():
         answer: object = query.ask(memory, shared, own, facts)
     if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], Outcome)):
         raise TypeError(
@@ -112,6 +115,12 @@ def _ask(
     else:
         after = _kept(memory, keep.cpu().numpy().astype(np.int64), map_leaves(_exported, outcome.own))
     return outcome, after, counts.numpy()
+
+
+def _key(job: Job, period: int, source: Source) -> Tensor:
+    """The key ``[2]``, int32, of what a device draws when it is asked in this period."""
+    words = sequence(source.seed, round=period, device=job.device, purpose=_OTHERWISE).generate_state(2)
+    return torch.from_numpy(words.view(np.int32)).to(source.device)
 
 
 def _memory(job: Job, buffer: Buffer, arrived: NDArray[np.int64], source: Source) -> Memory:

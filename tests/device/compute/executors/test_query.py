@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,11 +37,12 @@ SHARED = {"model": MODEL.init(0)}
 class Select:
     """Keeps what it is told to, by default the last samples, and remembers what it was asked."""
 
-    choose: Callable[[Memory], list[int]] = lambda memory: list(range(len(memory.indices)))[-memory.budget :]
+    choose: Callable[[Memory], Any] = lambda memory: list(range(len(memory.indices)))[-memory.budget :]
     keeps: bool = True
     asked: list[tuple[Memory, dict[str, list[float]]]] = field(default_factory=list)
     passes: float = 1.0
     declares_label_counts: bool = False
+    noted: int = 0
 
     def payload(self, shared: Forest) -> Forest:
         return {}
@@ -48,14 +50,15 @@ class Select:
     def ask(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> tuple[Outcome, Tensor | None]:
         assert shared.keys() == {"model"}
         self.asked.append((memory, {name: leaf.tolist() for name, leaf in own.items()}))
-        keep = torch.tensor(self.choose(memory), dtype=torch.int64) if self.keeps else None
-        return Outcome({}, {"x": torch.full((len(memory.indices),), 0.5)}), keep
+        keep = torch.as_tensor(self.choose(memory)) if self.keeps else None
+        rows = len(memory.indices) if keep is None else keep.numel()
+        return Outcome({}, {"x": torch.full((self.noted or rows,), 0.5)}), keep
 
 
 @pytest.fixture
 def corpus() -> Corpus:
-    random = np.random.default_rng(0)
-    split = Split(random.standard_normal((50, 6)).astype(np.float32), random.integers(0, 3, 50), {})
+    draws = np.random.default_rng(0)
+    split = Split(draws.standard_normal((50, 6)).astype(np.float32), draws.integers(0, 3, 50), {})
     return Corpus("noise", split, split, ("a", "b", "c"), (6,), np.zeros(6), np.ones(6), Digest("0" * 64))
 
 
@@ -121,15 +124,24 @@ def test_sealed_periods_are_selected_from_oldest_first_before_training(corpus: C
     assert result.examples == 4
 
 
-def test_a_selection_draws_the_same_at_whatever_time_it_is_made(corpus: Corpus) -> None:
-    def at_random(memory: Memory) -> list[int]:
-        chosen: list[int] = memory.generator.permutation(len(memory.indices))[: memory.budget].tolist()
-        return chosen
+def by_its_memory(memory: Memory) -> list[int]:
+    chosen: list[int] = memory.generator.permutation(len(memory.indices))[: memory.budget].tolist()
+    return chosen
 
-    trainer = a_trainer(corpus, Select(at_random))
+
+def by_the_process(memory: Memory) -> Tensor:
+    order = torch.randperm(len(memory.indices)).roll(random.randrange(20))
+    return order[np.random.permutation(len(order))][: memory.budget]
+
+
+@pytest.mark.parametrize("choose", [by_its_memory, by_the_process])
+def test_a_selection_draws_the_same_at_whatever_time_it_is_made(corpus: Corpus, choose: Any) -> None:
+    trainer = a_trainer(corpus, Select(choose))
     at_once = done(trainer, "select", a_job(0, list(range(20))))
+    before = random.getstate()
     later = done(trainer, "train", a_job(1, [30], sealed={0: np.arange(20)}))
     assert held(at_once)[:2] == held(later)[:2]
+    assert random.getstate() == before
 
 
 def test_an_answer_is_remembered_until_the_period_is_over(corpus: Corpus) -> None:
