@@ -112,6 +112,8 @@ class Written:
                 raise self._refusal(f"the source of {value.__name__} no longer says what {changed} is (run it again)")
             self._future |= any(code.co_flags & __future__.annotations.compiler_flag for code in codes_of(value))
             self._add_all(source)
+            if name != value.__name__ in self._parts and self._names.get(value.__name__) is not value:
+                raise self._refusal(f"it uses {name}, which is an earlier {value.__name__}")
             return source if value.__name__ == name else f"{source}\n\n\n{name} = {value.__name__}"
         if _is_plain(value):
             return f"{name} = {value!r}"

@@ -173,6 +173,15 @@ def test_what_was_changed_after_its_definition_is_not_brought_over_as_it_was(
         name_of(mine, "model__name")
 
 
+def test_a_name_may_stand_for_what_another_name_was_before(cell: Cell) -> None:
+    cell("class Net:\n    def f(self): return 1\nOld = Net\n")
+    names = cell("class Net(Old):\n    def f(self): return 10 + super().f()\ndef both(): return Net().f(), Old().f()\n")
+    assert load(name_of(names["both"], "model__name"))() == (11, 1)
+    names = cell("class Net:\n    def f(self): return 2\n")
+    with pytest.raises(ConfigurationError, match="it uses Old, which is an earlier Net"):
+        name_of(names["both"], "model__name")
+
+
 def test_code_of_a_module_is_named_by_it() -> None:
     assert name_of(ConfigurationError, "model__name") == "fedemu.protocol.errors:ConfigurationError"
 
