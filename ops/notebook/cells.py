@@ -107,7 +107,7 @@ class Written:
         if isinstance(value, type | FunctionType) and origin == self._home:
             source = source_of(value, self._home)
             if source is None:
-                raise self._refusal(f"the source of {value.__name__} is not at hand")
+                raise self._refusal(f"the source of {value.__name__} is not at hand, or no longer what ran")
             if changed := changed_since(value, source, self._names):
                 raise self._refusal(f"the source of {value.__name__} no longer says what {changed} is (run it again)")
             self._future |= any(code.co_flags & __future__.annotations.compiler_flag for code in codes_of(value))

@@ -1,14 +1,18 @@
 """The source of what a notebook's cells or a script have defined, as Python keeps it for tracebacks."""
 
 from __future__ import annotations
+import __future__
 
 import ast
 import inspect
 import linecache
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
+
+from fedemu.protocol.host.paths import is_file
 
 _WITHOUT_CALL = (
     *(ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.BitOr, ast.Tuple, ast.List, ast.Load, ast.Constant),
@@ -22,14 +26,21 @@ _CALLS = (
 
 
 def source_of(thing: type | FunctionType, home: str) -> str | None:
-    """The source of a class or a function of ``__main__``, with its decorators. None if it is not at hand."""
+    """The source of a class or a function of ``__main__``, with its decorators. None if it is not at hand.
+
+    That of a script is not at hand if somebody has edited the script since.
+    """
     codes = codes_of(thing)
-    for code in codes:
-        for _, place, text in _definitions(linecache.getlines(code.co_filename), thing.__name__):
-            if code.co_firstlineno in place:
-                return text
     if codes:
-        return None
+        found = None
+        for code in codes:
+            lines = linecache.getlines(code.co_filename)
+            for _, place, text in _definitions(lines, thing.__name__):
+                if code.co_firstlineno in place:
+                    if is_file(Path(code.co_filename)) and code not in _compiled(lines, code.co_flags):
+                        return None
+                    found = text
+        return found
     # A class without functions of its own, such as a dataclass. The last definition that fits is the one that ran.
     fitting = None
     known = {*vars(thing), *vars(thing).get("__annotations__", {})}
@@ -52,6 +63,19 @@ def codes_of(thing: type | FunctionType) -> list[CodeType]:
             found.append(inner.__code__)
     # What dataclasses make is of "<string>", and so is all of python -c, whose lines Python 3.13 keeps.
     return [code for code in found if code.co_filename != "<string>" and linecache.getlines(code.co_filename)]
+
+
+def _compiled(lines: list[str], flags: int) -> Iterator[CodeType]:
+    """The code of everything in a source."""
+    futures = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+    try:
+        waiting = [compile("".join(lines), "<script>", "exec", flags & futures, dont_inherit=True)]
+    except SyntaxError:
+        return
+    while waiting:
+        code = waiting.pop()
+        yield code
+        waiting += [part for part in code.co_consts if isinstance(part, CodeType)]
 
 
 def _cells(home: str) -> Iterator[list[str]]:

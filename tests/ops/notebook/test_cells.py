@@ -117,6 +117,19 @@ def test_annotations_of_a_script_that_are_never_read_stay_unread(cell: Cell) -> 
     assert load(name_of(names["f"], "model__name"))(3) == 3
 
 
+def test_a_script_that_is_edited_while_it_runs_does_not_lend_its_new_code_to_what_ran(cell: Cell) -> None:
+    script, text = Path("script.py"), "def loss():\n    return 1\nclass Mine:\n    def f(self): return 3\n"
+    names = cell("")
+    script.write_text(text)
+    exec(compile(text, str(script), "exec"), names)
+    assert load(name_of(names["loss"], "algorithm__loss"))() == 1
+    script.write_text(text.replace("1", "2"))
+    linecache.checkcache(str(script))  # as every traceback that is printed does
+    with pytest.raises(ConfigurationError, match="the source of loss is not at hand, or no longer what ran"):
+        name_of(names["loss"], "algorithm__loss")
+    assert load(name_of(names["Mine"], "model__name"))().f() == 3
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -127,7 +140,10 @@ def test_annotations_of_a_script_that_are_never_read_stay_unread(cell: Cell) -> 
         ("class A: ...\nA = A()\n", "is an object; name a class"),
         ("def outer():\n    class A: ...\n    return A\nA = outer()\n", "defined inside of something else"),
         ("A = lambda: 3\n", "defined inside of something else"),
-        ("A = type('A', (), {'__module__': '__main__'})\n", "the source of A is not at hand; .*%%writefile mine.py"),
+        (
+            "A = type('A', (), {'__module__': '__main__'})\n",
+            "the source of A is not at hand, .*%%writefile mine.py",
+        ),
     ],
 )
 def test_what_cannot_be_brought_over_is_refused_in_one_sentence(cell: Cell, text: str, said: str) -> None:
