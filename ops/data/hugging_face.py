@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets  # type: ignore[import-untyped]
+import numpy as np
 from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from tqdm import tqdm  # type: ignore[import-untyped]
@@ -33,7 +34,7 @@ from fedemu.ops.data.columns import (
     values_of,
 )
 from fedemu.ops.data.regroup import regrouped
-from fedemu.ops.data.source import DataSource, Place
+from fedemu.ops.data.source import SPLIT, DataSource, Place
 from fedemu.ops.data.split import Part, Rows, chosen_splits, divided
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.host.paths import is_file
@@ -111,7 +112,7 @@ def open_tables(source: DataSource, place: Place, scratch: Path) -> datasets.Dat
     # The library logs its errors and raises them too. Once is enough.
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     try:
-        opened = _open_hub(place) if place.kind == "hub" else _open_folder(place, scratch)
+        opened = _open_hub(place) if place.kind == "hub" else _open_folder(source, place, scratch)
         return opened if isinstance(opened, datasets.DatasetDict) else datasets.DatasetDict(train=opened)
     except DataError:
         raise
@@ -138,15 +139,23 @@ def open_tables(source: DataSource, place: Place, scratch: Path) -> datasets.Dat
             datasets.enable_progress_bars()
 
 
-def _open_folder(place: Place, scratch: Path) -> datasets.DatasetDict | datasets.Dataset:
+def _open_folder(source: DataSource, place: Place, scratch: Path) -> datasets.DatasetDict | datasets.Dataset:
     folder = Path(place.where)
     if place.kind == "file":
         kind = "parquet" if folder.suffix.lower() == ".parquet" else "json"
-        return datasets.load_dataset(kind, data_files=str(folder), cache_dir=str(scratch))
+        table = datasets.load_dataset(kind, data_files=str(folder), cache_dir=str(scratch))["train"]
+        return _by_split(source, table) if SPLIT in table.features else table
     if is_file(folder / "dataset_dict.json") or is_file(folder / "state.json"):
         return datasets.load_from_disk(str(folder))
     _require_no_links(folder)
     return datasets.load_dataset(str(folder), place.subset, cache_dir=str(scratch))
+
+
+def _by_split(source: DataSource, table: datasets.Dataset) -> datasets.DatasetDict:
+    """The splits of a file that names the split of each row."""
+    names = np.array(list(map(str, cells_of(source, table, SPLIT))))
+    rows = table if SPLIT in (*source.columns, source.label_column) else table.remove_columns([SPLIT])
+    return datasets.DatasetDict({name: rows.select(np.flatnonzero(names == name)) for name in dict.fromkeys(names)})
 
 
 def _require_no_links(folder: Path) -> None:

@@ -137,6 +137,15 @@ def test_lines_of_json_and_parquet_are_tables(load: Load, tmp_path: Path) -> Non
     assert load(lines, "T.JSONL", image_column="a").digest == corpus.digest
 
 
+def test_lines_of_json_may_name_the_split_of_each_row_as_a_table_does(load: Load) -> None:
+    splits = ["train", "dev", "test", "spare"]
+    rows = [{"a": i, "split": split, "label": i % 2, "text": "ab"} for i, split in enumerate(splits)]
+    corpus = load("\n".join(map(json.dumps, rows)), "t.jsonl", train_split="train+dev")
+    assert (corpus.train.x.tolist(), corpus.test.x.tolist()) == ([[0], [1]], [[2]])
+    texts = load("\n".join(map(json.dumps, rows)), "t.jsonl", train_split="train+dev", text=TEXTS)
+    assert (texts.train.y.tolist(), texts.test.y.tolist()) == ([0, 1], [0])
+
+
 def test_numbers_of_rows_that_pandas_has_written_are_no_part_of_a_sample(load: Load, tmp_path: Path) -> None:
     frame = pandas.DataFrame({"a": [1.0, 2.0, 3.0, 4.0], "label": [0, 1, 0, 1]}, index=[5, 6, 7, 8])
     frame.to_parquet(tmp_path / "t.parquet")
