@@ -186,7 +186,10 @@ def open_device(device_type: str, tf32: bool = False) -> torch.device:
         raise ConfigurationError(f"device_type = {device_type!r} is none of auto, cpu and cuda")
     if device_type == "cpu" or not torch.cuda.is_available():
         if device_type == "cuda":
-            raise ConfigurationError("device_type = 'cuda', but torch finds no CUDA device here; use 'cpu' or 'auto'")
+            raise ConfigurationError(
+                "a trainer computes on CUDA here, but torch finds no CUDA device for it; see what nvidia-smi says, or "
+                "let the run compute on processors from its beginning (device_type = 'cpu')"
+            )
         return torch.device("cpu")
     round_to_tf32(tf32, tf32)
     torch.backends.cudnn.benchmark = False

@@ -6,9 +6,10 @@ A machine of processes (``supervisor.py``) and a machine within one process (``e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, Never
 
@@ -73,7 +74,7 @@ class Arrival:
     """A machine that has its place: the coordinator's grant, the lease's folder, and the experiment and its stream.
 
     ``experiment`` and ``stream`` are the files of blobs that stay for the whole run. ``trunk`` carries the link, and
-    can carry more.
+    can carry more. ``compute`` is what the coordinator was told of how this machine computes.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Arrival:
         store: BlobStore,
         experiment: Path,
         stream: Path,
+        compute: Compute | None,
     ) -> None:
         self.link = link
         self.trunk = trunk
@@ -95,6 +97,7 @@ class Arrival:
         self.stream = stream
         self._plan = plan
         self._store = store
+        self._compute = compute
         self._failed: asyncio.Future[Never] = asyncio.get_running_loop().create_future()
 
     @property
@@ -113,6 +116,13 @@ class Arrival:
         wake = self._plan.code.wake
         return bool(wake) and load(wake)(self.experiment.read_bytes()) == "on-demand"
 
+    @cached_property
+    def environment(self) -> Mapping[str, str]:
+        """The variables that this experiment's processes must start with."""
+        name = self._plan.code.environment
+        wanted: Mapping[str, str] = load(name)(self.experiment.read_bytes()) if name else {}
+        return wanted
+
     def open_broker(self, network: Network, address: str, token: str, stack: AsyncExitStack) -> Broker:
         """The machine's bus at ``address`` of ``network``. It asks the link for blobs. ``stack`` closes it."""
         broker = Broker(
@@ -130,9 +140,20 @@ class Arrival:
             token=token,
             trainer=self._plan.code.trainer,
             experiment=str(self.experiment.absolute()),
-            device_type=self._plan.device_type,
+            device_type=self._device_type,
             allow_code=allow_code,
         )
+
+    @property
+    def _device_type(self) -> str:
+        """Where trainers compute. What the user left open is what the coordinator was told of this machine.
+
+        A trainer that does not find the GPU, because it has failed since, must not go on with other bits on a
+        processor. For an experiment with an environment of its own, which is that of a processor, it stays open.
+        """
+        if self._plan.device_type != "auto" or self._compute is None or self.environment:
+            return self._plan.device_type
+        return self._compute.device
 
     def fail(self, error: BaseException) -> None:
         """End the machine with ``error``. Only the first call counts."""
@@ -153,11 +174,12 @@ async def arrive(plan: MachinePlan, network: Network, host: str, stack: AsyncExi
     """
     leases = LeaseSearch(plan.state, plan.count)
     stack.callback(leases.close)
+    compute = await asyncio.to_thread(plan.compute)
     enrolment = Enrolment(
         plan.address,
         plan.count,
         host,
-        compute=await asyncio.to_thread(plan.compute),
+        compute=compute,
         leases=leases,
         connect_seconds=plan.connect_seconds,
         lost_seconds=plan.lost_seconds,
@@ -172,4 +194,4 @@ async def arrive(plan: MachinePlan, network: Network, host: str, stack: AsyncExi
     store = BlobStore(folder.blobs)
     link.keep_blobs(store)
     experiment, stream = await asyncio.gather(link.fetch(granted.experiment), link.fetch(granted.partition))
-    return Arrival(plan, link, trunk, granted, folder, store, experiment, stream)
+    return Arrival(plan, link, trunk, granted, folder, store, experiment, stream, compute)

@@ -137,7 +137,7 @@ class Supervision:
         require_room(count, packed, self._trainer_count, plan.keys is not None)
         allow_files(count, packed, self._trainer_count)
         mark("devices", "arrival")
-        environment = self._environment(here)
+        environment = here.environment
         if lacking(os.environ, environment):  # it was not known before which variables this experiment needs
             await nursery.stop()
             nursery = await Nursery.start(plan.code.trainer, environment)
@@ -226,13 +226,6 @@ class Supervision:
                 log.error("trainer %d %s for %g s; it is killed, and done again are %s", number, lacked, seconds, jobs)
                 plan.observer.hung(number, seconds, lacked, jobs)
                 trainers.kill(number)
-
-    def _environment(self, here: Arrival) -> Mapping[str, str]:
-        """The variables that this experiment's processes must start with."""
-        if not self._plan.code.environment:
-            return {}
-        wanted: Mapping[str, str] = load(self._plan.code.environment)(here.experiment.read_bytes())
-        return wanted
 
     def _setup(self, here: Arrival, shared: bool) -> Setup:
         plan, granted = self._plan, here.granted

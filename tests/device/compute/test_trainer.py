@@ -260,6 +260,6 @@ def test_wrong_names_of_executors_and_devices_are_refused(corpus: Corpus) -> Non
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_cuda_is_refused_if_there_is_none(corpus: Corpus) -> None:
-    with pytest.raises(ConfigurationError, match="torch finds no CUDA device here; use 'cpu' or 'auto'"):
+    with pytest.raises(ConfigurationError, match="torch finds no CUDA device for it; see what nvidia-smi says"):
         Trainer({}, corpus, 1, device_type="cuda")
     assert Trainer({}, corpus, 1, device_type="auto").device == torch.device("cpu")

@@ -7,6 +7,7 @@ import errno
 import json
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from fedemu.protocol.blobs.fetch import MOST_WAITS
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import UP, Envelope, Packed
 from fedemu.protocol.errors import FedemuError, RefusedError
-from fedemu.protocol.messages import Bye, Enroll, Need, Offer
+from fedemu.protocol.messages import Bye, Compute, Enroll, Need, Offer
 from fedemu.protocol.transport.memory import MemoryNetwork
 
 
@@ -43,6 +44,40 @@ async def test_a_machine_that_arrived_has_its_devices_and_its_files(memory_coord
         assert json.loads(here.experiment.read_bytes()) == {"slow": 0.5}
         assert here.stream.parent == here.folder.blobs
     assert server.heard_of(Enroll) == [Enroll(count=3, host="here")]
+
+
+GPU = Compute(fedemu="1", torch="2", numpy="2", device="cuda")
+
+
+def portable(experiment: bytes) -> dict[str, str]:
+    return {"MKL_CBWR": "COMPATIBLE"}
+
+
+@pytest.mark.parametrize(
+    ("told", "chosen", "environment", "device_type"),
+    [
+        (GPU, "auto", "", "cuda"),
+        (msgspec.structs.replace(GPU, device="cpu"), "auto", "", "cpu"),
+        (GPU, "auto", f"{__file__}:portable", "auto"),
+        (GPU, "cuda", "", "cuda"),
+        (None, "auto", "", "auto"),
+    ],
+)
+async def test_trainers_compute_where_the_coordinator_was_told_and_on_no_processor_if_a_gpu_is_lost(
+    told: Compute | None,
+    chosen: str,
+    environment: str,
+    device_type: str,
+    memory_coordinator: Any,
+    plan: Any,
+    toy_code: ExperimentCode,
+) -> None:
+    server = memory_coordinator(devices=3)
+    code = replace(toy_code, environment=environment)
+    async with AsyncExitStack() as stack:
+        machine = plan(server, device_type=chosen, compute=lambda: told, code=code)
+        here = await arrive(machine, server.network, "here", stack)
+        assert here.trainer_setup("bus", "token", None).device_type == device_type
 
 
 @pytest.mark.parametrize(
