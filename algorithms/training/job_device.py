@@ -11,6 +11,7 @@ import torch
 
 from fedemu.algorithms.interface import Model, Tree
 from fedemu.algorithms.trees import map_leaves
+from fedemu.protocol.errors import ConfigurationError
 
 LEAST_VARIABLES: Final = 100_000
 """A model with fewer variables is trained on the processor.
@@ -32,9 +33,19 @@ def processor() -> torch.device:
 def gpu_or_processor(device_type: str) -> torch.device:
     """This machine's GPU if there is one, unless ``device_type`` (``auto``, ``cpu`` or ``cuda``) is ``cpu``.
 
-    A process that has asked for the GPU cannot fork any more. So only the job's own process may ask.
+    A process that has asked for the GPU cannot fork any more. So only the job's own process may ask. Raises
+    ConfigurationError for ``cuda`` if there is none.
     """
-    return torch.device("cuda") if device_type != "cpu" and torch.cuda.is_available() else _PROCESSOR
+    if device_type == "cpu":
+        return _PROCESSOR
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if device_type == "cuda":
+        raise ConfigurationError(
+            "jobs of this coordinator compute on CUDA, but torch finds no CUDA device any more; see what nvidia-smi "
+            "says, and go on with --resume when the GPU is there again"
+        )
+    return _PROCESSOR
 
 
 _find: ContextVar[FindDevice] = ContextVar("find", default=processor)

@@ -199,14 +199,15 @@ async def _serve(
             if not in_memory:  # where the trainer of this process opens the GPU
                 leave_gpu_to_jobs()
         made = assemble(directory, experiment, network, runtime.bind, [*observers, watched])
+        compute = how_it_coordinates(device_type)
         settings = replace(
             made.settings,
             idle_seconds=runtime.idle_seconds,
             stuck_seconds=runtime.stuck_seconds,
             mixed_compute=runtime.mixed_compute,
-            device_type=device_type,
+            # From now on jobs need the GPU that is there now: on a processor they would come to other bits.
+            device_type="cuda" if compute.gpus else "cpu",
         )
-        compute = how_it_coordinates(device_type)
         plan = replace(made, opened=opened, quotas=quotas, shown=watched.start, settings=settings, compute=compute)
         mark("coordinator", "data and method")
         try:

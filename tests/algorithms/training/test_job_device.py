@@ -19,19 +19,28 @@ from fedemu.algorithms.training.job_device import (
     rounds_to_tf32,
     same_every_time,
 )
+from fedemu.protocol.errors import ConfigurationError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.mark.parametrize(
     ("there", "device_type", "found"),
-    [(True, "auto", GPU), (True, "cuda", GPU), (True, "cpu", CPU), (False, "auto", CPU), (False, "cuda", CPU)],
+    [(True, "auto", GPU), (True, "cuda", GPU), (True, "cpu", CPU), (False, "auto", CPU), (False, "cpu", CPU)],
 )
 def test_a_gpu_is_taken_where_there_is_one_and_it_may_be_used(
     there: bool, device_type: str, found: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     assert gpu_or_processor(device_type) == found
+
+
+def test_a_job_does_not_go_on_with_other_bits_on_a_processor_if_the_gpu_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigurationError, match="torch finds no CUDA device any more; see what nvidia-smi says"):
+        gpu_or_processor("cuda")
 
 
 @pytest.mark.parametrize(

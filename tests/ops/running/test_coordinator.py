@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from fedemu.coordinator.settings import Settings
+from fedemu.device.host import computing
+from fedemu.device.host.processors import Cuda
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.running import coordinator
 from fedemu.ops.running.coordinator import allow_files, coordinate_alone, files_for
@@ -77,18 +79,28 @@ class Plan:
 
 
 @pytest.mark.parametrize(
-    ("device_type", "portable", "found"),
-    [("auto", False, "auto"), ("cuda", False, "cuda"), ("cpu", False, "cpu"), ("auto", True, "cpu")],
+    ("device_type", "portable", "there", "found"),
+    [
+        ("auto", False, True, "cuda"),
+        ("auto", False, False, "cpu"),
+        ("cuda", False, True, "cuda"),
+        ("cuda", False, False, "cpu"),
+        ("cpu", False, True, "cpu"),
+        ("auto", True, True, "cpu"),
+    ],
 )
-def test_server_jobs_compute_where_trainers_may_and_never_on_a_gpu_if_a_run_is_portable(
-    device_type: Any, portable: bool, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_server_jobs_compute_on_the_gpu_that_a_coordinator_begins_with_and_never_on_one_if_a_run_is_portable(
+    device_type: Any, portable: bool, there: bool, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Trainers elsewhere may have a GPU where the coordinator has none."""
+
     async def serve(plan: Plan) -> None:
         served.append(plan.settings.device_type)
 
     served: list[str] = []
     settings = Settings(run="r", seed=0, rounds=1, devices=1, per_round=1)
     experiment = Experiment.parse({"compute": {"portable": portable}})
+    monkeypatch.setattr(computing, "cuda_here", lambda: Cuda(("H200",), "13.0") if there else None)
     monkeypatch.setattr(coordinator, "assemble", lambda *_: Plan(settings))
     monkeypatch.setattr(coordinator, "serve", serve)
     runtime = Runtime(bind=f"ipc://{tmp_path}/c", device_type=device_type)
