@@ -20,6 +20,7 @@ from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.executors.cohort import EACH, sample_problem
 from fedemu.device.compute.executors.executor import Job, JobResult, Source, failed
 from fedemu.device.compute.executors.plain import drawing_by, looping
+from fedemu.device.compute.executors.promises import as_leaf
 from fedemu.device.compute.tapes.private_torch import without_compiler
 from fedemu.protocol.errors import TrainingError
 from fedemu.protocol.seeds import generator, sequence
@@ -113,7 +114,7 @@ def _ask(
     if keep is None:
         after = replace(buffer, asked=len(arrived), answered=map_leaves(_exported, outcome.own))
     else:
-        after = _kept(memory, keep.cpu().numpy().astype(np.int64), map_leaves(_exported, outcome.own))
+        after = _kept(memory, _positions(keep), map_leaves(_exported, outcome.own))
     return outcome, after, counts.numpy()
 
 
@@ -140,11 +141,22 @@ def _memory(job: Job, buffer: Buffer, arrived: NDArray[np.int64], source: Source
     )
 
 
+def _positions(keep: object) -> NDArray[np.int64]:
+    """The positions to keep, of any shape, as an array ``[kept]``. Raises TypeError unless they are whole numbers."""
+    found = as_leaf(keep, "ask").cpu().reshape(-1)
+    if len(found) and (found.dtype == torch.bool or found.is_floating_point() or found.is_complex()):
+        raise TypeError(
+            f"ask returned the positions of the samples to keep as {found.dtype}; they must be whole numbers, as "
+            "mask.nonzero() makes them of a mask"
+        )
+    return found.numpy().astype(np.int64)
+
+
 def _kept(memory: Memory, keep: NDArray[np.int64], notes: Tree) -> Buffer:
     """The buffer at the beginning of the next period, with the samples at the positions ``keep``.
 
     ``notes`` are those of the samples to keep, in the order of ``keep``. Raises ValueError unless the positions are
-    distinct, exist, and are at most ``memory.budget``.
+    distinct, exist, and are at most ``memory.budget``, and unless each has a row of the notes.
     """
     positions, first = np.unique(keep, return_index=True)
     if len(positions) < len(keep) or len(keep) > memory.budget:
@@ -157,6 +169,12 @@ def _kept(memory: Memory, keep: NDArray[np.int64], notes: Tree) -> Buffer:
             f"a selection of the positions {positions[0]} to {positions[-1]} is refused; "
             f"they must be from 0 to {len(memory.indices) - 1}"
         )
+    for name, leaf in notes.items():
+        if (rows := tuple(leaf.shape[:1])) != (len(keep),):
+            raise ValueError(
+                f"the note {name!r} of {rows[0] if rows else 'no'} rows is refused; it must have one for each of the "
+                f"positions to keep, which are {len(keep)}, in their order"
+            )
     noted = map_leaves(lambda leaf: leaf[torch.from_numpy(first)], notes)
     return Buffer(memory.indices[positions], memory.periods[positions], memory.period + 1, memory.seen, notes=noted)
 

@@ -55,6 +55,17 @@ class Select:
         return Outcome({}, {"x": torch.full((self.noted or rows,), 0.5)}), keep
 
 
+class Plain(Select):
+    """Keeps the positions that it is given, in the form in which they are given."""
+
+    def __init__(self, keep: Any) -> None:
+        super().__init__()
+        self.keep = keep
+
+    def ask(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> tuple[Outcome, Any]:
+        return Outcome({}, {}), self.keep
+
+
 @pytest.fixture
 def corpus() -> Corpus:
     draws = np.random.default_rng(0)
@@ -205,6 +216,30 @@ def test_an_impossible_selection_fails_its_device_alone(corpus: Corpus, kept: li
     assert isinstance(bad, TrainingError)
     assert str(bad) == f"device 4: the question could not be answered: a selection of {refusal}"
     assert isinstance(good, JobResult)
+
+
+@pytest.mark.parametrize(
+    ("select", "refusal"),
+    [
+        (Select(lambda memory: torch.tensor([False, True])), "to keep as torch.bool; they must be whole numbers"),
+        (Select(lambda memory: [0.5, 1.5]), "to keep as torch.float32; they must be whole numbers"),
+        (Select(lambda memory: [[0, 1, 2, 3]]), "a selection of 4 positions, 4 of them distinct, is refused"),
+        (
+            Select(lambda memory: [1], noted=2),
+            "the note 'x' of 2 rows is refused; it must have one for each of the positions",
+        ),
+    ],
+    ids=["mask", "fractions", "table", "notes of all"],
+)
+def test_an_answer_that_names_no_samples_is_refused_in_a_sentence(corpus: Corpus, select: Select, refusal: str) -> None:
+    (result,) = a_trainer(corpus, select).run("select", SHARED, [a_job(0, list(range(4 if "4" in refusal else 2)))])
+    assert isinstance(result, TrainingError)
+    assert refusal in str(result)
+
+
+@pytest.mark.parametrize("form", [np.array, list, torch.tensor])
+def test_positions_may_be_an_array_or_a_list(corpus: Corpus, form: Any) -> None:
+    assert held(done(a_trainer(corpus, Plain(form([2, 0]))), "select", a_job(0, [5, 6, 7])))[0] == [5, 7]
 
 
 def test_a_buffer_that_is_ahead_of_the_work_is_refused(corpus: Corpus) -> None:
