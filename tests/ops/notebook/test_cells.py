@@ -198,6 +198,25 @@ def test_a_name_may_stand_for_what_another_name_was_before(cell: Cell) -> None:
         name_of(names["both"], "model__name")
 
 
+def test_a_module_that_other_processes_find_elsewhere_or_not_at_all_is_refused(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    (scripts / "nets_beside.py").write_text("class Net: ...\n")
+    monkeypatch.syspath_prepend(scripts)
+    names = cell("import nets_beside\nfrom nets_beside import Net\ndef make(): return Net()\n")
+    Path("nets_beside.py").write_text("class Net: width = 3\n")
+    there = f"is {scripts}/nets_beside.py here, and {tmp_path}/nets_beside.py for other processes; .* PYTHONPATH"
+    with pytest.raises(ConfigurationError, match=there):
+        name_of(names["make"], "algorithm__loss")
+    Path("nets_beside.py").unlink()
+    with pytest.raises(ConfigurationError, match="and not there for other processes"):
+        name_of(names["Net"], "model__name")
+    monkeypatch.setenv("PYTHONPATH", str(scripts))
+    assert name_of(names["Net"], "model__name") == "nets_beside:Net"
+
+
 def test_code_of_a_module_is_named_by_it() -> None:
     assert name_of(ConfigurationError, "model__name") == "fedemu.protocol.errors:ConfigurationError"
 

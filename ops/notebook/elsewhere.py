@@ -1,0 +1,33 @@
+"""Whether other processes find a module of somebody's own where this process found it.
+
+This process may look into more folders: that of its script, and what a cell has put into ``sys.path``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from fedemu.protocol.code.own_code import is_own
+from fedemu.protocol.code.source import interpreter
+
+_ASK = "import sys; from fedemu.protocol.code.source import source_of; print(source_of(sys.argv[1]))"
+
+
+def missed_elsewhere(module: str) -> str | None:
+    """What is wrong if other processes do not find this module, in words. None if they find it, or if it is no own."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None or not is_own(file):
+        return None
+    command = [*interpreter(), "-c", _ASK, module]
+    asked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    found = asked.stdout.splitlines()[-1] if asked.returncode == 0 else None
+    path = Path(file).resolve()
+    if found is not None and Path(found).resolve() == path:
+        return None
+    folder = path.parents[module.count(".") + (path.name == "__init__.py")]
+    return (
+        f"the module {module} is {path} here, and {found or 'not there'} for other processes; "
+        f"start Python in {folder}, or name this folder in the environment variable PYTHONPATH"
+    )
