@@ -8,6 +8,7 @@ from typing import Final
 
 from fedemu.protocol.errors import ConfigurationError
 
+CUBLAS_WORKSPACE: Final = "CUBLAS_WORKSPACE_CONFIG"
 COMPUTE_ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -15,7 +16,7 @@ COMPUTE_ENVIRONMENT: Final = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_TRIM_THRESHOLD_": "2000000000",
     "MALLOC_MMAP_THRESHOLD_": "2000000000",
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    CUBLAS_WORKSPACE: ":4096:8",
 }
 """A trainer uses one thread, in torch and in numpy, because the number of threads changes the last bits of a result.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from fedemu.algorithms.interface import Forest, Kind, LocalProgram, Query, Tree
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.training.job_device import round_to_tf32
 from fedemu.algorithms.trees import flatten, map_leaves
+from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT, CUBLAS_WORKSPACE
 from fedemu.device.compute.executors.checked import GPU_TOLERANCE, TOLERANCE, Checked
 from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source, failed
 from fedemu.device.compute.executors.lowering import Lowered
@@ -191,6 +193,8 @@ def open_device(device_type: str, tf32: bool = False) -> torch.device:
                 "let the run compute on processors from its beginning (device_type = 'cpu')"
             )
         return torch.device("cpu")
+    # A trainer within a run's only process has the environment that this was started with. torch reads it at first use.
+    os.environ[CUBLAS_WORKSPACE] = COMPUTE_ENVIRONMENT[CUBLAS_WORKSPACE]
     round_to_tf32(tf32, tf32)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
@@ -91,11 +92,22 @@ def test_a_gpu_rounds_to_tf32_as_the_experiment_says_whatever_own_code_has_told_
 ) -> None:
     backends: Any = torch.backends
     monkeypatch.setattr(backends, "fp32_precision", told)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with same_every_time(torch.device("cuda")):  # afterwards all switches are as before
         assert open_device("cuda", tf32).type == "cuda"
         operators = backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn
         assert [each.fp32_precision for each in operators] == ["tf32" if tf32 else "ieee"] * 3
+
+
+def test_a_gpu_multiplies_with_one_workspace_also_in_a_process_that_was_started_without_the_environment_of_trainers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with same_every_time(torch.device("cuda")):
+        open_device("cuda")
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
 class Convolving(LocalSGD):
