@@ -52,7 +52,7 @@ def leave_on_signals() -> None:
 
 
 def interrupt_on_signals() -> None:
-    """Such a signal raises KeyboardInterrupt from now on. SIGHUP does so once.
+    """Such a signal raises KeyboardInterrupt from now on.
 
     The handler is not Python's own. That one asyncio would replace by one of its own, after which the first Ctrl-C is
     heard when a task waits, and not while an experiment is put together.
@@ -117,8 +117,6 @@ def end(code: int) -> NoReturn:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    if number == signal.SIGHUP:  # a terminal that is closed sends it twice, by its shell and by the kernel
-        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

@@ -100,15 +100,10 @@ class Launch:
         return self.devices_gave_up and self._ended["devices"] > 0
 
     def signalled(self, sign: Signals, now: float) -> list[Action]:
-        """The user wants to stop. The first signal asks for a checkpoint, the second one stops at once.
-
-        A terminal that is closed sends SIGHUP twice, by its shell and by the kernel. Nobody has asked twice then.
-        """
+        """The user wants to stop. The first signal asks for a checkpoint, the second one stops at once."""
         if self.phase is Phase.RUNNING:
             return [Say("stopping after a checkpoint; once more to stop at once"), *self._stop(now)]
         if self.phase is Phase.STOPPING:
-            if sign == signal.SIGHUP:
-                return []
             self.wake = now + self.patience.termination
             return [self._send("coordinator", signal.SIGKILL)]
         return [self._send("devices", signal.SIGTERM)]

@@ -35,8 +35,8 @@ def test_a_command_knows_the_codes_before_it_imports_anything_heavy() -> None:
     assert len([name for name in names if name.startswith("fedemu.")]) < 10
 
 
-@pytest.mark.parametrize(("sign", "twice"), [("SIGINT", "again"), ("SIGTERM", "again"), ("SIGHUP", "ignored")])
-def test_a_stop_signal_is_heard_at_once_while_asyncio_runs_and_a_hangup_only_once(sign: str, twice: str) -> None:
+@pytest.mark.parametrize("sign", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_stop_signal_is_heard_at_once_while_asyncio_runs(sign: str) -> None:
     code = (
         "import asyncio, os, signal, sys\n"
         "from fedemu.ops.running.codes import interrupt_on_signals, leave_on_signals\n"
@@ -51,14 +51,9 @@ def test_a_stop_signal_is_heard_at_once_while_asyncio_runs_and_a_hangup_only_onc
         "    asyncio.run(put_together())\n"
         "except KeyboardInterrupt:\n"
         "    print('interrupted')\n"
-        "try:\n"
-        "    os.kill(os.getpid(), sign)\n"
-        "    print('ignored')\n"
-        "except KeyboardInterrupt:\n"
-        "    print('again')\n"
     )
     ended = subprocess.run([sys.executable, "-c", code, sign], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout.split() == ["interrupted", twice]
+    assert ended.stdout == "interrupted\n"
 
 
 def test_a_process_does_not_wait_for_threads_that_were_forsaken() -> None:
