@@ -11,6 +11,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -175,14 +176,15 @@ def model_defaults(name: str) -> dict[str, Any]:
     return {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}
 
 
-def build_algorithm(name: str, options: Mapping[str, Any], ingredients: Ingredients) -> Algorithm[Any]:
+def build_algorithm(name: str, options: Mapping[str, Any], ingredients: Ingredients, seed: int = 0) -> Algorithm[Any]:
     """The method ``name``. If the model grows task by task, the method is prepared for tasks.
 
-    Raises ConfigurationError if there is no such method, or if it does not fit its options or the ingredients.
+    What its builder draws by torch, numpy or Python follows from ``seed``. Raises ConfigurationError if there is no
+    such method, or if it does not fit its options or the ingredients.
     """
     ingredients.require_fitting_criterion()
     builder = find("algorithm", name, ALGORITHMS)
-    algorithm = _call("algorithm.options", name, builder, (ingredients,), options)
+    algorithm = under_seed(lambda: _call("algorithm.options", name, builder, (ingredients,), options), seed)
     members = ("programs", "init", "round", "variables")
     built: Algorithm[Any] = _with_members(algorithm, "algorithm", name, members)
     if not isinstance(built.programs, Mapping):
@@ -193,16 +195,19 @@ def build_algorithm(name: str, options: Mapping[str, Any], ingredients: Ingredie
     return with_tasks(built, ingredients.model)
 
 
-def build_terms(terms: Mapping[str, Mapping[str, Any]], ingredients: Ingredients) -> dict[str, LocalTerm]:
+def build_terms(
+    terms: Mapping[str, Mapping[str, Any]], ingredients: Ingredients, seed: int = 0
+) -> dict[str, LocalTerm]:
     """The local terms of ``algorithm.terms``, which names each with its options.
 
-    Raises ConfigurationError if there is no such term, if it does not fit its options or the ingredients, or if two
-    terms would keep what they remember under one name.
+    What their builders draw by torch, numpy or Python follows from ``seed``. Raises ConfigurationError if there is no
+    such term, if it does not fit its options or the ingredients, or if two terms would keep what they remember under
+    one name.
     """
     built: dict[str, LocalTerm] = {}
     for name, options in terms.items():
         builder = find("algorithm.terms", name, TERMS)
-        found = _call(f"algorithm.terms.{name}", name, builder, (ingredients,), options)
+        found = under_seed(partial(_call, f"algorithm.terms.{name}", name, builder, (ingredients,), options), seed)
         if not isinstance(found, LocalTerm):
             raise ConfigurationError(f"algorithm.terms {name!r} made {an_object(found)}; it must be a LocalTerm")
         if other := next((other for other, term in built.items() if term.name == found.name), ""):
@@ -246,7 +251,8 @@ def find(what: str, name: str, known: Mapping[str, Any]) -> Any:
         hint = f"did you mean {near[0]!r}?" if near else "your own are named module:Name"
         raise ConfigurationError(f"{what} {name!r} is none of {', '.join(known)}; {hint}")
     try:
-        found = load(name)
+        # Whatever a module draws when it is imported is the same in every process.
+        found = under_seed(lambda: load(name), 0)
     except ConfigurationError as error:
         raise ConfigurationError(f"{what} {name!r}: {error}") from error
     if not callable(found):

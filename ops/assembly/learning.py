@@ -79,10 +79,12 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
         kept=experiment.replay.kept,
         cumulative=stream.cumulative,
     )
-    terms = build_terms(experiment.algorithm.terms, ingredients)
+    seed = seeds.integer(experiment.seed, purpose="method")
+    terms = build_terms(experiment.algorithm.terms, ingredients, seed)
     ingredients = with_local_terms(ingredients, terms)
     name = experiment.algorithm.name
-    algorithm = with_terms(build_algorithm(name, experiment.algorithm.options, ingredients), terms, model, name)
+    built = build_algorithm(name, experiment.algorithm.options, ingredients, seed)
+    algorithm = with_terms(built, terms, model, name)
     # Gradients that select samples are those of the exact model.
     exact = replace(ingredients, model=model)
     return model, _replaying(algorithm, experiment, exact) if experiment.replay.kept else algorithm

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedemu.algorithms.interface import Kind, Model, Outputs, Tree
 from fedemu.algorithms.models.layers import uniform
+from fedemu.algorithms.models.torch_module import under_seed
 from fedemu.algorithms.trees import without
 from fedemu.protocol import seeds
 from fedemu.protocol.code.named import load
@@ -87,7 +88,7 @@ def _own(name: str, classes: int, width: int) -> Tensor:
         raise ConfigurationError(
             f"algorithm.options.anchors = {name!r} is not {ORTHONORMAL!r}, and your own are named module:Name"
         )
-    make: Callable[[int, int], Any] = load(name)
+    make: Callable[[int, int], Any] = under_seed(lambda: load(name), 0)
     array = np.asarray(make(classes, width), dtype=np.float32)
     if array.shape != (classes, width) or not np.isfinite(array).all():
         raise ConfigurationError(

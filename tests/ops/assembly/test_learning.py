@@ -21,6 +21,7 @@ from fedemu.ops.assembly import learning
 from fedemu.ops.assembly.learning import open_algorithm
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment import Experiment
+from fedemu.protocol.code.named import load
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -103,7 +104,7 @@ def test_every_setting_of_local_training_and_of_replay_reaches_the_method(monkey
         }
     )
     model, _ = open_algorithm(experiment, open_corpus(experiment))
-    (name, options, ingredients), (_, replay, exact) = given
+    (name, options, ingredients, _), (_, replay, exact) = given
     assert (name, options) == ("fedprox", {"mu": 0.25})
     assert ingredients.model is not model, "it computes in bfloat16"
     expected = Ingredients(
@@ -207,3 +208,42 @@ def test_a_model_of_tokens_goes_with_methods_and_streams_that_look_into_models()
         model, _ = open_algorithm(Experiment.parse({**table, "algorithm": {"name": name}}), corpus)
         assert isinstance(model, Growing)
         open_algorithm(Experiment.parse({"model": table["model"], "algorithm": {"name": name}}), corpus)
+
+
+DRAWING = """
+import random
+import numpy as np
+import torch
+from fedemu.algorithms import FedAvg, LocalTerm
+
+def drawn():
+    return torch.rand(()).item(), np.random.random(), random.random()
+
+IMPORTED, METHODS, TERMS = drawn(), [], []
+
+class Method(FedAvg):
+    def __init__(self, ingredients):
+        super().__init__(ingredients)
+        METHODS.append(drawn())
+
+def held(ingredients):
+    TERMS.append(drawn())
+    return LocalTerm("held", lambda model, at: at.facts.lr * 0, previous=False)
+"""
+
+
+def test_what_a_method_and_a_term_draw_when_they_are_built_follows_from_the_seed_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    corpus = open_corpus(Experiment())
+    for file in ("one.py", "two.py"):
+        Path(file).write_text(DRAWING)
+        named = {"name": f"{file}:Method", "terms": {f"{file}:held": {}}}
+        for seed in (1, 1, 2):
+            open_algorithm(Experiment.parse({"seed": seed, "algorithm": named}), corpus)
+    assert load("one.py:IMPORTED") == load("two.py:IMPORTED")
+    for built in ("METHODS", "TERMS"):
+        first, again, other = load(f"one.py:{built}")
+        assert first == again != other
+        assert load(f"two.py:{built}") == [first, again, other]
