@@ -6,6 +6,7 @@ import gc
 import json
 import math
 import os
+import random
 import signal
 import stat
 import time
@@ -18,6 +19,7 @@ from typing import Final, NoReturn
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.algorithms.models.randomness.draws import Draws, keys
@@ -57,10 +59,11 @@ class Place:
         """How far the job is, None if it has not begun."""
         return checkpoint.load_job(self.directory, self.round, self.ordinal, attempt=self.attempt, basis=self.basis)
 
-    def draws(self, step: int) -> Draws:
-        """What models draw by in a step, such as their dropout: a function of seed, round, job and step."""
+    def key(self, step: int) -> NDArray[np.int32]:
+        """The key ``[2]`` of what is drawn in a step: a function of seed, round, job and step. -1 is before them."""
         seed = integer(self.seed, round=self.round, purpose=f"draws/{self.ordinal}")
-        return Draws(torch.from_numpy(keys(np.array([seed], np.uint64), np.array([step])))[0])
+        key: NDArray[np.int32] = keys(np.array([seed], np.uint64), np.array([step]))[0]
+        return key
 
 
 def run_and_exit(
@@ -109,21 +112,23 @@ def run(job: ServerJob, place: Place, stepped: Callable[[int], None]) -> None:
 
     Where there may be a checkpoint, the carry is replaced by what a load would give back, on the device where it lies.
     So a job that was killed computes with the same bits in the same memory layout as one that was not. There is one
-    the first time, and then if the last is older than ``SAVE_SECONDS``.
+    the first time, and then if the last is older than ``SAVE_SECONDS``. It also draws the same numbers in each step.
     """
 
     def keep(finished: bool) -> None:
         path = place.directory, place.round, place.ordinal
         checkpoint.save_job(*path, step, carry, finished=finished, attempt=place.attempt, basis=place.basis)
 
+    _seed_generators(place.key(-1), at_first=True)
     known = place.reached()
     if known is not None:
         step, carry, finished = known.step, known.carry, known.finished
     else:
         step, carry, finished = 0, checkpoint.canonical(_tree(job.init(), "its init must return")), False
-    reported, saved = 0.0, -math.inf
+    reported, saved, begun = 0.0, -math.inf, step
     while not finished and step < job.steps:
-        with models_draw_by(place.draws(step)), keeping_activations():
+        _seed_generators(key := place.key(step), at_first=step == begun)
+        with models_draw_by(Draws(torch.from_numpy(key))), keeping_activations():
             carry, finished = _checked(job.step(carry, step))
         step += 1
         if not finished and step < job.steps and step % job.checkpoint_every == 0:
@@ -136,6 +141,21 @@ def run(job: ServerJob, place: Place, stepped: Callable[[int], None]) -> None:
             reported = time.monotonic()
     keep(True)
     stepped(step)
+
+
+def _seed_generators(key: NDArray[np.int32], *, at_first: bool) -> None:
+    """Let Python, numpy and torch draw by a key ``[2]``: a job may draw by them, and models draw by keys anyway.
+
+    ``at_first`` also seeds a GPU that this process does not use yet, which takes longer than many a step.
+    """
+    seed = int(key.view(np.uint64)[0]) >> 1
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if at_first:
+        torch.manual_seed(seed)
+        return
+    for each in (torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())):  # type: ignore[no-untyped-call]
+        each.manual_seed(seed)
 
 
 def _checked(result: object) -> tuple[Tree, bool]:

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import multiprocessing
 import os
+import random
 import re
 import select
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -42,17 +44,18 @@ def checkpoints_are_not_seconds_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(step_hook=lambda index: None, steps: int = 12, checkpoint_every: int = 5) -> ServerJob:
-    """A job of gradient steps on a noisy quadratic. The state of the noise's generator is part of the carry."""
+    """A job of gradient steps on a quadratic with noise of all generators. The state of one is part of the carry."""
 
     def init():
-        return {"w": torch.zeros(8, 4).t(), "random": torch.Generator().manual_seed(3).get_state()}
+        return {"w": torch.rand(8, 4).t(), "random": torch.Generator().manual_seed(3).get_state()}
 
     def step(carry, index):
         step_hook(index)
         generator = torch.Generator()
         generator.set_state(carry["random"])
         w = carry["w"].clone().requires_grad_()
-        (((w - torch.randn(w.shape, generator=generator)) ** 2).sum() / 3).backward()
+        noise = torch.randn(w.shape, generator=generator) + torch.rand(w.shape) * random.random() * np.random.random()
+        (((w - noise) ** 2).sum() / 3).backward()
         return {"w": (w - 0.1 * w.grad).detach(), "random": generator.get_state()}, False
 
     return ServerJob("train", init, step, steps, checkpoint_every)
