@@ -15,6 +15,7 @@ from fedemu.ops.compare.compare import compare as side_by_side
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.ops.experiment.without_effect import WithoutEffect
+from fedemu.ops.notebook.card import from_here
 from fedemu.ops.notebook.compared import ComparedRuns
 from fedemu.ops.notebook.play import Ended, play
 from fedemu.ops.notebook.result import Result
@@ -176,9 +177,9 @@ def _paths(some: Compared | Iterable[Compared]) -> list[Path]:
         case str() | Path():
             return [Path(some)]
         case Result():
-            return [some.directory]
+            return [from_here(some.directory)]
         case SeedResults():
-            return [result.directory for result in some]
+            return [from_here(result.directory) for result in some]
         case _:
             return [path for one in some for path in _paths(one)]
 

@@ -44,5 +44,10 @@ def link(path: Path, text: str) -> Html:
     return Html(f'<a href="{quote(os.path.relpath(path))}" target="_blank">{escape(text)}</a>')
 
 
+def from_here(path: Path) -> Path:
+    """The path as people write it: from the working folder, if it is below that."""
+    return path.relative_to(here) if path.is_relative_to(here := Path.cwd()) else path
+
+
 def _text(value: str) -> str:
     return value if isinstance(value, Html) else escape(value)

@@ -12,7 +12,7 @@ from fedemu.coordinator.record.run import read_run
 from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.sources import CONFIG_FILE
 from fedemu.ops.figures import counted, decimal, percent, span
-from fedemu.ops.notebook.card import card, link
+from fedemu.ops.notebook.card import card, from_here, link
 from fedemu.ops.notebook.frames import Rows
 from fedemu.ops.notebook.shown import show_figures
 from fedemu.ops.results.doubts import doubts
@@ -33,7 +33,8 @@ _DIGITS = 16
 class Result(Results):
     """The results of a run. ``rows[-1]`` is its last round, and ``rows()`` has all of them as a pandas frame.
 
-    ``settings`` has the tables of the experiment, as ``config.toml`` holds them.
+    ``settings`` has the tables of the experiment, as ``config.toml`` holds them. ``directory`` is absolute, so the
+    result stays that of its run when the working folder is another one.
     """
 
     rows: Rows
@@ -44,7 +45,7 @@ class Result(Results):
         """Read a run. Raises ConfigurationError if ``directory`` holds none, or a file of it is damaged."""
         run = read_run(directory)
         settings = read_toml(directory / CONFIG_FILE) if run.config else {}
-        return cls(directory, Rows(run.rows), run.events, run.summary or {}, settings)
+        return cls(directory.absolute(), Rows(run.rows), run.events, run.summary or {}, settings)
 
     def figure(self, name: str) -> Figure:
         """One figure of the report as a matplotlib figure, such as ``accuracy``. The run may be unfinished.
@@ -99,7 +100,7 @@ class Result(Results):
             "cause": self.cause,
             "doubt": "; ".join(doubts(self.rows, self.summary)),
             "model digest": str(self.summary.get("model_digest") or "")[:_DIGITS],
-            "folder": str(self.directory),
+            "folder": str(from_here(self.directory)),
         }
 
     @property
@@ -107,10 +108,10 @@ class Result(Results):
         """How the run ended, in one line."""
         facts = self.facts
         told = [self.outcome, facts["rounds"], *([f"accuracy {facts['accuracy']}"] if facts["accuracy"] else [])]
-        return f"{self.name}: {', '.join(told)}, in {self.directory}"
+        return f"{self.name}: {', '.join(told)}, in {from_here(self.directory)}"
 
     def __repr__(self) -> str:
-        facts = {**self.facts, "report": str(self.report) if exists(self.report) else ""}
+        facts = {**self.facts, "report": str(from_here(self.report)) if exists(self.report) else ""}
         width = max(map(len, facts))
         lines = [f"  {name:<{width}}  {value}" for name, value in facts.items() if value]
         return "\n".join([f"{self.name}: {self.outcome}", *lines])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedemu.ops.compare.compare import compare
-from fedemu.ops.notebook.card import card, link
+from fedemu.ops.notebook.card import card, from_here, link
 from fedemu.ops.notebook.compared import ComparedRuns
 from fedemu.ops.notebook.result import Result
 from fedemu.protocol.host.paths import exists
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class SeedResults:
-    """The results of one experiment with several seeds, in the order of the seeds. ``group[0]`` is the first one."""
+    """The results of one experiment with several seeds, in the order of the seeds. ``group[0]`` is the first one.
+
+    ``folder`` is absolute, as the directories of the results are.
+    """
 
     folder: Path
     results: Sequence[Result]
@@ -27,7 +30,7 @@ class SeedResults:
     @classmethod
     def read(cls, folder: Path, directories: Sequence[Path]) -> SeedResults:
         """Read the runs ``directories`` of the group in ``folder``."""
-        return cls(folder, tuple(map(Result.read, directories)))
+        return cls(folder.absolute(), tuple(map(Result.read, directories)))
 
     def rows(self) -> DataFrame:
         """The rounds of all seeds as one pandas frame, as ``Result.rows()`` has them, with ``seed`` as first column.
@@ -44,7 +47,7 @@ class SeedResults:
     @property
     def compared(self) -> ComparedRuns:
         """The figures over the seeds: mean and standard deviation."""
-        return ComparedRuns(compare([result.directory for result in self.results]))
+        return ComparedRuns(compare([from_here(result.directory) for result in self.results]))
 
     @property
     def page(self) -> Path:
@@ -61,12 +64,12 @@ class SeedResults:
         return iter(self.results)
 
     def __repr__(self) -> str:
-        return f"{self.compared.to_text()}\n  folder  {self.folder}"
+        return f"{self.compared.to_text()}\n  folder  {from_here(self.folder)}"
 
     def _repr_html_(self) -> str:
         of_seeds = {f"seed {result.settings['seed']}": result.facts["accuracy"] for result in self.results}
         page = link(self.page, "comparison") if exists(self.page) else ""
-        facts = {**of_seeds, "folder": str(self.folder), "pages": page}
+        facts = {**of_seeds, "folder": str(from_here(self.folder)), "pages": page}
         first = self.results[0]
         outcomes = ", ".join(dict.fromkeys(result.outcome for result in self.results))
         return card(f"{first.name}, {len(self)} seeds", outcomes, facts) + self.compared._repr_html_()

@@ -47,6 +47,18 @@ def test_a_result_is_told_in_a_few_lines_and_on_a_small_card(directory: Path) ->
     assert "<img" not in html
 
 
+def test_a_result_stays_that_of_its_run_when_the_working_folder_changes(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(directory.parent)
+    result = fedemu.open_run("tiny-1")
+    assert "  folder        tiny-1" in repr(result).splitlines()
+    monkeypatch.chdir(tmp_path)
+    assert "  folder        runs/tiny-1" in repr(result).splitlines()
+    assert "accuracy" in result.figures
+    assert fedemu.compare(result).frame()["final_accuracy"].tolist() == [0.875]
+
+
 def test_an_unfinished_run_says_how_far_it_is(directory: Path) -> None:
     (directory / "summary.json").unlink()
     write_frozen(Experiment(name="tiny", rounds=40), directory)
