@@ -83,8 +83,9 @@ def require(source: DataSource, features: Mapping[str, Any], name: str, where: s
 
 
 def number_type(feature: Any) -> str:
-    """The type of a column of numbers. Empty for any other column, also for class labels."""
-    if not isinstance(feature, datasets.Value) or not feature.dtype.startswith(("int", "uint", "float", "double")):
+    """The type of a column of numbers, or of truths, which count as 1 and 0. Empty for any other, also for classes."""
+    numbers = ("int", "uint", "float", "double", "bool")
+    if not isinstance(feature, datasets.Value) or not feature.dtype.startswith(numbers):
         return ""
     return str(feature.dtype)
 

@@ -203,14 +203,14 @@ def write_csv(tmp_path, **files):
 def test_columns_of_numbers_become_features_and_texts_become_classes(tmp_path, open_folder):
     write_csv(
         tmp_path,
-        train="weight,legs,kind,label\n1.5,4,a,dog\n2.5,2,b,bird\n",
-        test="weight,legs,kind,label\n9.0,8,a,ant\n",
+        train="weight,legs,tame,kind,label\n1.5,4,True,a,dog\n2.5,2,False,b,bird\n",
+        test="weight,legs,tame,kind,label\n9.0,8,False,a,ant\n",
     )
     corpus = open_folder(columns=("kind",))
-    assert corpus.train.x.tolist() == [[1.5, 4.0], [2.5, 2.0]]
+    assert corpus.train.x.tolist() == [[1.5, 4.0, 1.0], [2.5, 2.0, 0.0]]
     assert corpus.class_names == ("ant", "bird", "dog")
     assert (corpus.train.y.tolist(), corpus.test.y.tolist()) == ([2, 1], [0])
-    assert corpus.input_shape == (2,)
+    assert corpus.input_shape == (3,)
     assert corpus.train.columns["kind"].tolist() == ["a", "b"]
 
 
