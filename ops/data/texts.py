@@ -51,9 +51,14 @@ def decode_columns(source: DataSource, wanted: TextSource, columns: Columns, spl
         )
     for name in source.columns:
         _require(source, columns, name)
-    names, test = chosen_splits(source, list(dict.fromkeys(splits)))
     present = np.array([bool(str(cell or "").strip()) for cell in columns[text]])
-    of_split = np.array(splits)
+    of_split, known = np.array(splits), list(dict.fromkeys(splits))
+    names, test = chosen_splits(source, known)
+    # The labels of a split may have been kept secret.
+    unlabelled = np.array([label is not None and _is_empty(cell) for cell in columns[label or text]])
+    while test is not None and unlabelled[of_split == test].all():
+        known.remove(test)
+        names, test = chosen_splits(source, known)
     rows = [np.flatnonzero(np.isin(of_split, chosen) & present) for chosen in (names, [] if test is None else [test])]
     for chosen, found in zip((" and ".join(names), test), rows, strict=True):
         if chosen is not None and not len(found):
@@ -121,7 +126,7 @@ def classes_of_cells(
     if label is None:
         return np.zeros(len(rows), dtype=np.int64), (UNLABELLED,)
     cells = [columns[label][row] for row in rows]
-    empty = [row for row, cell in zip(rows.tolist(), cells, strict=True) if cell is None or not str(cell).strip()]
+    empty = [row for row, cell in zip(rows.tolist(), cells, strict=True) if _is_empty(cell)]
     if empty:
         raise DataError(f"the column {label!r} of {source.dataset!r} is empty in row {empty[0] + 1}")
     # Where a cell has several numbers, it is a word: as a number it would be the smallest of them.
@@ -134,6 +139,10 @@ def classes_of_cells(
         )
     distinct, y = np.unique(found, return_inverse=True)
     return y.astype(np.int64), tuple(map(str, distinct.tolist()))
+
+
+def _is_empty(cell: Any) -> bool:
+    return cell is None or not str(cell).strip()
 
 
 def _tokenised(decoded: Decoded, wanted: TextSource) -> Decoded:

@@ -136,6 +136,13 @@ def test_rows_are_divided_by_a_column_of_splits(load: Load) -> None:
         load("c.csv", content, train_split="dev")
 
 
+def test_a_test_split_whose_labels_were_kept_secret_is_passed_over(load: Load) -> None:
+    rows = [f"{split},ask {i},{label}" for split in ("train", "validation") for i, label in enumerate("ababa")]
+    corpus = load("c.csv", "\n".join(["split,text,label", *rows, "test,tell 1,", "test,tell 2,"]))
+    assert (corpus.train.y.tolist(), corpus.test.y.tolist()) == ([0, 1, 0, 1, 0], [0, 1, 0, 1, 0])
+    assert corpus.class_names == ("a", "b")
+
+
 def test_lines_are_texts_without_labels(load: Load) -> None:
     corpus = load("lines.txt.gz", "\n".join(["super song", "", *(f"play {i}" for i in range(9))]))
     assert (len(corpus.train), len(corpus.test)) == (8, 2)
