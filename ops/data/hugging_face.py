@@ -210,7 +210,11 @@ def _splits(source: DataSource, opened: datasets.DatasetDict) -> tuple[datasets.
     """The training split, which may be several splits joined, and the test split. None if there is no test split."""
     known = [str(name) for name in opened]
     names, test = chosen_splits(source, known)
-    while test is not None and _unlabelled(opened[test]):
+    label = label_column(source, opened[names[0]].features)
+    # The labels of a split may have been kept secret, as those of ImageNet's test split. Then all are -1.
+    while test is not None and _labels(opened[test], label) == {-1}:
+        if any(-1 in _labels(opened[name], label) for name in names):
+            break
         known.remove(test)
         names, test = chosen_splits(source, known)
     for split in (*names, test):
@@ -225,10 +229,8 @@ def _splits(source: DataSource, opened: datasets.DatasetDict) -> tuple[datasets.
     return train, None if test is None else opened[test]
 
 
-def _unlabelled(split: datasets.Dataset) -> bool:
-    """Whether the labels of a split were kept secret: then all are -1, as in ImageNet's test split."""
-    labels = [name for name, feature in split.features.items() if isinstance(feature, datasets.ClassLabel)]
-    if not labels or not len(split):
-        return False  # a shuffled split without any column cannot be read
-    values = split.select_columns(labels).with_format("arrow")[:]
-    return all(set(column.to_pylist()) == {-1} for column in values.columns)
+def _labels(split: datasets.Dataset, label: str) -> set[int | None]:
+    """The different labels of a split that are whole numbers. Empty if its labels are none, or if it has no column."""
+    if not getattr(split.features.get(label), "dtype", "").startswith("int") or not len(split):
+        return set()
+    return set(split.select_columns([label]).with_format("arrow")[:].column(0).to_pylist())

@@ -229,6 +229,14 @@ def test_a_shuffled_test_split_without_class_labels_is_read_in_its_order():
     assert decoded.test.y.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(("least", "tested"), [(0, [1, 2]), (-1, [0])])
+def test_a_test_split_of_secret_labels_is_passed_over_unless_its_label_is_trained_on(least, tested):
+    parts = {"train": [least, 1, 2], "validation": [1, 2], "test": [-1]}
+    opened = {name: hugging_face.Dataset.from_dict({"a": [1.0] * len(y), "label": y}) for name, y in parts.items()}
+    decoded = decode_table(DataSource("mine:made"), hugging_face.DatasetDict(opened), grey=True)
+    assert decoded.test.y.tolist() == tested
+
+
 CATS, MORE = hugging_face.ClassLabel(names=["ant", "cat", "dog"]), hugging_face.ClassLabel(names=["dog", "cat"])
 
 
