@@ -1,18 +1,21 @@
 """The runs of a sweep as child processes, several at a time.
 
 Every run is a child process with everything in one process, so runs side by side do not change each other's results.
+One that computes on a GPU has further processes, and the GPU to itself if there is one for each.
 The folder of the sweep shows what is left to do: a run that is complete is not run again, and one that has begun is
 resumed.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,7 +37,11 @@ Command = Callable[[Path, Planned], list[str]]
 """Makes the command of a run from its directory."""
 
 TRANSPORT = "runtime.transport=memory"
-"""What every run of a sweep is set to."""
+"""What every run of a sweep is set to that computes on processors."""
+APART = "runtime.transport=zmq"
+"""What a run is set to that computes on a GPU. In the process that does so no server job could be started."""
+PACKED = "runtime.per_process=50"
+"""How such a run packs its devices, unless it is set to something else: it is one of several on this machine."""
 _LOOK_EVERY = 0.2
 """Seconds between two looks at the runs under way."""
 
@@ -82,27 +89,37 @@ class Progress:
         return (sum(alike.get(run.part, mean) for run in waiting) + mean * self.later) / several
 
 
-def command_of(directory: Path, planned: Planned) -> list[str]:
+def command_of(directory: Path, planned: Planned, on_gpu: bool = False) -> list[str]:
     """The command of a run: of a new one, or of one that goes on in its directory."""
     begun = is_file(directory / CONFIG_FILE)
     source = ["--resume", str(directory)] if begun else [planned.experiment, "--out", str(directory)]
-    overrides = [*planned.overrides, f"seed={planned.seed}", TRANSPORT, "runtime.report=false"]
+    overrides = [*planned.overrides, f"seed={planned.seed}", APART if on_gpu else TRANSPORT, "runtime.report=false"]
+    overrides = [PACKED, *overrides] if on_gpu else overrides
     settings = [word for override in overrides for word in ("--set", override)]
     return child_command("fedemu-run", "fedemu.ops.cli.__main__", "run", *source, *settings)
 
 
-def play(folder: Path, runs: Sequence[Planned], progress: Progress, command: Command = command_of) -> list[Failed]:
+def play(
+    folder: Path,
+    runs: Sequence[Planned],
+    progress: Progress,
+    command: Command | None = None,
+    gpus: Sequence[str] = (),
+) -> list[Failed]:
     """Run these, as many at a time as the progress says, and tell a line of each. Returns those that failed.
 
-    A run that fails does not end the others. KeyboardInterrupt is raised when all have stopped with a checkpoint.
+    ``gpus`` are CUDA's names of the GPUs on which they compute. A run sees one of them, which the fewest others have. A
+    run that fails does not end the others. KeyboardInterrupt is raised when all have stopped with a checkpoint.
     """
+    command = command or partial(command_of, on_gpu=bool(gpus))
     waiting, failed = list(runs), list[Failed]()
     running: list[_Running] = []
     try:
         while waiting or running:
             while waiting and len(running) < progress.at_once:
                 planned = waiting.pop(0)
-                running.append(_start(folder / planned.folder, planned, command))
+                gpu = min(gpus, key=[one.gpu for one in running].count, default=None)
+                running.append(_start(folder / planned.folder, planned, command, gpu))
             time.sleep(_LOOK_EVERY)
             for one in [one for one in running if one.process.poll() is not None]:
                 running.remove(one)
@@ -167,22 +184,29 @@ def require_same(directory: Path, wanted: Experiment) -> None:
 
 @dataclass
 class _Running:
-    """A run under way: what was planned, its process, and when it began."""
+    """A run under way: what was planned, its process, when it began, and the only GPU that it sees. None: all."""
 
     planned: Planned
     process: subprocess.Popen[bytes]
     began: float
+    gpu: str | None
 
 
-def _start(directory: Path, planned: Planned, command: Command) -> _Running:
+def _start(directory: Path, planned: Planned, command: Command, gpu: str | None) -> _Running:
     """Start a run. Its lines for people go to the file ``seed-N.log`` beside its directory."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     clear_claim(directory)  # nobody else is claiming it, because this process holds the folder of the sweep
+    environment = os.environ if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
     with _log_of(directory).open("wb") as log:
         process = subprocess.Popen(
-            command(directory, planned), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command(directory, planned),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=environment,
         )
-    return _Running(planned, process, time.monotonic())
+    return _Running(planned, process, time.monotonic(), gpu)
 
 
 def _log_of(directory: Path) -> Path:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedemu.coordinator.record.run import Run, read_run
+from fedemu.device.host.processors import usable_gpus
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import seed_of
 from fedemu.ops.experiment.toml_text import toml_value
@@ -18,7 +19,17 @@ from fedemu.ops.sweeps.hold import await_left, held
 from fedemu.ops.sweeps.plan import Part, Planned, runs_of
 from fedemu.ops.sweeps.runs import Failed, Progress, play
 from fedemu.ops.sweeps.search import Study
-from fedemu.ops.sweeps.sweep import Loaded, begin, decode_first, finish, loaded, prepare, require_own_ports, unfinished
+from fedemu.ops.sweeps.sweep import (
+    Loaded,
+    begin,
+    decode_first,
+    device_type_of,
+    finish,
+    loaded,
+    prepare,
+    require_own_ports,
+    unfinished,
+)
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
@@ -53,7 +64,8 @@ def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int
                 progress = Progress(left, at_once, later=max(0, trials - over - len(batch)) * seeds)
                 decode_first(experiments[run.folder][0] for run in left)
                 await_left([folder / run.folder for run in left])
-                of_failed = {one.planned.folder: one for one in play(folder, left, progress)}
+                gpus = usable_gpus(device_type_of(experiments))
+                of_failed = {one.planned.folder: one for one in play(folder, left, progress, gpus=gpus)}
                 for number, found in of_trials.items():
                     lost = [of_failed[run.folder] for run in found if run.folder in of_failed]
                     if not lost:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedemu.coordinator.record.run import read_run
+from fedemu.device.host.processors import usable_gpus
 from fedemu.ops.data.apart import decode_apart, find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, load_experiment
@@ -19,7 +20,7 @@ from fedemu.ops.running.exits import complain
 from fedemu.ops.sweeps.hold import await_left, held
 from fedemu.ops.sweeps.machine import default_at_once
 from fedemu.ops.sweeps.plan import Planned
-from fedemu.ops.sweeps.runs import TRANSPORT, Command, Failed, Progress, command_of, is_over, play, require_same, told
+from fedemu.ops.sweeps.runs import TRANSPORT, Command, Failed, Progress, is_over, play, require_same, told
 from fedemu.ops.terminal import say
 from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError, FedemuError
@@ -74,13 +75,14 @@ def run_sweep(
     at_once: int | None,
     resume: str,
     conclude: Conclude | None = None,
-    command: Command = command_of,
+    command: Command | None = None,
 ) -> int:
     """Run what is left of ``runs``, then write the table and the page. Returns the exit code.
 
     A run that fails does not end the others; the exit code is then that of the first one that failed. ``at_once`` is
     the number of runs at a time, None for as many as the machine bears. ``resume`` is the command that goes on with the
     sweep, for people. ``conclude`` is called in the end, and then the comparisons are not shown, only written.
+    ``command`` makes the command of a run that is played elsewhere; None: it is played here.
     """
     try:
         with held(folder):
@@ -89,7 +91,8 @@ def run_sweep(
             require_own_ports(experiments, left, progress.at_once)
             decode_first(experiments[run.folder][0] for run in left if run.folder in experiments)
             await_left([folder / run.folder for run in left])
-            failed = play(folder, left, progress, command)
+            gpus = usable_gpus(device_type_of(experiments)) if command is None else []
+            failed = play(folder, left, progress, command, gpus)
             return finish(folder, runs, failed, conclude)
     except KeyboardInterrupt:
         say(f"sweep interrupted; go on with what is left by\n{resume}")
@@ -117,12 +120,17 @@ def begin(
     """Say how much there is to do. Returns the number of runs at a time."""
     why = ""
     if at_once is None:
-        device_type = next((runtime.device_type for _, runtime in experiments.values()), "auto")
+        device_type = device_type_of(experiments)
         at_once, why = default_at_once((experiment for experiment, _ in experiments.values()), device_type)
         why = f" ({why}; --at-once says another number)"
     done = len(runs) - len(left)
     say(f"sweep: {counted(len(runs), 'run')}, {done} of them done already, {at_once} at a time{why}, in {folder}")
     return at_once
+
+
+def device_type_of(experiments: Loaded) -> str:
+    """Where the runs compute: ``auto``, ``cpu`` or ``cuda``."""
+    return next((runtime.device_type for _, runtime in experiments.values()), "auto")
 
 
 def require_own_ports(experiments: Loaded, left: Sequence[Planned], at_once: int) -> None:

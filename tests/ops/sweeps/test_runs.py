@@ -9,16 +9,18 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from fedemu.ops.experiment import Experiment
-from fedemu.ops.experiment.sources import read_frozen, write_frozen
+from fedemu.ops.experiment.sources import load_experiment, read_frozen, write_frozen
 from fedemu.ops.experiment.traces import with_traces
 from fedemu.ops.stress.warm import WarmStart
+from fedemu.ops.sweeps import sweep as sweep_module
 from fedemu.ops.sweeps.plan import Planned, load_sweep, planned
-from fedemu.ops.sweeps.runs import Progress, command_of, is_over, play, require_same
+from fedemu.ops.sweeps.runs import Failed, Progress, command_of, is_over, play, require_same
 from fedemu.ops.sweeps.sweep import loaded, prepare, require_own_ports, run_sweep
 from fedemu.ops.sweeps.table import others_in_table, write_table
 from fedemu.protocol.errors import ConfigurationError
@@ -127,6 +129,39 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path, capsys: p
         r"3 of 3: part/good/seed-1 in .*: completed, accuracy 75\.0 %$",
     ):
         assert re.search(line, said, re.MULTILINE)
+
+
+def test_runs_beside_each_other_see_a_gpu_each(tmp_path: Path) -> None:
+    runs = [Planned("part", "digits-small", seed, ()) for seed in (1, 2, 3)]
+    said = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    gpus = ["4", "GPU-7"]
+    assert play(tmp_path, runs, Progress(runs, 3), lambda *_: [sys.executable, "-c", said], gpus) == []
+    assert [(tmp_path / f"{run.folder}.log").read_text().strip() for run in runs] == [*gpus, "4"]
+
+
+@pytest.mark.parametrize(("device_type", "seen"), [("auto", ["0", "1"]), ("cpu", [])])
+def test_a_sweep_plays_its_runs_on_the_gpus_of_this_machine_unless_they_compute_on_the_processor(
+    device_type: str, seen: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def played(folder: Path, left: list[Planned], progress: Progress, command: None, gpus: list[str]) -> list[Failed]:
+        assert (command, gpus) == (None, seen)
+        return []
+
+    monkeypatch.setattr(sweep_module, "usable_gpus", lambda kind: [] if kind == "cpu" else ["0", "1"])
+    monkeypatch.setattr(sweep_module, "play", played)
+    runs = [Planned("part", "digits-small", 1, (f"runtime.device_type={device_type}",))]
+    assert run_sweep(tmp_path, runs, loaded(runs), 2, "again") == 0
+
+
+def test_a_run_on_a_gpu_has_processes_of_its_own_because_no_server_job_could_be_forked_beside_the_gpu(
+    tmp_path: Path,
+) -> None:
+    run = Planned("part", "digits-small", 1, ("runtime.per_process=7",))
+    for on_gpu, transport, per_process in ((True, "zmq", 7), (False, "memory", 7)):
+        words = command_of(tmp_path, run, on_gpu)
+        settings = [word for option, word in pairwise(words) if option == "--set"]
+        _, runtime = load_experiment("digits-small", settings, {})
+        assert (runtime.transport, runtime.per_process) == (transport, per_process)
 
 
 def test_a_folder_in_which_no_run_has_begun_is_removed_when_its_run_starts_and_not_before(tmp_path: Path) -> None:

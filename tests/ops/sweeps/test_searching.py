@@ -34,7 +34,7 @@ class Fleet:
         monkeypatch.setattr(searching, "finish", self._finish)
         monkeypatch.setattr(searching, "_value", lambda directory, figure: self.value)
 
-    def _play(self, folder: Path, runs: Sequence[Planned], progress: Progress) -> list[Failed]:
+    def _play(self, folder: Path, runs: Sequence[Planned], progress: Progress, gpus: Sequence[str]) -> list[Failed]:
         self.played.append([_place(run) for run in runs])
         self.later.append(progress.later)
         return [Failed(run, 3, "no quorum") for run in runs if _place(run) in self.fails]
@@ -177,7 +177,7 @@ def test_an_interrupted_search_says_how_to_go_on_and_does_so(
 ) -> None:
     fleet = Fleet(monkeypatch)
 
-    def interrupt(*_: object) -> list[Failed]:
+    def interrupt(*_: object, **__: object) -> list[Failed]:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as interrupted:
