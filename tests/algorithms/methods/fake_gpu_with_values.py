@@ -1,10 +1,11 @@
 """Plays the server jobs of every method on a processor, and on a GPU that only pretends to be there.
 
 Run as ``python fake_gpu_with_values.py METHOD...``, it prints what it found as JSON: complaints by method, the jobs
-that were computed in both ways, and the number of iterations that were captured. Tensors on the pretended GPU have
+that were computed in both ways, and how often a captured iteration was done. Tensors on the pretended GPU have
 values, which the processor computes, so a job must end with the same bits. As on a real GPU, an operation may not mix
 devices, unless a tensor of the processor has no dimensions, and what is captured may not wait for the GPU or copy
-between devices. ``fake_gpu.py`` tells why this has a process of its own.
+between devices. What is captured is a list of operations: a number of Python, or of a tensor of the processor, stays as
+it was. ``fake_gpu.py`` tells why this has a process of its own.
 """
 
 from __future__ import annotations
@@ -36,6 +37,15 @@ from fedemu.algorithms.methods import flashback  # noqa: E402
 from fedemu.algorithms.training import job_device  # noqa: E402
 
 GPU = "gpu"
+PASSES: dict[str, Any] = {"server_epochs": 5}
+GENERATING: dict[str, Any] = {"iterations": 5}
+ITERATIONS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(every.LONGER_JOBS, every.LONGER),
+    **dict.fromkeys(("central", "fedavg_finetuned", "flashback"), PASSES),
+    **dict.fromkeys(("mfcl", "fedavg_gen"), GENERATING),
+    "fedcil": {"server_iterations": 5},
+}
+"""So many iterations that the second one is captured and others are done by what was captured."""
 MIXED = "one that mixes"
 
 
@@ -85,24 +95,32 @@ WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::mas
 
 
 class Rehearsal:
-    """A recorder that does the work again each time, on the memory of the first time."""
+    """A recorder of operations, which are done again each time, on the memory of the first time."""
 
-    recording = False
-    records = 0
+    recording: list[tuple[Any, Any, Any, list[Tensor]]] | None = None
+    """The operations so far: function, arguments and results. None while nothing is recorded."""
+    replays = 0
 
     def record(self, work: Callable[[], Sequence[Tensor]]) -> tuple[Sequence[Tensor], Callable[[], object]]:
-        Rehearsal.recording = True
+        operations = Rehearsal.recording = []
         try:
-            outputs = [leaf.clone() for leaf in work()]
+            outputs = work()
         finally:
-            Rehearsal.recording = False
-        Rehearsal.records += 1
+            Rehearsal.recording = None
 
+        @torch.no_grad()
         def replay() -> None:
-            for kept, made in zip(outputs, work(), strict=True):
-                kept.copy_(made)
+            Rehearsal.replays += 1
+            for func, args, kwargs, kept in operations:
+                for old, new in zip(kept, tensors(func(*args, **kwargs)), strict=True):
+                    if old.data_ptr() != new.data_ptr():  # it is no view, and was not written in place
+                        old.copy_(new)
 
         return outputs, replay
+
+
+def tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor)]
 
 
 def on_raw(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
@@ -124,12 +142,12 @@ class Warned(logging.Handler):
 def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """What the function gives, with its values from the processor. Raises RuntimeError if it mixes devices."""
     global MADE
-    given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+    given = tensors((args, kwargs))
     there = any(isinstance(leaf, OnGPU) for leaf in given)
     copies = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
     if there and not copies and any(leaf.dim() and not isinstance(leaf, OnGPU) for leaf in given):
         raise RuntimeError(f"{func} mixes devices")
-    if Rehearsal.recording:
+    if Rehearsal.recording is not None:
         masks = func is torch.ops.aten.index.Tensor and any(leaf.dtype == torch.bool for leaf in given[1:])
         if masks or func._schema.name in WAITS or (copies and len({type(leaf) for leaf in given}) > 1):
             raise RuntimeError(f"{func} cannot be captured")
@@ -138,9 +156,13 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     plain = {**kwargs, **({} if device is None else {"device": torch.device("cpu")})}
     raw_args, raw_kwargs = tree_map(lambda leaf: leaf.raw if isinstance(leaf, OnGPU) else leaf, (args, plain))
     made = func(*raw_args, **raw_kwargs)
+    if Rehearsal.recording is not None and (there or wanted):
+        numbers = {id(leaf): leaf.clone() for leaf in given if not isinstance(leaf, OnGPU)}
+        constant = tree_map(lambda leaf: numbers.get(id(leaf), leaf), (raw_args, raw_kwargs))
+        Rehearsal.recording.append((func, *constant, tensors(made)))
     if func._schema.name.endswith("_") and isinstance(args[0], OnGPU):
         return args[0]
-    if Rehearsal.recording and given and copies and there != wanted:
+    if Rehearsal.recording is not None and given and copies and there != wanted:
         raise RuntimeError(f"{func} cannot be captured: it copies between devices")
     if not wanted:
         return made
@@ -198,11 +220,11 @@ def mixing(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def complaints_of(name: str) -> tuple[list[str], list[str], int]:
     """Play two rounds of a method, on a stream of two tasks.
 
-    Returns the complaints, the names of the jobs, and the number of iterations that were captured.
+    Returns the complaints, the names of the jobs, and how often a captured iteration was done.
 
     The method ``MIXED`` is Flashback with a constant in host memory.
     """
-    ordinary, Rehearsal.records = flashback.taught, 0
+    ordinary, Rehearsal.replays = flashback.taught, 0
     if name == MIXED:
         flashback.taught = mixing(ordinary)
     try:
@@ -222,7 +244,7 @@ def complaints_of(name: str) -> tuple[list[str], list[str], int]:
         fleet.complaints = []
         for _ in range(2):
             fleet.play([0, 1])
-        return fleet.complaints, fleet.jobs, Rehearsal.records
+        return fleet.complaints, fleet.jobs, Rehearsal.replays
     finally:
         flashback.taught = ordinary
 
@@ -230,7 +252,7 @@ def complaints_of(name: str) -> tuple[list[str], list[str], int]:
 if __name__ == "__main__":
     _setup_privateuseone_for_python_backend(GPU)
     captures.ORDINARY_STEPS = 1
-    every.SHORT |= {name: every.SHORT[name] | every.LONGER for name in every.LONGER_JOBS}
+    every.SHORT |= {name: every.SHORT[name] | more for name, more in ITERATIONS.items()}
     captures.address, captures.geometry = on_raw(captures.address), on_raw(captures.geometry)
     job_device.is_large = lambda model, variables: True
     json.dump({name: complaints_of(name) for name in sys.argv[1:]}, sys.stdout)
