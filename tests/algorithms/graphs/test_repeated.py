@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedemu.algorithms.graphs.captures import ORDINARY_STEPS, GraphRecorder
@@ -18,10 +19,12 @@ from fedemu.algorithms.models.feed_forward import cnn, mlp
 from fedemu.algorithms.models.randomness.draws import Draws, keys
 from fedemu.algorithms.models.randomness.random_functions import models_draw_by, repeatable
 from fedemu.algorithms.models.resnet import resnet18
+from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.training import job_device
 from fedemu.algorithms.training.adam import Adam
 from fedemu.algorithms.training.job_device import jobs_compute_on
 from fedemu.algorithms.training.local_sgd import SGD
+from fedemu.algorithms.training.mixing import OwnModel
 from fedemu.algorithms.training.server_training import Optimiser, ServerTraining
 from fedemu.algorithms.trees import model_digest
 
@@ -167,6 +170,23 @@ def test_a_server_training_has_the_same_bits_captured_and_not(optimiser: Optimis
         found = computed(CPU)
     assert model_digest(found) == model_digest(expected)
     assert recorder.records == 2, "for whole batches, and for the last of a pass"
+
+
+@pytest.mark.parametrize(("drawing", "records"), [(False, 2), (True, 0)])
+def test_a_model_of_ones_own_is_captured_if_it_draws_nothing(drawing: bool, records: int, rehearse: Any) -> None:
+    """At first it takes a seed, because nobody knows yet whether it draws."""
+
+    class Own(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = super().forward(x)
+            return torch.poisson(logits.detach().abs()) + logits if drawing else logits
+
+    model = OwnModel(from_module(lambda: Own(nn.Flatten(), nn.Linear(math.prod(SHAPE), 4))), SHAPE, False)
+    draws = Draws(torch.from_numpy(keys(np.array([7], np.uint64), np.array([0])))[0])
+    computed, recorder = distilling(model, SGD(0.9)), rehearse()
+    with recorded_by(lambda device: recorder), models_draw_by(draws):
+        computed(CPU)
+    assert recorder.records == records
 
 
 @pytest.mark.gpu
