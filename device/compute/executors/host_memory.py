@@ -16,19 +16,25 @@ def in_host_memory(leaves: Sequence[Tensor], flat: bool | None = None) -> list[T
 
     If they lie elsewhere, those of one dtype come in one copy, as parts of one ``flat`` tensor: each copy from a GPU
     costs the same few microseconds, and waits for what the GPU has yet to do. From a GPU they come into pinned memory,
-    which the driver needs not copy once more.
+    which the driver needs not copy once more. A program may have made some of them in host memory.
     """
     with torch.inference_mode(False):
-        if not leaves or not (leaves[0].device.type != "cpu" if flat is None else flat):
+        if flat is None:
+            flat = any(leaf.device.type != "cpu" for leaf in leaves)
+        if not flat:
             return [_copied(leaf) for leaf in leaves]
         copied: dict[int, Tensor] = {}
-        for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
-            places = [place for place, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        for kind in dict.fromkeys(map(_kind, leaves)):
+            places = [place for place, leaf in enumerate(leaves) if _kind(leaf) == kind]
             whole = torch.cat([leaves[place].reshape(-1) for place in places])
             whole = torch.empty_like(whole, device="cpu", pin_memory=whole.is_cuda).copy_(whole)
             cut = torch.split(whole, [leaves[place].numel() for place in places])
             copied.update((place, part.view(leaves[place].shape)) for place, part in zip(places, cut, strict=True))
         return [copied[place] for place in range(len(leaves))]
+
+
+def _kind(leaf: Tensor) -> tuple[torch.dtype, torch.device]:
+    return leaf.dtype, leaf.device
 
 
 def handed_over(leaves: Sequence[Tensor]) -> list[Tensor]:

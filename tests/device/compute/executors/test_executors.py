@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedemu.algorithms.data.augment import augmentation
 from fedemu.algorithms.data.corpus import Corpus, Split
@@ -24,7 +26,7 @@ from fedemu.algorithms.training.objective import Loss, Objective, proximity
 from fedemu.algorithms.trees import flatten
 from fedemu.device.compute.executors.checked import Checked
 from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source
-from fedemu.device.compute.executors.host_memory import in_host_memory
+from fedemu.device.compute.executors.host_memory import handed_over, in_host_memory
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.protocol.code.named import load
@@ -188,6 +190,17 @@ def test_tensors_that_come_in_one_copy_are_those_that_come_one_by_one() -> None:
     together[0][0, 0] = 9.0
     assert leaves[0][0, 0] == 0.0
     assert in_host_memory([]) == []
+
+
+@pytest.mark.parametrize("export", [in_host_memory, handed_over])
+def test_a_program_on_a_gpu_may_return_tensors_that_it_made_in_host_memory(
+    export: Callable[[Sequence[Tensor]], list[Tensor]],
+) -> None:
+    with FakeTensorMode():
+        there, here = torch.zeros(2, 3, device="cuda"), torch.ones(2)
+        for leaves in ([there, here], [here, there]):
+            found = export(leaves)
+            assert [(leaf.device.type, leaf.shape) for leaf in found] == [("cpu", leaf.shape) for leaf in leaves]
 
 
 class _InFloat64(Source):
