@@ -125,6 +125,22 @@ def outcome_of(run: Run) -> str:
     return str((run.summary or {}).get("outcome") or "unfinished")
 
 
+def cut_short(runs: Iterable[tuple[Run, Any]]) -> list[tuple[Run, int]]:
+    """The runs that have fewer rounds than others that were to have as many, each with the rounds of the furthest.
+
+    Each run comes with the ``rounds`` of its settings. A completed run is none of them, nor is one without any figures.
+    """
+    every = list(runs)
+    furthest: dict[Any, int] = {}
+    for run, planned in every:
+        furthest[planned] = max(len(run.rows), furthest.get(planned, 0))
+    return [
+        (run, furthest[planned])
+        for run, planned in every
+        if 0 < len(run.rows) < furthest[planned] and outcome_of(run) != "completed"
+    ]
+
+
 def best_accuracy(run: Run) -> float | None:
     """The best accuracy of the evaluated rounds, None if there are none."""
     return max(_accuracies(run), default=None)

@@ -6,13 +6,14 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
 from scipy import stats
 
 from fedemu.ops.compare.comparable import compares, data_of
-from fedemu.ops.compare.entry import Entry
+from fedemu.ops.compare.entry import Entry, cut_short
 
 Better = Literal["higher", "lower"]
 BETTER: Final[Mapping[str, Better]] = {
@@ -63,28 +64,34 @@ class Paired:
 
 
 def best_of(entries: Sequence[Entry], key: str) -> int | None:
-    """The place of the entry with the best mean of a figure, the first of equals. None if no entry has the figure."""
+    """The place of the entry with the best mean of a figure, the first of equals. None if no entry has the figure.
+
+    An entry with a run that was not completed is the best only if all others have one, too: after few rounds little can
+    have been forgotten.
+    """
     sign = 1 if BETTER[key] == "higher" else -1
     known = [
-        (sign * mean, -place) for place, entry in enumerate(entries) if (mean := entry.figures[key].mean) is not None
+        (entry.outcome == "completed", sign * mean, -place)
+        for place, entry in enumerate(entries)
+        if (mean := entry.figures[key].mean) is not None
     ]
-    return -max(known)[1] if known else None
+    return -max(known)[2] if known else None
 
 
 def paired_tests(entries: Sequence[Entry], key: str) -> list[Paired]:
     """Every entry beside the best one, in the order of ``entries``.
 
     Those without a shared seed are left out, and those whose figure does not compare (``comparable.py``), or whose data
-    set had another content.
+    set had another content. Runs that were cut short take no part.
     """
     place = best_of(entries, key)
     if place is None:
         return []
-    best = entries[place]
-    of_best = _by_seed(best, key)
+    best, short = entries[place], _cut_short(entries)
+    of_best = _by_seed(best, key, short)
     tests = []
     for entry in entries:
-        own = _by_seed(entry, key)
+        own = _by_seed(entry, key, short)
         shared = [seed for seed in own if seed in of_best]
         comparable = compares(entry.experiment, best.experiment, key) and not _of_other_data(entry, best)
         if entry is not best and shared and comparable:
@@ -107,11 +114,18 @@ def _of_other_data(one: Entry, other: Entry) -> bool:
     return len({data for entry in (one, other) if (data := data_of(entry.runs))}) > 1
 
 
-def _by_seed(entry: Entry, key: str) -> dict[int, float]:
+def _cut_short(entries: Sequence[Entry]) -> set[Path]:
+    """The directories of the runs of all entries that were cut short."""
+    runs = ((run, entry.experiment.get("rounds")) for entry in entries for run in entry.runs)
+    return {run.path for run, _ in cut_short(runs)}
+
+
+def _by_seed(entry: Entry, key: str, short: set[Path]) -> dict[int, float]:
+    """The figure by seed, without those of the runs in ``short``."""
     return {
         seed: value
-        for seed, value in zip(entry.seeds, entry.figures[key].values, strict=True)
-        if seed is not None and value is not None
+        for run, seed, value in zip(entry.runs, entry.seeds, entry.figures[key].values, strict=True)
+        if seed is not None and value is not None and run.path not in short
     }
 
 

@@ -8,12 +8,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from fedemu.coordinator.record.json_lines import read_object
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.ops.compare.comparable import data_of, incomparable
-from fedemu.ops.compare.entry import outcome_of
+from fedemu.ops.compare.entry import cut_short
 from fedemu.ops.compare.replay_label import NAMED, replay_label
 from fedemu.ops.compare.settings import differing, most_common, short_name, usual
 from fedemu.ops.experiment import Experiment
@@ -189,19 +188,9 @@ def _code(path: Path) -> dict[str, str]:
 
 
 def _cut_short(groups: Sequence[Group]) -> list[str]:
-    """A warning if runs have not got, or not yet, to the round of others that were to have as many rounds.
-
-    A run that diverged has ended by itself, and one without rounds has no figures.
-    """
-    runs = [(run, group.experiment.get("rounds")) for group in groups for run in group.runs]
-    most: dict[Any, int] = {}
-    for run, planned in runs:
-        most[planned] = max(len(run.rows), most.get(planned, 0))
-    told = ", ".join(
-        f"{len(run.rows)} of {most[planned]} in {run.path}"
-        for run, planned in runs
-        if 0 < len(run.rows) < most[planned] and outcome_of(run) not in ("completed", "diverged")
-    )
+    """A warning if runs diverged, or have not got, or not yet, to the round of others."""
+    short = cut_short((run, group.experiment.get("rounds")) for group in groups for run in group.runs)
+    told = ", ".join(f"{len(run.rows)} of {most} in {run.path}" for run, most in short)
     lasts = "so the figures of their last models do not compare"
     return [f"the runs differ in the rounds that they got through ({told}), {lasts}"] if told else []
 

@@ -365,15 +365,15 @@ def test_other_data_or_another_model_is_a_warning(tmp_path: Path) -> None:
     assert len(comparison.entries) == 2
 
 
-def test_outcomes_are_counted_and_an_unfinished_run_takes_part_with_a_warning(tmp_path: Path) -> None:
+def test_outcomes_are_counted_and_runs_that_were_cut_short_take_part_with_a_warning(tmp_path: Path) -> None:
     for seed, outcome in enumerate(("completed", "diverged", None, "completed")):
         accuracies = [0.5, 0.6] if outcome == "completed" else [0.5]
         write_run(tmp_path / f"seed-{seed}", accuracies, seed=seed, outcome=outcome)
     comparison = compare([tmp_path])
     assert comparison.entries[0].outcome == "2 completed, 1 diverged, 1 unfinished"
     assert comparison.warnings == (
-        f"the runs differ in the rounds that they got through (1 of 2 in {tmp_path / 'seed-2'}), "
-        "so the figures of their last models do not compare",
+        f"the runs differ in the rounds that they got through (1 of 2 in {tmp_path / 'seed-1'}, "
+        f"1 of 2 in {tmp_path / 'seed-2'}), so the figures of their last models do not compare",
     )
 
 

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import Run
 from fedemu.ops.compare.beside import beside_best
 from fedemu.ops.compare.compare import Comparison
 from fedemu.ops.compare.entry import FIGURES, Entry, Statistic
 from fedemu.ops.compare.latex import escaped, latex
-from fedemu.ops.compare.paired import least_wilcoxon, paired_tests
+from fedemu.ops.compare.paired import best_of, least_wilcoxon, paired_tests
 from fedemu.protocol.errors import ConfigurationError
 
 GOOD = (0.91, 0.93, 0.95, 0.92)
@@ -175,6 +176,22 @@ def test_holms_correction_multiplies_the_smallest_p_value_most() -> None:
     assert poor.t is not None
     assert poor.adjusted == pytest.approx(2 * poor.t)
     assert near.adjusted == near.t
+
+
+def test_an_experiment_with_a_run_that_was_cut_short_is_not_the_best_and_that_run_is_not_tested() -> None:
+    """Its forgetting is the least, because it had only two rounds to forget."""
+
+    def after(rounds: Sequence[int], one: Entry) -> Entry:
+        ends = ({"outcome": "completed" if count == 9 else "diverged"} for count in rounds)
+        played = (tuple(Row(round=number + 1) for number in range(count)) for count in rounds)
+        runs = (replace(run, rows=rows, summary=end) for run, rows, end in zip(one.runs, played, ends, strict=True))
+        return replace(one, runs=tuple(runs))
+
+    whole = after([9, 9, 9, 9], entry("whole", GOOD, forgetting=(0.3, 0.2, 0.25, 0.2)))
+    short = after([2, 9, 9, 9], entry("short", GOOD, forgetting=(0.0, 0.25, 0.28, 0.3)))
+    (test,) = paired_tests([short, whole], "forgetting")
+    assert (test.label, test.best, test.pairs) == ("short", "whole", 3)
+    assert best_of([short], "forgetting") == 0
 
 
 def test_the_terminals_table_sets_each_experiment_beside_the_best_of_each_figure() -> None:
