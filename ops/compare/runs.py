@@ -119,10 +119,12 @@ def labels(groups: Sequence[Group]) -> list[str]:
     if ("rounds",) in differ:
         further.insert(0, _rounds)
     for more in further:
-        named = [
-            f"{label} ({more(group)})" if named.count(label) > 1 else label
-            for label, group in zip(named, groups, strict=True)
-        ]
+        told = [(label, more(group)) for label, group in zip(named, groups, strict=True)]
+        suffixes: dict[str, set[str]] = {}
+        for label, suffix in told:
+            suffixes.setdefault(label, set()).add(suffix)
+        # What all rows of one label share tells none of them apart.
+        named = [f"{label} ({suffix})" if len(suffixes[label]) > 1 else label for label, suffix in told]
     return named
 
 

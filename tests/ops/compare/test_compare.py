@@ -243,6 +243,20 @@ def test_rows_with_long_differences_are_named_by_their_folders(tmp_path: Path) -
     assert named == ["fedavg (small)", "fedavg (large)", "fedavg (alone)"]
 
 
+def test_a_folder_or_rounds_that_rows_share_do_not_follow_their_names(tmp_path: Path) -> None:
+    for scale, rounds in ((1, 5), (2, 5), (3, 9)):
+        local = {"epochs": scale, "batch_size": scale, "lr": scale / 100, "momentum": scale / 100}
+        for seed in (0, 1):
+            folder = tmp_path / ("flat" if rounds == 5 else "other") / f"{scale}-{seed}"
+            write_run(folder, [0.5], seed=seed, rounds=rounds, local=local, fleet={"devices": 100 * scale})
+    flat = tmp_path / "flat"
+    assert labels(compare([flat, tmp_path / "other"])) == [
+        f"fedavg (flat) ({flat / '1-0'})",
+        f"fedavg (flat) ({flat / '2-0'})",
+        "fedavg (other)",
+    ]
+
+
 def test_a_run_without_a_configuration_is_a_row_of_its_own_named_by_its_folder(tmp_path: Path) -> None:
     for name in ("old", "older"):
         write_run(tmp_path / name, [0.5])
