@@ -5,9 +5,11 @@ This file imports next to nothing, so a command knows its codes before the impor
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -38,7 +40,14 @@ IN_WORDS = (
 COMPLAINT = "fedemu: "
 """The beginning of a sentence that tells why something ended or went wrong."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+TOGETHER_SECONDS = 0.5
+"""Signals that come within so many seconds are one request to stop.
+
+A terminal that is closed sends two, by its shell and by the kernel. So does ``timeout``, and a parent that had threads.
+"""
 _alone = _forsaken = False
+_interrupted = -math.inf
+"""When a signal last raised KeyboardInterrupt."""
 
 
 def leave_on_signals() -> None:
@@ -52,7 +61,7 @@ def leave_on_signals() -> None:
 
 
 def interrupt_on_signals() -> None:
-    """Such a signal raises KeyboardInterrupt from now on.
+    """Such a signal raises KeyboardInterrupt from now on. Those that come together do so once.
 
     The handler is not Python's own. That one asyncio would replace by one of its own, after which the first Ctrl-C is
     heard when a task waits, and not while an experiment is put together.
@@ -116,8 +125,11 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    global _interrupted
+    if (now := time.monotonic()) >= _interrupted + TOGETHER_SECONDS:
+        _interrupted = now
+        raise KeyboardInterrupt
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

@@ -9,13 +9,14 @@ none of fedemu's, as Ray has done where a node was lost.
 
 from __future__ import annotations
 
+import math
 import signal
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from signal import Signals
 from typing import Literal
 
-from fedemu.ops.running.codes import GONE, INTERNAL_ERROR, INTERRUPTED, USAGE
+from fedemu.ops.running.codes import GONE, INTERNAL_ERROR, INTERRUPTED, TOGETHER_SECONDS, USAGE
 from fedemu.ops.running.processes import LEFT_EARLY
 from fedemu.protocol.wording import ending
 
@@ -92,6 +93,8 @@ class Launch:
     """Whether the devices have been told to begin."""
     _ended: dict[Child, int] = field(default_factory=dict)
     _restarts: int = 0
+    _signalled: float = -math.inf
+    """When the user last asked to stop."""
     _sent: set[Send] = field(default_factory=set)
 
     @property
@@ -100,7 +103,13 @@ class Launch:
         return self.devices_gave_up and self._ended["devices"] > 0
 
     def signalled(self, sign: Signals, now: float) -> list[Action]:
-        """The user wants to stop. The first signal asks for a checkpoint, the second one stops at once."""
+        """The user wants to stop. The first signal asks for a checkpoint, the second one stops at once.
+
+        What comes within ``TOGETHER_SECONDS`` of a signal is the same request.
+        """
+        if now < self._signalled + TOGETHER_SECONDS:
+            return []
+        self._signalled = now
         if self.phase is Phase.RUNNING:
             return [Say("stopping after a checkpoint; once more to stop at once"), *self._stop(now)]
         if self.phase is Phase.STOPPING:

@@ -36,9 +36,9 @@ def test_a_command_knows_the_codes_before_it_imports_anything_heavy() -> None:
 
 
 @pytest.mark.parametrize("sign", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_stop_signal_is_heard_at_once_while_asyncio_runs(sign: str) -> None:
+def test_a_stop_signal_is_heard_at_once_while_asyncio_runs_and_once_if_it_comes_twice_together(sign: str) -> None:
     code = (
-        "import asyncio, os, signal, sys\n"
+        "import asyncio, os, signal, sys, time\n"
         "from fedemu.ops.running.codes import interrupt_on_signals, leave_on_signals\n"
         "sign = signal.Signals[sys.argv[1]]\n"
         "signal.signal(sign, signal.SIG_DFL)\n"  # whoever started the tests may ignore it
@@ -51,9 +51,16 @@ def test_a_stop_signal_is_heard_at_once_while_asyncio_runs(sign: str) -> None:
         "    asyncio.run(put_together())\n"
         "except KeyboardInterrupt:\n"
         "    print('interrupted')\n"
+        "os.kill(os.getpid(), sign)\n"
+        "print('once')\n"
+        "time.monotonic = lambda: 1e12\n"
+        "try:\n"
+        "    os.kill(os.getpid(), sign)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('again')\n"
     )
     ended = subprocess.run([sys.executable, "-c", code, sign], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout == "interrupted\n"
+    assert ended.stdout.split() == ["interrupted", "once", "again"]
 
 
 def test_a_process_does_not_wait_for_threads_that_were_forsaken() -> None:

@@ -72,6 +72,13 @@ def test_the_first_ctrl_c_asks_the_coordinator_for_a_checkpoint_and_the_second_k
     assert sends(launch.signalled(signal.SIGINT, now=2.0)) == [Send("coordinator", signal.SIGKILL)]
 
 
+def test_a_terminal_that_is_closed_asks_for_a_checkpoint_although_it_hangs_up_twice() -> None:
+    launch = with_devices()
+    assert sends(launch.signalled(signal.SIGHUP, now=1.0)) == [Send("coordinator", signal.SIGINT)]
+    assert launch.signalled(signal.SIGHUP, now=1.001) == []
+    assert launch.tick(1.0 + Patience().checkpoint) == [Send("coordinator", signal.SIGKILL)]
+
+
 def test_an_interrupted_coordinator_that_hangs_is_killed_in_the_end() -> None:
     launch = with_devices()
     launch.signalled(signal.SIGTERM, now=1.0)
