@@ -1,4 +1,7 @@
-"""Plays runs in a process of their own, which is ``fedemu run --resume``, and shows its lines while it goes on."""
+"""Plays runs in a process of their own, which is ``fedemu run --resume``, and shows its lines while it goes on.
+
+If this process is killed, the run stops with a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ from fedemu.ops.notebook.settings import toml, without_settings
 from fedemu.ops.notebook.shown import Shown
 from fedemu.ops.running.codes import COMPLAINT
 from fedemu.ops.running.exits import TOLD
+from fedemu.ops.running.launch import child_command
 from fedemu.protocol.code.own_code import Told
-from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.host.paths import exists
 
 STOP_PATIENCE = 60.0
@@ -55,7 +58,7 @@ def play(folder: Path, runtime: Runtime, shown: Shown, seeds: Sequence[int] = ()
 
 def _play(folder: Path, runtime: Runtime, shown: Shown, seeds: Sequence[int], told: Path) -> tuple[int, str]:
     """Play the run as ``play`` does. An error of somebody's own code goes to the file ``told``."""
-    command = [*interpreter(), "-m", "fedemu.ops.cli", "run", "--resume", str(folder)]
+    command = child_command("fedemu-run", "fedemu.ops.cli.__main__", "run", "--resume", str(folder))
     if seeds:
         command += ["--seeds", ",".join(map(str, seeds))]
     for key, value in runtime.model_dump(exclude_unset=True).items():

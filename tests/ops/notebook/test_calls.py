@@ -20,6 +20,7 @@ from fedemu.ops.experiment.sources import load_experiment, read_frozen
 from fedemu.ops.notebook import calls, play, settings
 from fedemu.ops.notebook.shown import Shown
 from fedemu.ops.running.folder import claim, keep_grown
+from fedemu.ops.running.launch import child_command
 from fedemu.ops.stress.warm import WarmStart
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted
 
@@ -37,7 +38,8 @@ def _forked(monkeypatch: pytest.MonkeyPatch, warm: WarmStart) -> None:
 
     def popen(command: Sequence[str], *, env: Mapping[str, str], **_: Any) -> Any:
         reading, writing = os.pipe()
-        words = command[command.index("fedemu.ops.cli") + 1 :]
+        words = command[command.index("run") :]
+        assert command == child_command("fedemu-run", "fedemu.ops.cli.__main__", *words), "it ends with its parent"
         started: Any = warm.start(words, Path(f"/dev/fd/{writing}"), env)
         os.close(writing)
         started.stderr = os.fdopen(reading, errors="replace")
