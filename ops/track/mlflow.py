@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +21,8 @@ _AT_ONCE: Final = 100
 _TRIES: Final = "3"
 """How often a server that does not answer is asked again, which takes about 15 s."""
 _LONGEST: Final = 500
+_LONGEST_NAME: Final = 200
+"""The most bytes of a metric's name. MLflow takes 250 signs, and a folder 255 bytes."""
 _STATUS: Final = {"completed": "FINISHED", "diverged": "FINISHED", "interrupted": "KILLED"}
 
 
@@ -67,9 +71,9 @@ class MLflow:
             self._client.update_run(self._run, status="RUNNING")
             self._resumed = False
         now = int(1000 * time.time())
-        known = names_of(row)
-        named = {**{_beside(name, known): value for name, value in numbers.items()}, "finished_round": float(row.round)}
-        metrics = [self._entities.Metric(_allowed(name), value, now, row.round) for name, value in named.items()]
+        names = _names({*names_of(row), "finished_round"})
+        told = {**numbers, "finished_round": float(row.round)}
+        metrics = [self._entities.Metric(names[name], value, now, row.round) for name, value in told.items()]
         for start in range(0, len(metrics), 1000):
             self._client.log_batch(self._run, metrics=metrics[start : start + 1000])
 
@@ -88,6 +92,21 @@ class MLflow:
 
     def close(self) -> None:
         pass
+
+
+def _names(known: Collection[str]) -> dict[str, str]:
+    """The names of metrics as MLflow takes them. Where it would take two for one, or one is too long, a digest follows.
+
+    The names of all values of a row decide, so that a metric has one name in all rounds.
+    """
+    found = {name: _allowed(_beside(name, known)) for name in known}
+    count = Counter(found.values())
+    return {
+        name: written
+        if count[written] == 1 and len(written.encode()) <= _LONGEST_NAME
+        else f"{written.encode()[:_LONGEST_NAME].decode(errors='ignore')}-{sha256(name.encode()).hexdigest()[:8]}"
+        for name, written in found.items()
+    }
 
 
 def _beside(name: str, known: Collection[str]) -> str:

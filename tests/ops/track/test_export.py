@@ -365,11 +365,15 @@ def test_mlflow_gets_metrics_of_ones_own_under_names_that_it_takes(run: Path) ->
     from mlflow.tracking import MlflowClient
 
     reported = {"loss/own": 3.0, "loss": None, "acc@5": 0.5, "größe": 1.0, "../a//b": 2.0}
+    reported |= {"p<1": 5.0, "p>1": 6.0, "x" * 250: 7.0}
     rows = [{"round": round, "device_metrics": reported | {"loss": loss}} for round, loss in ((1, None), (2, 4.0))]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     client = MlflowClient(tracking_uri=Path(export(run, "mlflow")).as_uri())
     (found,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     told = {name: value for name, value in found.data.metrics.items() if name.startswith("device_metrics/")}
+    alike = {told.pop(name) for name in [*told] if name.startswith("device_metrics/p_1-")}
+    assert alike == {5.0, 6.0}
+    assert {told.pop(name) for name in [*told] if name.startswith("device_metrics/xxx")} == {7.0}
     assert told == {
         "device_metrics/loss.own": 3.0,  # a folder of metrics has no file of the same name
         "device_metrics/loss": 4.0,
