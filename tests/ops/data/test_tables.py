@@ -146,6 +146,13 @@ def test_lines_of_json_may_name_the_split_of_each_row_as_a_table_does(load: Load
     assert (texts.train.y.tolist(), texts.test.y.tolist()) == ([0, 1], [0])
 
 
+def test_secret_labels_and_rows_of_other_splits_add_no_class_to_a_table(load: Load) -> None:
+    rows = "1,0,train\n2,1,train\n3,1,validation\n4,7,spare\n5,-1,test\n"
+    corpus = load(f"a,label,split\n{rows}")
+    assert (corpus.class_names, corpus.test.x.tolist(), corpus.test.y.tolist()) == (("0", "1"), [[3]], [1])
+    assert load(f"a,label,split\n{rows}6,-1,train\n").test.x.tolist() == [[5]]
+
+
 def test_numbers_of_rows_that_pandas_has_written_are_no_part_of_a_sample(load: Load, tmp_path: Path) -> None:
     frame = pandas.DataFrame({"a": [1.0, 2.0, 3.0, 4.0], "label": [0, 1, 0, 1]}, index=[5, 6, 7, 8])
     frame.to_parquet(tmp_path / "t.parquet")
