@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from scipy import stats
 
+from fedemu.coordinator.record.run import Run
 from fedemu.ops.compare.comparable import compares, data_of
-from fedemu.ops.compare.entry import Entry, cut_short
+from fedemu.ops.compare.entry import OF_DIAGNOSED, Entry, cut_short
 
 Better = Literal["higher", "lower"]
 BETTER: Final[Mapping[str, Better]] = {
@@ -82,7 +83,8 @@ def paired_tests(entries: Sequence[Entry], key: str) -> list[Paired]:
     """Every entry beside the best one, in the order of ``entries``.
 
     Those without a shared seed are left out, and those whose figure does not compare (``comparable.py``), or whose data
-    set had another content. Runs that were cut short take no part.
+    set had another content. Runs that were cut short take no part, nor do two runs that were diagnosed in other rounds,
+    if the figure is a mean over these.
     """
     place = best_of(entries, key)
     if place is None:
@@ -92,10 +94,10 @@ def paired_tests(entries: Sequence[Entry], key: str) -> list[Paired]:
     tests = []
     for entry in entries:
         own = _by_seed(entry, key, short)
-        shared = [seed for seed in own if seed in of_best]
+        shared = [seed for seed in own if seed in of_best and own[seed].rounds == of_best[seed].rounds]
         comparable = compares(entry.experiment, best.experiment, key) and not _of_other_data(entry, best)
         if entry is not best and shared and comparable:
-            differences = np.array([own[seed] - of_best[seed] for seed in shared])
+            differences = np.array([own[seed].value - of_best[seed].value for seed in shared])
             tests.append(
                 Paired(key, entry.label, best.label, len(shared), float(differences.mean()), *_p_values(differences))
             )
@@ -120,13 +122,24 @@ def _cut_short(entries: Sequence[Entry]) -> set[Path]:
     return {run.path for run, _ in cut_short(runs)}
 
 
-def _by_seed(entry: Entry, key: str, short: set[Path]) -> dict[int, float]:
+class _Value(NamedTuple):
+    """A figure of one run. ``rounds`` are those that were diagnosed, if the figure is a mean over them."""
+
+    value: float
+    rounds: tuple[int, ...]
+
+
+def _by_seed(entry: Entry, key: str, short: set[Path]) -> dict[int, _Value]:
     """The figure by seed, without those of the runs in ``short``."""
     return {
-        seed: value
+        seed: _Value(value, _diagnosed(run, key) if key in OF_DIAGNOSED else ())
         for run, seed, value in zip(entry.runs, entry.seeds, entry.figures[key].values, strict=True)
         if seed is not None and value is not None and run.path not in short
     }
+
+
+def _diagnosed(run: Run, key: str) -> tuple[int, ...]:
+    return tuple(row.round for row in run.rows if row.number(key) is not None)
 
 
 def _p_values(differences: Any) -> tuple[float | None, float | None]:

@@ -103,6 +103,7 @@ def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
         for first in [next(iter(alike.values()))]
     ]
     warnings += incomparable([group.experiment for group in groups if group.experiment])
+    warnings += _other_diagnosis(every)
     return groups, [*warnings, *_cut_short(groups), *_other_code(groups), *_other_traces(every), *_other_data(every)]
 
 
@@ -133,7 +134,8 @@ class _Found:
     """A run, where it was found, and its experiment with all defaults, but without the settings ``_NOT_SCIENCE``.
 
     ``code`` is empty if the experiment names none, or if it is not known (yet). ``traces`` is the digest of what the
-    run keeps of the trace files that the experiment names, empty if it names none.
+    run keeps of the trace files that the experiment names, empty if it names none. ``diagnosed`` is the number of
+    rounds from one diagnosis to the next, 0 if there are none.
     """
 
     run: Run
@@ -142,6 +144,7 @@ class _Found:
     seed: int | None
     code: Mapping[str, str]
     traces: str
+    diagnosed: int
 
     @property
     def settings(self) -> str:
@@ -179,7 +182,8 @@ def _read(directory: Path, place: Path) -> _Found:
     experiment = {key: value for key, value in table.items() if key not in _NOT_SCIENCE}
     traces = directory / TRACES_FILE
     digest = digest_of_file(traces) if is_file(traces) else ""
-    return _Found(run, place, experiment, table.get("seed"), _code(directory / "code.json"), digest)
+    diagnosed = at(table, ("diagnose", "every")) or 0
+    return _Found(run, place, experiment, table.get("seed"), _code(directory / "code.json"), digest, diagnosed)
 
 
 def _code(path: Path) -> dict[str, str]:
@@ -187,6 +191,13 @@ def _code(path: Path) -> dict[str, str]:
     with contextlib.suppress(OSError, ConfigurationError):
         return {name: str(digest) for name, digest in read_object(path.read_bytes(), path).items()}
     return {}
+
+
+def _other_diagnosis(every: Sequence[_Found]) -> list[str]:
+    """A warning if runs were diagnosed at different intervals. What training loses is most in the first rounds."""
+    intervals = ", ".join(map(str, sorted({found.diagnosed for found in every} - {0})))
+    figures = "their local forgetting, aggregation forgetting and alignments do not compare"
+    return [f"the runs differ in diagnose.every ({intervals}), so {figures}"] if "," in intervals else []
 
 
 def _cut_short(groups: Sequence[Group]) -> list[str]:

@@ -327,6 +327,22 @@ def test_runs_with_other_data_behind_one_name_are_rows_of_their_own_and_are_not_
     assert [test.label for test in tested] == [comparison.entries[2].label]
 
 
+def test_runs_that_were_diagnosed_in_other_rounds_are_not_tested_by_what_was_found_there(tmp_path: Path) -> None:
+    for method, interval in (("fedavg", 1), ("fedprox", 2)):
+        run = write_run(tmp_path / method, [0.5, 0.6], algorithm={"name": method}, diagnose={"every": interval})
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        found = [{"local_forgetting": 0.1 if row["round"] % interval == 0 else None} for row in rows]
+        lines = [json.dumps(row | more) for row, more in zip(rows, found, strict=True)]
+        (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    comparison = compare([tmp_path])
+    assert comparison.warnings == (
+        "the runs differ in diagnose.every (1, 2), so their local forgetting, aggregation forgetting and alignments "
+        "do not compare",
+    )
+    assert [test.label for test in paired_tests(comparison.entries, "final_accuracy")] == ["fedprox"]
+    assert paired_tests(comparison.entries, "local_forgetting") == []
+
+
 @pytest.mark.parametrize("damage", [None, "[]", "{"])
 def test_a_run_that_tells_of_no_code_goes_with_the_first_that_does(tmp_path: Path, damage: str | None) -> None:
     model = {"name": "net.py:net"}
