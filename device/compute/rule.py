@@ -21,7 +21,8 @@ gather the batches counts. The convolutions train on 170 images in batches of 50
 So on a CPU dense models are stacked, and convolutions are not. Models of sequences are not stacked either: their steps
 take as long in a stack of 8 as one by one (measured with a BERT of two layers of 64, and with a recurrent layer of
 128). A program that makes samples with a generator is of the generator's kind: perceptrons that rehearse from a
-generator run faster one by one, in 0.34 to 0.8 of the time that a stack takes.
+generator run faster one by one, in 0.34 to 0.8 of the time that a stack takes. A stack takes the memory of all its
+places, so one of perceptrons with more than 4 million variables has fewer.
 
 On a GPU all kinds are stacked, because the kernels of one device are far too small to fill it. Device updates per
 second on an NVIDIA H200 with torch 2.11, with captured steps in stacks:
@@ -73,17 +74,21 @@ RULES: Final[dict[tuple[Kind, DeviceType], ComputeRule]] = {
     ("sequence", "cuda"): ComputeRule("vmapped", 32),
 }
 
+MOST_STACKED: Final = 2**26
+"""The most variables of a stack on a processor. Training takes ten times as many numbers: 2.7 GB."""
 STACK_SIZE_WHERE_FORCED: Final = 8
 """The stack size of a vmapped or checked executor, if the experiment names one where the table says ``serial``."""
 
 
-def compute_rule(name: str, kind: Kind, device_type: DeviceType, stack_size: int = 0, cohort: int = 0) -> ComputeRule:
+def compute_rule(
+    name: str, kind: Kind, device_type: DeviceType, stack_size: int = 0, cohort: int = 0, variables: int = 0
+) -> ComputeRule:
     """The executor that runs programs of this kind, for the ``name`` that an experiment gives.
 
     ``auto`` takes the executor of the table; every other name takes the executor of that name. ``stack_size``, if it
     is not 0, replaces the table's, which on a GPU is a limit: the fewest stacks that hold ``cohort`` devices have one
-    size, and no more slots than needed. A cohort of 0 is not known. Raises ConfigurationError if no executor has this
-    name.
+    size, and no more slots than needed. A cohort of 0 is not known. On a processor a model of many ``variables`` halves
+    it, down to 2. Raises ConfigurationError if no executor has this name.
     """
     if name not in get_args(ExecutorName):
         raise ConfigurationError(f"local.executor = {name!r} is none of {', '.join(get_args(ExecutorName))}")
@@ -96,6 +101,8 @@ def compute_rule(name: str, kind: Kind, device_type: DeviceType, stack_size: int
         stack_size = rule.stack_size if rule.executor == "vmapped" else STACK_SIZE_WHERE_FORCED
         if device_type == "cuda" and cohort:
             stack_size = max(2, math.ceil(cohort / math.ceil(cohort / stack_size)))
+        while device_type == "cpu" and stack_size > 2 and stack_size * variables > MOST_STACKED:
+            stack_size //= 2
     return ComputeRule("checked" if name == "checked" else "vmapped", stack_size)
 
 

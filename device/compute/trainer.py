@@ -36,8 +36,9 @@ class Trainer:
     """Runs the programs of one experiment on the samples of ``corpus``.
 
     ``executor`` is a name of ``ExecutorName``, and ``stack`` the number of devices in its stacks; 0 leaves it to the
-    table, and on a GPU to the number of devices that an ask selects, ``cohort``. ``kind`` is the kind of the model, and
-    of every program that names none of its own. ``examples`` are shared forests by program, in the shapes to expect.
+    table, on a GPU to the number of devices that an ask selects, ``cohort``, and on a processor to the number of the
+    model's ``variables``. ``kind`` is the kind of the model, and of every program that names none of its own.
+    ``examples`` are shared forests by program, in the shapes to expect.
     ``selection`` selects what a device with a replay buffer keeps of a sealed period. ``tf32`` lets a GPU round the
     inputs of products to TF32. Raises ConfigurationError for an unknown executor or device type, and for CUDA if there
     is none.
@@ -52,6 +53,7 @@ class Trainer:
         executor: str = "auto",
         stack: int = 0,
         cohort: int = 0,
+        variables: int = 0,
         kind: Kind = "convolutional",
         examples: Mapping[str, Forest] | None = None,
         selection: Query | None = None,
@@ -64,7 +66,7 @@ class Trainer:
         type: DeviceType = "cuda" if self.device.type == "cuda" else "cpu"
         kinds: set[Kind] = {kind, *(kind_of(program, kind) for program in programs.values())}
         self._kind = kind
-        self._executors = {each: open_executor(executor, each, type, stack, cohort) for each in kinds}
+        self._executors = {each: open_executor(executor, each, type, stack, cohort, variables) for each in kinds}
         self._examples = examples or {}
         self._placed: dict[int, tuple[Tree, Tree]] = {}
         self._as_told: set[str] = set()
@@ -205,9 +207,11 @@ def open_device(device_type: str, tf32: bool = False) -> torch.device:
     return torch.device("cuda")
 
 
-def open_executor(name: str, kind: Kind, device_type: DeviceType, stack_size: int = 0, cohort: int = 0) -> Executor:
+def open_executor(
+    name: str, kind: Kind, device_type: DeviceType, stack_size: int = 0, cohort: int = 0, variables: int = 0
+) -> Executor:
     """The executor that ``compute_rule`` names for these arguments. On CUDA its stacks have captured steps."""
-    rule = compute_rule(name, kind, device_type, stack_size, cohort)
+    rule = compute_rule(name, kind, device_type, stack_size, cohort, variables)
     run_step = Captures(GraphRecorder()).run if device_type == "cuda" and rule.stack_size > 1 else Lowered.run
     match rule.executor:
         case "serial":

@@ -97,7 +97,11 @@ def _trained(parts: Parts, epochs: int, state: Any, round: int, devices: Sequenc
         )
     jobs = [Job(device, round, task, _held(parts, device, round)) for device in devices]
     executor = open_executor(
-        named, kind_of(cast(LocalProgram, program), parts.model.kind), "cpu", parts.experiment.local.stack
+        named,
+        kind_of(cast(LocalProgram, program), parts.model.kind),
+        "cpu",
+        parts.experiment.local.stack,
+        variables=sum(leaf.numel() for leaf in parts.variables.values()),
     )
     source = Source(parts.corpus, experiment.seed, torch.device("cpu"))
     models = []

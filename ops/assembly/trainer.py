@@ -21,7 +21,8 @@ def open_trainer(experiment: bytes, device_type: str) -> Trainer:
     if parts.experiment.compute.portable:
         device_type = hold_to_portable(device_type)
     algorithm, model = parts.algorithm, parts.model
-    ask = first_ask(algorithm, model.init(0), parts.context)
+    variables = model.init(0)
+    ask = first_ask(algorithm, variables, parts.context)
     return Trainer(
         algorithm.programs,
         parts.corpus,
@@ -30,6 +31,7 @@ def open_trainer(experiment: bytes, device_type: str) -> Trainer:
         executor=parts.experiment.local.executor,
         stack=parts.experiment.local.stack,
         cohort=parts.experiment.fleet.asked,
+        variables=sum(leaf.numel() for leaf in variables.values()),
         kind=model.kind,
         examples={} if ask is None else {ask.program: ask.shared},
         selection=algorithm.selection if isinstance(algorithm, Selecting) else None,

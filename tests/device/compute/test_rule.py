@@ -38,6 +38,14 @@ def test_a_given_stack_size_replaces_that_of_the_table_and_does_not_make_a_stack
 
 
 @pytest.mark.parametrize(
+    ("variables", "size"), [(4_194_304, 16), (4_194_305, 8), (8_388_608, 8), (16_777_217, 2), (10**9, 2)]
+)
+def test_a_stack_of_a_large_model_on_a_processor_has_fewer_places(variables: int, size: int) -> None:
+    assert compute_rule("auto", "dense", "cpu", variables=variables) == ("vmapped", size)
+    assert compute_rule("auto", "dense", "cpu", stack_size=16, variables=variables) == ("vmapped", 16)
+
+
+@pytest.mark.parametrize(
     ("kind", "cohort", "size"),
     [
         ("convolutional", 0, 8),
