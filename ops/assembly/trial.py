@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedemu.algorithms.interface import LocalProgram, Plan, Revealing, mixes
+from fedemu.algorithms.interface import LocalProgram, Plan, Revealing, Tree, mixes
 from fedemu.algorithms.terms.importance import AskImportance
 from fedemu.algorithms.terms.remembering import IMPORTANCE
 from fedemu.algorithms.training.local_sgd import LocalSGD
@@ -176,6 +176,7 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
     said = f"{name!r} can't train the model {experiment.model.name!r} by the loss {experiment.algorithm.loss!r}"
     job = Job(device=0, round=1, task=0, indices=samples, each=next(iter((ask.each or {}).values()), {}))
     source, kind = Source(parts.corpus, experiment.seed, torch.device("cpu")), kind_of(program, model.kind)
+    found: list[Tree] = []
 
     def attempt(executor: str) -> Exception | None:
         try:
@@ -193,6 +194,8 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
         if (many := len(result.metrics) + replays) > MOST_METRICS:
             counted = f"{many} measures{', one of them of replay,' if replays else ','}"
             raise ConfigurationError(f"{what} tells {counted} and a reply holds {MOST_METRICS}; tell fewer")
+        measures = {name: torch.tensor(value) for name, value in result.metrics.items()}
+        found.append({**flatten(result.payload), **measures})
         return None
 
     outside = f"model {experiment.model.name!r}" if draws_outside(parts, samples) else ""
@@ -200,6 +203,9 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
         before = states_of_generators()
         attempt("serial")
         outside = part if states_of_generators() != before else ""
+        if not outside:
+            attempt("serial")
+            _require_repeated(part, found)
     stacked = compute_rule("auto", kind, "cpu").executor == "vmapped"
     computing = choose(experiment, attempt, stacked=stacked, draws_outside=outside)
     if isinstance(computing, Exception):
@@ -216,6 +222,17 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
         filled = f"model {experiment.model.name!r} mixes the samples of a batch, so all batches are {_FILLED}"
         computing = computing._replace(why="; ".join(filter(None, (computing.why, filled))))
     return computing
+
+
+def _require_repeated(part: str, found: Sequence[Tree]) -> None:
+    """Raise ConfigurationError if two tries of the same step ``found`` other results."""
+    pairs = [(leaf, found[-1][name]) for name, leaf in found[0].items()] if len(found) > 1 else []
+    if not all(torch.allclose(one.double(), other.double(), rtol=1e-5, equal_nan=True) for one, other in pairs):
+        raise ConfigurationError(
+            f"the first training step has another result when it is done again, because the {part} keeps something "
+            "from one call to the next, or draws by a generator of its own; keep it in the method's state, or take it "
+            "from the facts, such as facts.round"
+        )
 
 
 def _require_importances(parts: Parts, job: Job, source: Source) -> None:

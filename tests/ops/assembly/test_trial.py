@@ -139,6 +139,15 @@ OWN = """
         importance = Importance(values[value], getattr(torch.Tensor, strength), 5, 1.0)
         return LocalTerm("mine", lambda model, at: at.facts.lr.new_zeros(()), importance=importance)
 
+    calls = []
+
+    def counts(logits, batch, facts):
+        calls.append(1)
+        return logits.square().sum() * len(calls)
+
+    def counting(ingredients):
+        return LocalTerm("counting", lambda model, at: counts(at.outputs.logits, at.batch, at.facts), previous=False)
+
     def hits(logits, batch, facts):
         return -((logits.argmax(-1) == batch.y) * batch.weight).mean()
 
@@ -329,6 +338,14 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
         (
             ["model.name=tried:Branches", "local.executor=checked"],
             "model 'tried:Branches' branches on values, so local.executor = 'checked' can't compute it; choose 'auto'",
+        ),
+        (
+            ["algorithm.loss=tried:counts"],
+            "the first training step has another result when it is done again, because the loss 'tried:counts' keeps",
+        ),
+        (
+            ["algorithm.terms={'tried:counting'={}}"],
+            "has another result when it is done again, because the local term 'tried:counting' keeps something from",
         ),
         (
             ["algorithm.loss=tried:hits"],
