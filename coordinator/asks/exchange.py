@@ -86,6 +86,7 @@ class Exchange:
         """Give the Work out."""
         for device in self.machine.terms.cohort:
             self._works[device] = self._work(device)
+        self._roster.keepers.clear()
         if self._at_edges is not None:
             self._at_edges.welcome(self._roster.stations)
         self._perform(self.machine.open(now))
@@ -142,6 +143,7 @@ class Exchange:
                 self._judged(found, device, now)
             else:
                 self._alive.add(device)
+                self._roster.keepers.add(station)
                 self._at_edges.keep(device, station, found, now)
 
     def station_joined(self, station: bytes) -> None:

@@ -63,6 +63,8 @@ class Roster:
         """Under the wall clock the devices that said goodbye by their plan, and have not come back."""
         self.stations: dict[bytes, str] = {}
         """The connections of edges, each with the name of its machine."""
+        self.keepers: set[bytes] = set()
+        """The connections of edges that keep results of the open ask."""
         self._by_peer: dict[bytes, DeviceId] = {}
         self._carriers: dict[bytes, bytes] = {}
         """The connections of the channels that have a session. A channel lives as long as its connection."""
@@ -81,8 +83,11 @@ class Roster:
         return peer in self._liveness or peer in self._carriers
 
     def has_place(self, peer: bytes) -> bool:
-        """Whether the peer has a session that the run gave it. An edge has one as soon as somebody behind it has."""
-        return self.knows(peer) and (peer not in self.stations or peer in self._carried)
+        """Whether the peer has a session that the run gave it.
+
+        An edge has one as long as somebody behind it has, or its sum is awaited of results from those that were there.
+        """
+        return self.knows(peer) and (peer not in self.stations or peer in self._carried or peer in self.keepers)
 
     def heard(self, peer: bytes, now: float) -> bool:
         """A message came from the peer. False if it has no session, so that it has to enrol or say Hello first."""
@@ -192,6 +197,7 @@ class Roster:
             self._unseat(peer)
         self.leases.leave(peer, now)
         self.stations.pop(peer, None)
+        self.keepers.discard(peer)
         self._forget(peer)
         return device
 

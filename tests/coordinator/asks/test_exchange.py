@@ -351,6 +351,7 @@ async def test_a_device_whose_reply_an_edge_had_is_not_lost_with_it(tmp_path: Pa
     play = Play(tmp_path, SMALL, thread, edges=Branches(gather, lambda station, message: None, 2.0))
     held = edge.Held(ask=str(ASK), examples=3, steps=1, metrics={})
     play.exchange.held(DEVICES[0], held, b"edge", 1.0)
+    assert play.roster.keepers == {b"edge"}, "its sum is read, also if its machines leave"
     for device in DEVICES[:2]:
         play.exchange.machine.give_up(device, Missed("sum", 600.0, "answer_timeout"), 601.0)
     play.exchange.commit()

@@ -401,3 +401,7 @@ def test_an_edge_has_a_place_as_long_as_somebody_behind_it_has_one() -> None:
     assert members.has_place(B)
     members.leave(b"channel", 1.0)
     assert not members.has_place(B)
+    members.keepers.add(B)
+    assert members.has_place(B)
+    members.leave(B, 2.0)
+    assert (members.has_place(B), members.keepers) == (False, set())
