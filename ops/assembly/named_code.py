@@ -83,7 +83,7 @@ def _require_unchanged(digests: Mapping[str, Digest]) -> None:
     for place, digest in digests.items():
         if (now := digest_of_source(place)) != digest:
             raise ConfigurationError(
-                f"{place} was changed while the run goes on (digest {digest[:SHOWN]}... when it was started, "
+                f"{place} is not what it was when this run was started (digest {digest[:SHOWN]}... then, "
                 f"{now[:SHOWN]}... now); bring its source back, and resume the run"
             )
 

@@ -77,7 +77,7 @@ def test_a_process_that_starts_later_refuses_code_that_was_changed_since_the_run
     content = with_digests(of()).to_bytes()
     assert received(content).code.keys() == {"net.py"}
     Path("net.py").write_text(NET.replace("64", "32"))
-    with pytest.raises(ConfigurationError, match=r"net\.py was changed while the run goes on .* resume the run"):
+    with pytest.raises(ConfigurationError, match=r"net\.py is not what it was .* resume the run"):
         received(content)
 
 
