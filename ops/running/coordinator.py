@@ -205,9 +205,8 @@ async def _serve(
             idle_seconds=runtime.idle_seconds,
             stuck_seconds=runtime.stuck_seconds,
             mixed_compute=runtime.mixed_compute,
-            # From now on jobs need the GPU that is there now: on a processor they would come to other bits. Where the
-            # trainer of this process opens the GPU, a process that is forked for a job could not use it.
-            device_type="cuda" if compute.gpus and not in_memory else "cpu",
+            # From now on jobs need the GPU that is there now: on a processor they would come to other bits.
+            device_type="cuda" if compute.gpus else "cpu",
         )
         plan = replace(made, opened=opened, quotas=quotas, shown=watched.start, settings=settings, compute=compute)
         mark("coordinator", "data and method")

@@ -87,15 +87,14 @@ class Plan:
         ("cuda", False, False, "cpu"),
         ("cpu", False, True, "cpu"),
         ("auto", True, True, "cpu"),
-        ("memory", False, True, "cpu"),
     ],
 )
 def test_server_jobs_compute_on_the_gpu_that_a_coordinator_begins_with_and_never_on_one_if_a_run_is_portable(
     device_type: Any, portable: bool, there: bool, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trainers elsewhere may have a GPU where the coordinator has none. With ``memory`` they are in its process."""
+    """Trainers elsewhere may have a GPU where the coordinator has none."""
 
-    async def serve(plan: Plan, runtime: Runtime | None = None) -> None:
+    async def serve(plan: Plan) -> None:
         served.append(plan.settings.device_type)
 
     served: list[str] = []
@@ -104,9 +103,7 @@ def test_server_jobs_compute_on_the_gpu_that_a_coordinator_begins_with_and_never
     monkeypatch.setattr(computing, "cuda_here", lambda: Cuda(("H200",), "13.0") if there else None)
     monkeypatch.setattr(coordinator, "assemble", lambda *_: Plan(settings))
     monkeypatch.setattr(coordinator, "serve", serve)
-    monkeypatch.setattr(coordinator, "serve_embedded", serve)
-    where: dict[str, Any] = {"transport": "memory"} if device_type == "memory" else {"device_type": device_type}
-    runtime = Runtime(bind=f"ipc://{tmp_path}/c", **where)
+    runtime = Runtime(bind=f"ipc://{tmp_path}/c", device_type=device_type)
     asyncio.run(coordinator._serve(tmp_path, experiment, runtime, [], print))
     assert served == [found]
 
