@@ -105,8 +105,9 @@ class Written:
             return "\n".join(f"import {module}" for module in submodules(name, self._home) or [name])
         origin = getattr(value, "__module__", None)
         for true_name in (getattr(value, "__qualname__", None), getattr(value, "__name__", None)):
-            found = getattr(sys.modules.get(origin), true_name, self) if origin and true_name else self
-            if found is value and origin != self._home:
+            if not origin or origin == self._home or not true_name:
+                continue
+            if getattr(sys.modules.get(origin), true_name, self) is value:
                 self._require_found(origin)
                 return f"from {origin} import {true_name}" + (f" as {name}" if true_name != name else "")
         if isinstance(value, type | FunctionType) and origin == self._home:
