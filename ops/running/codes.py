@@ -43,7 +43,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TOGETHER_SECONDS = 0.5
 """Signals that come within so many seconds are one request to stop.
 
-A terminal that is closed sends two, by its shell and by the kernel. So does ``timeout``, and a parent that had threads.
+A terminal that is closed sends two, by its shell and by the kernel, and so does a parent that had threads.
 """
 _alone = _forsaken = False
 _interrupted = -math.inf
