@@ -18,6 +18,7 @@ from torch.nn.utils.prune import l1_unstructured
 
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.interface import Outputs
+from fedemu.algorithms.models.randomness.draws import Draws
 from fedemu.algorithms.models.randomness.random_functions import models_draw_by
 from fedemu.algorithms.models.torch_module import from_module, outputs_of, under_seed
 from fedemu.algorithms.training.local_sgd import LocalSGD
@@ -349,7 +350,7 @@ def test_training_at_the_coordinator_draws_by_round_job_and_step(tmp_path: Path)
     variables, x = model.init(0), torch.ones(4, 20)
 
     def logits(place: Place, step: int) -> Tensor:
-        with models_draw_by(place.draws(step)):
+        with models_draw_by(Draws(torch.from_numpy(place.key(step)))):
             return model.apply(variables, x, True)[0].logits
 
     place = Place(tmp_path, 3, 0, 1, seed=7)
