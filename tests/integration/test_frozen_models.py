@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-import fedemu
 from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.models.torch_module import under_seed
 from fedemu.algorithms.trees import model_digest
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment import Experiment
+from fedemu.ops.stress.fleet import LiveFleet
 from fedemu.protocol import seeds
 
 MODULE = """
@@ -93,13 +93,17 @@ def test_a_frozen_backbone_stays_as_the_seed_drew_it_and_is_saved_with_the_head(
     assert float(right.float().mean()) == pytest.approx(summary["final_accuracy"])
 
 
-def test_processes_of_a_fleet_build_the_same_frozen_parts(in_one_process: Callable[..., Any]) -> None:
+def test_processes_of_a_fleet_build_the_same_frozen_parts(
+    in_one_process: Callable[..., Any], new_fleet: Callable[..., LiveFleet]
+) -> None:
     """The fleet compares its digest of data and frozen tensors with the coordinator's before it trains."""
-    settings = {"model.name": "tuned_here:Tuned", "rounds": 1, "fleet.devices": 2, "fleet.per_round": 1}
-    in_one_process(Path("alone"), *(f"{key}={value}" for key, value in settings.items()))
-    over: dict[str, Any] = {key.replace(".", "__"): value for key, value in settings.items()}
-    apart = fedemu.run("digits-small", out="apart", progress=False, **over)
-    assert apart.summary["model_digest"] == read("alone")[1]["model_digest"]
+    settings = ("model.name=tuned_here:Tuned", "rounds=1", "fleet.devices=2", "fleet.per_round=1")
+    in_one_process(Path("alone"), *settings)
+    fleet = new_fleet(*settings)
+    fleet.start_coordinator()
+    fleet.start_devices(2, "--trainers", "1", "--allow-code", "tuned_here")
+    assert fleet.wait_for_end() == 0, fleet.tail()
+    assert fleet.summary()["model_digest"] == read("alone")[1]["model_digest"]
 
 
 @pytest.mark.parametrize("part", ["scaffold", "fedntd"])

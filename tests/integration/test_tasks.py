@@ -1,4 +1,4 @@
-"""Every class-incremental method on fleets under churn: the final model is that of an undisturbed run.
+"""Class-incremental methods that keep something, on fleets under churn: the final model is that of an undisturbed run.
 
 The coordinator fails when a task begins; devices and a trainer are killed.
 """
@@ -34,7 +34,6 @@ METHODS = {
     "fedavg_gen": ("algorithm.name='fedavg_gen'", GENERATOR),
     "target": ("algorithm.name='target'", SYNTHESIS),
     "lander": ("algorithm.name='lander'", SYNTHESIS, "algorithm.options.anchor_width=8"),
-    "fedprox_plus": ("algorithm.name='fedprox_plus'",),
     "fedlwf_2t": ("algorithm.name='fedlwf_2t'",),
     "fedcil": (
         "algorithm.name='fedcil'",
@@ -42,8 +41,6 @@ METHODS = {
         "local.executor='serial'",
         "local.batch_size=30",
     ),
-    "fedntd among new classes": ("algorithm.name='fedntd'", "algorithm.loss='new_classes'"),
-    "wsm": ("algorithm.loss='wsm'",),
     "local terms": ("algorithm.name='scaffold'", "algorithm.terms={ewc={samples=20}, lwf={}}"),
     "oracle": ("stream.cumulative=true",),
     "noted logits": ("replay={strategy='naive_uniform', capacity=6}", "algorithm.terms={der={}}"),

@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ def found_by(script: str) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
     found: dict[str, Any] = json.loads(done.stdout)
