@@ -12,7 +12,7 @@ import textwrap
 import threading
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -208,15 +208,13 @@ def _reachable(endpoint: str) -> bool:
 
 def _splits(source: DataSource, opened: datasets.DatasetDict) -> tuple[datasets.Dataset, datasets.Dataset | None]:
     """The training split, which may be several splits joined, and the test split. None if there is no test split."""
-    known = [str(name) for name in opened]
-    names, test = chosen_splits(source, known)
-    label = label_column(source, opened[names[0]].features)
-    # The labels of a split may have been kept secret, as those of ImageNet's test split. Then all are -1.
-    while test is not None and _labels(opened[test], label) == {-1}:
-        if any(-1 in _labels(opened[name], label) for name in names):
-            break
-        known.remove(test)
-        names, test = chosen_splits(source, known)
+
+    def is_secret(test: str, train: Sequence[str]) -> bool:
+        """Whether all labels of the test split are -1, as those of ImageNet's, which is none to train on."""
+        label = label_column(source, opened[train[0]].features)
+        return _labels(opened[test], label) == {-1} and not any(-1 in _labels(opened[name], label) for name in train)
+
+    names, test = chosen_splits(source, map(str, opened), is_secret)
     for split in (*names, test):
         if split is not None and not len(opened[split]):
             raise DataError(f"the split {split} of {source.dataset!r} is empty")

@@ -33,13 +33,21 @@ class Part(NamedTuple):
         return Samples(self.read(rows), self.y[rows], {name: values[rows] for name, values in columns.items()})
 
 
-def chosen_splits(source: DataSource, known: Sequence[str]) -> tuple[list[str], str | None]:
+def chosen_splits(
+    source: DataSource,
+    known: Iterable[str],
+    is_secret: Callable[[str, Sequence[str]], bool] = lambda test, train: False,
+) -> tuple[list[str], str | None]:
     """Choose among the ``known`` splits. Returns those to train on, and the one to test on (None: there is none).
 
-    Training uses the splits that the source names, or ``train``, or the only one. Raises DataError if there is none.
+    Training uses the splits that the source names, or ``train``, or the only one. A test split is passed over whose
+    labels were kept secret, as ``is_secret(test split, training splits)`` tells. Raises DataError if there is none to
+    train on.
     """
+    known = list(dict.fromkeys(known))
     train = _training_splits(source, known)
-    return train, next((split for split in _TESTS if split in known and split not in train), None)
+    tests = (split for split in _TESTS if split in known and split not in train)
+    return train, next((split for split in tests if not is_secret(split, train)), None)
 
 
 def _training_splits(source: DataSource, known: Sequence[str]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +35,14 @@ def decode_numbers(source: DataSource, place: Place) -> Decoded:
         inputs = [_require(source, columns, source.image_column)]
     if not inputs:
         raise DataError(f"the file {source.dataset!r} has no column beside {', '.join(columns)} to learn from")
-    splits = np.array(columns.get(SPLIT) or ["train"] * len(columns[label]))
-    train, test = _splits(source, splits, np.array(columns[label]))
+    labels = np.array(columns[label])
+    splits = np.array(columns.get(SPLIT) or ["train"] * len(labels))
+
+    def is_secret(test: str, train: Sequence[str]) -> bool:
+        """Whether all labels of the test split are -1, which is none to train on."""
+        return bool((labels[splits == test] == "-1").all()) and "-1" not in labels[np.isin(splits, train)]
+
+    train, test = chosen_splits(source, splits.tolist(), is_secret)
     used = train if test is None else [*train, test]
     rows = np.flatnonzero(np.isin(splits, used))  # those of other splits have no classes of their own
     y = np.zeros(len(splits), dtype=np.int64)
@@ -50,17 +55,6 @@ def decode_numbers(source: DataSource, place: Place) -> Decoded:
         return Part(y[held], {name: column[held] for name, column in kept.items()}, lambda some: [x[held[some]]])
 
     return divided(source, classes, part(train), None if test is None else part([test]))
-
-
-def _splits(source: DataSource, splits: NDArray[Any], labels: NDArray[Any]) -> tuple[list[str], str | None]:
-    """The splits to train on, and the one to test on: none of which the labels were kept secret, so that all are -1."""
-    known = list(dict.fromkeys(splits.tolist()))
-    train, test = chosen_splits(source, known)
-    secret = (labels == "-1") & ("-1" not in labels[np.isin(splits, train)])
-    while test is not None and secret[splits == test].all():
-        known.remove(test)
-        train, test = chosen_splits(source, known)
-    return train, test
 
 
 def _label_column(source: DataSource, columns: dict[str, list[str]]) -> str:

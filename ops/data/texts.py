@@ -52,13 +52,9 @@ def decode_columns(source: DataSource, wanted: TextSource, columns: Columns, spl
     for name in source.columns:
         _require(source, columns, name)
     present = np.array([bool(str(cell or "").strip()) for cell in columns[text]])
-    of_split, known = np.array(splits), list(dict.fromkeys(splits))
-    names, test = chosen_splits(source, known)
-    # The labels of a split may have been kept secret.
+    of_split = np.array(splits)
     unlabelled = np.array([label is not None and _is_empty(cell) for cell in columns[label or text]])
-    while test is not None and unlabelled[of_split == test].all():
-        known.remove(test)
-        names, test = chosen_splits(source, known)
+    names, test = chosen_splits(source, splits, lambda test, train: bool(unlabelled[of_split == test].all()))
     rows = [np.flatnonzero(np.isin(of_split, chosen) & present) for chosen in (names, [] if test is None else [test])]
     for chosen, found in zip((" and ".join(names), test), rows, strict=True):
         if chosen is not None and not len(found):

@@ -22,7 +22,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from fedemu.ops.notebook.changes import changed_since
-from fedemu.ops.notebook.elsewhere import missed_elsewhere
+from fedemu.ops.notebook.elsewhere import require_elsewhere
 from fedemu.ops.notebook.sources import alias_of, codes_of, source_of, submodules
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
@@ -52,8 +52,7 @@ def name_of(thing: Any, setting: str) -> str:
             "can't find it; define it at the left margin of a cell or a file"
         )
     if _is_found(thing.__module__):
-        if missed := missed_elsewhere(thing.__module__):
-            raise ConfigurationError(f"{setting} = {name} can't be brought to other processes: {missed}")
+        require_elsewhere(thing.__module__, setting, name)
         return f"{thing.__module__}:{name}"
     text = Written(setting, name, thing.__module__).text
     digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
@@ -99,7 +98,7 @@ class Written:
 
     def _part(self, name: str, value: Any) -> str:
         if isinstance(value, ModuleType) and value.__name__ != self._home:
-            self._require_found(value.__name__)
+            require_elsewhere(value.__name__, self._setting, self._name)
             if value.__name__ != name:
                 return f"import {value.__name__} as {name}"
             return "\n".join(f"import {module}" for module in submodules(name, self._home) or [name])
@@ -108,7 +107,7 @@ class Written:
             if not origin or origin == self._home or not true_name:
                 continue
             if getattr(sys.modules.get(origin), true_name, self) is value:
-                self._require_found(origin)
+                require_elsewhere(origin, self._setting, self._name)
                 return f"from {origin} import {true_name}" + (f" as {name}" if true_name != name else "")
         if isinstance(value, type | FunctionType) and origin == self._home:
             source = source_of(value, self._home)
@@ -132,10 +131,6 @@ class Written:
     def _add_all(self, source: str) -> None:
         for name in sorted(_used(source)):
             self._add(name)
-
-    def _require_found(self, module: str) -> None:
-        if missed := missed_elsewhere(module):
-            raise ConfigurationError(f"{self._setting} = {self._name} can't be brought to other processes: {missed}")
 
     def _refusal(self, why: str) -> ConfigurationError:
         return ConfigurationError(

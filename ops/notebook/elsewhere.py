@@ -11,23 +11,28 @@ from pathlib import Path
 
 from fedemu.protocol.code.own_code import is_own
 from fedemu.protocol.code.source import interpreter
+from fedemu.protocol.errors import ConfigurationError
 
 _ASK = "import sys; from fedemu.protocol.code.source import source_of; print(source_of(sys.argv[1]))"
 
 
-def missed_elsewhere(module: str) -> str | None:
-    """What is wrong if other processes do not find this module, in words. None if they find it, or if it is no own."""
+def require_elsewhere(module: str, setting: str, name: str) -> None:
+    """Raise ConfigurationError if other processes do not find this module of somebody's own.
+
+    ``setting`` is the setting that needs it, for the class or function ``name``.
+    """
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None or not is_own(file):
-        return None
+        return
     command = [*interpreter(), "-c", _ASK, module]
     asked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     found = asked.stdout.splitlines()[-1] if asked.returncode == 0 else None
     path = Path(file).resolve()
     if found is not None and Path(found).resolve() == path:
-        return None
+        return
     folder = path.parents[module.count(".") + (path.name == "__init__.py")]
-    return (
-        f"the module {module} is {path} here, and {found or 'not there'} for other processes; "
-        f"start Python in {folder}, or name this folder in the environment variable PYTHONPATH"
+    raise ConfigurationError(
+        f"{setting} = {name} can't be brought to other processes: the module {module} is {path} here, and "
+        f"{found or 'not there'} for other processes; start Python in {folder}, or name this folder in the environment "
+        "variable PYTHONPATH"
     )
