@@ -21,6 +21,7 @@ from fedemu.device.compute.tapes.private_torch import (
     changes_memory,
     operator_name,
     tree_map_only,
+    unwatched,
 )
 from fedemu.device.compute.tapes.products import PRODUCTS, Begins, alike_in_slots
 from fedemu.device.compute.tapes.side_by_side import SIDE_BY_SIDE, alike_side_by_side
@@ -55,7 +56,8 @@ def alike(
     if key not in _found:
         if len(_found) >= MAX_FOUND:
             _found.clear()
-        _found[key] = _alike(operator, function, args, kwargs, results, slots, begins)
+        with unwatched():
+            _found[key] = _alike(operator, function, args, kwargs, results, slots, begins)
     return _found[key]
 
 

@@ -45,6 +45,7 @@ __all__ = [
     "tree_leaves",
     "tree_map_only",
     "tree_unflatten",
+    "unwatched",
     "without_compiler",
     "written_arguments",
 ]
@@ -127,6 +128,10 @@ class OperationReplacer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._instead(func, tuple(args), dict(kwargs or {}))
+
+
+unwatched = torch._C._DisableTorchDispatch
+"""A context within which no watcher and no replacer that is around it sees an operation."""
 
 
 # Only an operator's schema, which is private, tells what the operator writes to.

@@ -60,6 +60,22 @@ def test_a_watcher_sees_the_operators_themselves(given: tuple[Tensor, Tensor, Te
     assert seen == ["aten::bmm", "aten::sigmoid"]
 
 
+def test_a_watcher_around_it_does_not_see_how_an_operator_is_tried(
+    given: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    x, weight, _ = given
+    monkeypatch.setattr(module, "_found", {})
+    with torch.no_grad(), OperationWatcher(lambda operator, *_: seen.append(operator_name(operator))):
+        with all_alike(SLOTS):
+            found = torch.bmm(x, weight)
+        tried = len(seen)
+        with all_alike(SLOTS):
+            again = torch.bmm(x, weight)
+    assert seen[:tried] == seen[tried:]
+    assert torch.equal(found, again)
+
+
 def test_without_slots_nothing_is_computed_otherwise(given: tuple[Tensor, Tensor, Tensor]) -> None:
     x, _, _ = given
     with all_alike(0):

@@ -17,6 +17,7 @@ import fedemu.device.compute.tapes.private_torch as private_torch
 from fedemu.algorithms.models.randomness.private_functions import keeping_activations
 from fedemu.device.compute.tapes.private_torch import (
     LOG_SOFTMAX,
+    OperationReplacer,
     OperationWatcher,
     WeakTensorKeyDictionary,
     changes_memory,
@@ -29,6 +30,7 @@ from fedemu.device.compute.tapes.private_torch import (
     tree_leaves,
     tree_map_only,
     tree_unflatten,
+    unwatched,
     without_compiler,
     written_arguments,
 )
@@ -80,6 +82,23 @@ def test_a_watcher_gets_the_operator_its_arguments_and_its_result() -> None:
     assert args[1] is y
     assert kwargs == {"alpha": 3}
     assert result is total
+
+
+def test_unwatched_operations_are_seen_by_no_watcher_and_no_replacer() -> None:
+    seen: list[str] = []
+
+    def fails(*_: Any) -> Any:
+        raise AssertionError
+
+    with OperationWatcher(lambda operator, *_: seen.append(operator_name(operator))):
+        with OperationReplacer(fails), unwatched():
+            result = torch.ones(2) + 1
+        torch.neg(result)
+    assert result.tolist() == [2, 2]
+    assert seen == ["aten::neg"], (
+        f"torch {torch.__version__} shows operations within _DisableTorchDispatch to a TorchDispatchMode. Let "
+        f"`unwatched` in {FILE} hide them in another way; else a program is recorded in several times the time."
+    )
 
 
 def test_a_watcher_is_not_wrapped_by_the_compiler() -> None:
