@@ -28,8 +28,8 @@ run: install ## Install, then train 300 emulated devices (EXPERIMENT=digits, mor
 
 install: $(VENV)/.installed ## Create .venv and install fedemu there with the versions of constraints.txt
 
-test: $(VENV)/.tested ## Install what the tests need and run all in three processes, 12 to 16 minutes (or some: ARGS="-k fleet")
-	$(BIN)/pytest $(or $(ARGS),-n 3 --dist loadfile --no-loadscope-reorder)
+test: $(VENV)/.tested ## Install what the tests need and run all in four processes, 10 to 14 minutes (or some: ARGS="-k fleet")
+	$(BIN)/pytest $(or $(ARGS),-n 4 --dist loadfile --no-loadscope-reorder)
 
 gpu: $(VENV)/.tested ## On a machine with an NVIDIA GPU: run the tests that need it, then the benchmarks
 	$(BIN)/pytest -m gpu $(or $(ARGS),tests/algorithms tests/device)
@@ -65,7 +65,7 @@ oldest: ## Run the tests with the oldest versions that pyproject.toml allows (so
 	@rm -rf build/oldest && $(PYTHON) -m venv build/oldest
 	@.ci/oldest > build/oldest/constraints.txt
 	@build/oldest/bin/python -m pip install --quiet --constraint build/oldest/constraints.txt --editable '.[test]'
-	build/oldest/bin/pytest $(or $(ARGS),-n 3 --dist loadfile --no-loadscope-reorder)
+	build/oldest/bin/pytest $(or $(ARGS),-n 4 --dist loadfile --no-loadscope-reorder)
 
 clean: ## Remove the virtual environment and everything that was built (runs/ stays)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
