@@ -62,6 +62,8 @@ class Corpus:
     digest: Digest
     vocabulary: tuple[str, ...] = ()
     """The tokens of language data by number. Empty for other data."""
+    left_out: tuple[str, ...] = ()
+    """The columns of a table of numbers that are no numbers, and so no part of a sample."""
 
     @property
     def classes(self) -> int:

@@ -54,6 +54,7 @@ from fedemu.protocol.messages import MOST_METRICS
 SAMPLES = 2
 STACK_SIZE = 2
 """The number of devices that a vmapped executor takes at once: the smallest possible stack."""
+_MOST_NAMES = 10
 _FILLED = "filled up to local.batch_size with copies that have no weight in the loss"
 _NOT_OF_ALL = ("processed", "kind", "notes", "local_model", "measured")
 """What only some programs have: ``CountingSteps``, ``OfItsOwnKind``, ``Noting``, ``Revealing`` and ``Measuring``."""
@@ -63,9 +64,10 @@ def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
     """Put an experiment together as a coordinator needs it, and try it out.
 
     ``say`` gets a line for people while data are decoded, which happens in a process of its own, one if the data look
-    like images whose channels come last, one if the first tasks find no public data of their classes, one if there are
-    no validation samples on which to evaluate, one if no device sends a model to diagnose, and one if devices are
-    computed in another way than the experiment says. Its ``local.executor`` is then the one that is taken.
+    like images whose channels come last, one if a table has columns without numbers, one if the first tasks find no
+    public data of their classes, one if there are no validation samples on which to evaluate, one if no device sends a
+    model to diagnose, and one if devices are computed in another way than the experiment says. Its ``local.executor``
+    is then the one that is taken.
     Raises ConfigurationError or DataError if a part cannot be made, or if the parts do not fit together.
     """
     decode_apart(experiment, say)
@@ -73,7 +75,8 @@ def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
     # These are made first, because a wrong name and an impossible partition are found quickly.
     _ = parts.algorithm, parts.stream
     computing = try_out(parts)
-    for warning in (_channels_last(parts.corpus.input_shape), untrained(parts.public, parts.model)):
+    warnings_of_data = (_channels_last(parts.corpus.input_shape), _no_numbers(parts.corpus.left_out))
+    for warning in (*warnings_of_data, untrained(parts.public, parts.model)):
         if warning:
             say(warning)
     if experiment.evaluate.validation and not len(parts.partition.validation_indices):
@@ -96,6 +99,18 @@ def _channels_last(shape: Sequence[int]) -> str:
     return (
         f"warning: samples of shape {list(shape)} are images with {channels} channels of {height} × {width} pixels; if "
         "their channels come last, move them to the front, as by x.transpose(0, 3, 1, 2)"
+    )
+
+
+def _no_numbers(left_out: Sequence[str]) -> str:
+    """A line for people about the columns of a table that are no part of a sample. Empty if there are none."""
+    if not left_out:
+        return ""
+    names = ", ".join(map(repr, left_out[:_MOST_NAMES]))
+    rest = f" and {len(left_out) - _MOST_NAMES} more" if len(left_out) > _MOST_NAMES else ""
+    return (
+        f"warning: no part of a sample, because it holds no numbers: {names}{rest}; make numbers of it, as by one-hot "
+        "codes, if it should count"
     )
 
 

@@ -29,8 +29,8 @@ from fedemu.protocol.errors import DataError
 from fedemu.protocol.host.files import usable, wait_for_disk
 from fedemu.protocol.ids import Digest, digest_of
 
-FORMAT = 3
-"""The version of the entries. Raise it if entries are stored in another form. Older entries are not read any more."""
+FORMAT = 4
+"""The version of the entries. Raise it if data are decoded or stored in another way. Older entries are not read."""
 LONGEST_WAIT = 3600.0
 """The longest time, in real seconds, that a process waits for another one to decode the same data."""
 _SUMMED_BYTES: Final = 2**22
@@ -58,12 +58,13 @@ class Samples:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A decoded data set. ``vocabulary`` are the tokens of language data by number; other data have none."""
+    """A decoded data set. ``vocabulary`` and ``left_out`` are those of ``Corpus``."""
 
     class_names: tuple[str, ...]
     train: Samples
     test: Samples
     vocabulary: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 class Coloured(Exception):
@@ -84,28 +85,23 @@ def read(entry: Path) -> Corpus | None:
     """Map an entry. None if there is none or if it is damaged: then it has to be written.
 
     Labels, columns and samples of at most ``_SUMMED_BYTES`` are compared with the digests that were taken when they
-    were written. Entries of fedemu 0.1 have none; of them, labels must be those of classes.
+    were written.
     """
     try:
         meta = json.loads((entry / "meta.json").read_text())
         _require_whole(meta)
-        sums = meta.get("arrays", {})
+        sums = meta["arrays"]
         splits = {
             split: Split(
-                x=_checked(entry / f"{split}.x.npy", sums.get(f"{split}.x"), _SUMMED_BYTES),
-                y=_checked(entry / f"{split}.y.npy", sums.get(f"{split}.y")),
+                x=_checked(entry / f"{split}.x.npy", sums[f"{split}.x"], _SUMMED_BYTES),
+                y=_checked(entry / f"{split}.y.npy", sums[f"{split}.y"]),
                 columns={
-                    name: _checked(entry / f"{split}.{file}.npy", sums.get(f"{split}.column.{name}"))
+                    name: _checked(entry / f"{split}.{file}.npy", sums[f"{split}.column.{name}"])
                     for name, file in meta["columns"][split].items()
                 },
             )
             for split in ("train", "test")
         }
-        labels = [split.y for split in splits.values() if not sums and split.y.size]
-        if not all(map(math.isfinite, meta["std"])):  # as fedemu once wrote it for numbers of 1e20 and more
-            return None
-        if any(not 0 <= y.min() <= y.max() < len(meta["class_names"]) for y in labels):
-            return None
         return Corpus(
             name=meta["name"],
             class_names=tuple(meta["class_names"]),
@@ -114,6 +110,7 @@ def read(entry: Path) -> Corpus | None:
             std=np.array(meta["std"]),
             digest=Digest(meta["digest"]),
             vocabulary=tuple(meta["vocabulary"]),
+            left_out=tuple(meta["left_out"]),
             **splits,
         )
     # The last three are raised by other JSON.
@@ -163,6 +160,7 @@ def write(entry: Path, name: str, decoded: Decoded, progress: ReportShare | None
             "name": name,
             "class_names": decoded.class_names,
             "vocabulary": decoded.vocabulary,
+            "left_out": decoded.left_out,
             "input_shape": shape,
             "mean": mean,
             "std": std,
@@ -214,19 +212,18 @@ def _map(path: Path) -> NDArray[Any]:
         raise ValueError(f"{path} is damaged") from error
 
 
-def _checked(path: Path, known: Mapping[str, Any] | None, most: float = math.inf) -> NDArray[Any]:
+def _checked(path: Path, known: Mapping[str, Any], most: float = math.inf) -> NDArray[Any]:
     """A stored array. Raises ValueError if it is not what ``_save`` told; of more than ``most`` bytes only the form."""
     array = _map(path)
-    if known is not None:
-        whole = (array.dtype.str, [*array.shape]) == (known["dtype"], known["shape"])
-        if not whole or (array.nbytes <= most and hashlib.sha256(array.tobytes()).hexdigest() != known["sha256"]):
-            raise ValueError(f"{path} is damaged")
+    whole = (array.dtype.str, [*array.shape]) == (known["dtype"], known["shape"])
+    if not whole or (array.nbytes <= most and hashlib.sha256(array.tobytes()).hexdigest() != known["sha256"]):
+        raise ValueError(f"{path} is damaged")
     return array
 
 
 def _require_whole(meta: Mapping[str, Any]) -> None:
-    """Raise ValueError if ``meta.json`` has not the digest that it tells. Those of fedemu 0.1 tell none."""
-    if meta.get(_OWN_DIGEST, "") not in ("", _digest_without_own(meta)):
+    """Raise ValueError if ``meta.json`` has not the digest that it tells."""
+    if meta[_OWN_DIGEST] != _digest_without_own(meta):
         raise ValueError("meta.json is damaged")
 
 

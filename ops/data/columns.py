@@ -66,6 +66,14 @@ def input_columns(source: DataSource, features: datasets.Features, label: str) -
     )
 
 
+def left_out(source: DataSource, features: datasets.Features, label: str, inputs: Sequence[str]) -> tuple[str, ...]:
+    """The columns beside those of the numbers that are the ``inputs``. None if the inputs are images or vectors."""
+    if source.image_column is not None or not all(number_type(features[name]) for name in inputs):
+        return ()
+    known = {label, *source.columns, *inputs}
+    return tuple(name for name in features if name not in known and not ROW_NUMBERS.fullmatch(name))
+
+
 def _or_texts(features: datasets.Features, names: Sequence[str]) -> str:
     """What else to do if there are columns of texts."""
     texts = [name for name in names if isinstance(features[name], datasets.Value) and features[name].dtype == "string"]

@@ -13,6 +13,7 @@ import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from fedemu.ops.data.columns import (
     input_blocks,
     input_columns,
     label_column,
+    left_out,
     require,
     test_labels,
     values_of,
@@ -75,7 +77,8 @@ def decode_table(source: DataSource, opened: datasets.DatasetDict, grey: bool) -
         return Part(y[name], columns, read)
 
     parts = part("train", train), None if test is None else part("test", test)
-    return divided(source, *regrouped(source, names, *parts))
+    decoded = divided(source, *regrouped(source, names, *parts))
+    return replace(decoded, left_out=left_out(source, train.features, label, inputs))
 
 
 def read_texts(source: DataSource, opened: datasets.DatasetDict) -> tuple[dict[str, list[Any]], list[str]]:
@@ -144,15 +147,18 @@ def _open_folder(source: DataSource, place: Place, scratch: Path) -> datasets.Da
     if place.kind == "file":
         kind = "parquet" if folder.suffix.lower() == ".parquet" else "json"
         table = datasets.load_dataset(kind, data_files=str(folder), cache_dir=str(scratch))["train"]
-        return _by_split(source, table) if SPLIT in table.features else table
+        return by_split(source, datasets.DatasetDict(train=table))
     if is_file(folder / "dataset_dict.json") or is_file(folder / "state.json"):
         return datasets.load_from_disk(str(folder))
     _require_no_links(folder)
     return datasets.load_dataset(str(folder), place.subset, cache_dir=str(scratch))
 
 
-def _by_split(source: DataSource, table: datasets.Dataset) -> datasets.DatasetDict:
-    """The splits of a file that names the split of each row."""
+def by_split(source: DataSource, opened: datasets.DatasetDict) -> datasets.DatasetDict:
+    """The splits of a table that names the split of each row in a column ``split``. Any other is returned as it is."""
+    [table, *more] = opened.values()
+    if more or SPLIT not in table.features:
+        return opened
     names = np.array(list(map(str, cells_of(source, table, SPLIT))))
     rows = table if SPLIT in (*source.columns, source.label_column) else table.remove_columns([SPLIT])
     return datasets.DatasetDict({name: rows.select(np.flatnonzero(names == name)) for name in dict.fromkeys(names)})

@@ -29,7 +29,6 @@ ROW_NUMBERS = re.compile(r"__index_level_\d+__|Unnamed: 0(\.\d+)?|")
 CSV_FILES = (".csv", ".csv.gz")
 TABLE_FILES = (".parquet", ".jsonl", ".json")
 FILES = (*CSV_FILES, ".txt", ".txt.gz", *TABLE_FILES)
-_BY_NAME = "of the test split are found by their names, and row numbers are left out"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -146,17 +145,10 @@ def entry_of(source: DataSource, place: Place, cache: Path) -> Path:
     settings = asdict(source) | {"dataset": dataset, "format": FORMAT}
     match place.kind:
         case "folder":
-            settings["classes"] = f"{_BY_NAME}, and true and false are numbers"
             settings["content"] = _fingerprint(Path(place.where))
         case "file":
-            settings["lines"] = "end in newlines alone"
-            settings["table"] = "has splits in a column split, and no row numbers in its samples"
-            settings["numbers"] = "may begin with their point, and several in a label are a word"
             settings["content"] = _status(Path(place.where))
         case "function":
-            settings["whole_numbers"] = "stay, the least of int64 too"
-            settings["words"] = "are numbered as the class names are"
-            settings["classes"] = _BY_NAME
             # A module reads files beside it, so the same text in another folder makes other data.
             settings["file"] = str(_module_file(place.where).resolve())
             settings["content"] = digest_of_source(place.where.rpartition(":")[0])

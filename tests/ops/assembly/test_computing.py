@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -207,6 +208,17 @@ def test_images_whose_channels_come_last_are_told(
         "their channels come last, move them to the front, as by x.transpose(0, 3, 1, 2)"
     )
     assert (told in said) == warned
+
+
+def test_columns_without_numbers_are_told(tmp_path: Path) -> None:
+    rows = [{"a": i % 10, "label": i % 10, **{f"c{n}": "x" for n in range(12)}} for i in range(200)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    said: list[str] = []
+    tried_parts(experiment("data.dataset=t.jsonl", "data.partition={kind='iid'}"), said.append)
+    assert said[-1] == (
+        "warning: no part of a sample, because it holds no numbers: 'c0', 'c1', 'c2', 'c3', 'c4', 'c5', 'c6', 'c7', "
+        "'c8', 'c9' and 2 more; make numbers of it, as by one-hot codes, if it should count"
+    )
 
 
 @pytest.mark.parametrize(

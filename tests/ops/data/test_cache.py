@@ -97,20 +97,6 @@ def test_a_damaged_entry_is_made_again(own_cache, harm):
     assert {path.name: path.read_bytes() for path in x.parent.iterdir()} == before
 
 
-@pytest.mark.parametrize(("damaged", "again"), [(False, False), (True, True)])
-def test_an_entry_of_an_earlier_version_is_used_if_its_labels_are_those_of_classes(own_cache, damaged, again):
-    content = experiment().to_bytes()
-    corpora.prepare(content)
-    (meta,) = own_cache.rglob("meta.json")
-    told = json.loads(meta.read_text())
-    earlier = json.dumps({key: told[key] for key in told if key not in ("arrays", "own_digest")})
-    meta.write_text(earlier)
-    if damaged:
-        change(meta.with_name("test.y.npy"), -7, b"\x01")  # a class above 255
-    assert corpora.load(content).test.y.max() == 9
-    assert (meta.read_text() != earlier) == again
-
-
 def test_the_leftovers_of_a_killed_process_are_removed(own_cache):
     content = experiment().to_bytes()
     corpora.prepare(content)

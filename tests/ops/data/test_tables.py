@@ -146,6 +146,29 @@ def test_lines_of_json_may_name_the_split_of_each_row_as_a_table_does(load: Load
     assert (texts.train.y.tolist(), texts.test.y.tolist()) == ([0, 1], [0])
 
 
+def test_a_frame_may_name_the_split_of_each_row_and_what_holds_no_numbers_is_told(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {"a": [1, 2, 3], "on": [True, False, True], "city": ["A", "B", "A"], "split": ["train", "train", "test"]}
+    frame = pandas.DataFrame({**rows, "label": [0, 1, 1], "text": "ab", "day": pandas.Timestamp("2026-11-28")})
+    frame.to_pickle(tmp_path / "frame")
+    (tmp_path / "framed.py").write_text("import pandas\nframe = pandas.read_pickle(__file__.removesuffix('d.py'))\n")
+    monkeypatch.chdir(tmp_path)
+    frame.to_parquet("t.parquet")
+    for dataset in ("framed.py:frame", "t.parquet"):
+        corpus = corpora.open_corpus(Experiment.parse({"data": {"dataset": dataset}}))
+        assert (corpus.train.x.tolist(), corpus.test.x.tolist()) == ([[1, 1], [2, 0]], [[3, 1]])
+        assert corpus.left_out == ("city", "text", "day")
+        texts = corpora.open_corpus(Experiment.parse({"data": {"dataset": dataset, "text": {"kind": "labels"}}}))
+        assert (texts.train.y.tolist(), texts.test.y.tolist(), texts.left_out) == ([0, 1], [1], ())
+    assert (
+        load(
+            "\n".join(map(json.dumps, [{"a": [i, i], "label": i % 2, "b": "x"} for i in range(9)])), "t.jsonl"
+        ).left_out
+        == ()
+    )
+
+
 def test_secret_labels_and_rows_of_other_splits_add_no_class_to_a_table(load: Load) -> None:
     rows = "1,0,train\n2,1,train\n3,1,validation\n4,7,spare\n5,-1,test\n"
     corpus = load(f"a,label,split\n{rows}")
