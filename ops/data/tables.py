@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,24 +18,29 @@ from fedemu.ops.figures import counted
 from fedemu.protocol.errors import DataError
 
 _LABELS = ("label", "labels", "target", "class", "y")
+_TRUTHS = ("true", "false")
 
 
 def decode_numbers(source: DataSource, place: Place) -> Decoded:
     """Read a CSV file whose cells are numbers, apart from the labels and the columns that are kept.
 
-    A column ``split`` tells training rows from test rows. Raises DataError, with the row and the column, if a cell is
-    empty or no number, and with all columns if one is missing.
+    A column ``split`` tells training rows from test rows. Columns without any number are left out. Raises DataError,
+    with the row and the column, if a cell among numbers is empty or no number, and with all columns if one is missing.
     """
     columns = read_file(Path(place.where))
     label = _label_column(source, columns)
     for name in source.columns:
         _require(source, columns, name)
     apart = {label, *source.columns, SPLIT}
-    inputs = [name for name in columns if name not in apart and not ROW_NUMBERS.fullmatch(name)]
+    others = [name for name in columns if name not in apart and not ROW_NUMBERS.fullmatch(name)]
+    inputs = [name for name in others if _has_numbers(columns[name])]
     if source.image_column is not None:
-        inputs = [_require(source, columns, source.image_column)]
+        inputs = others = [_require(source, columns, source.image_column)]
     if not inputs:
-        raise DataError(f"the file {source.dataset!r} has no column beside {', '.join(columns)} to learn from")
+        raise DataError(
+            f"the file {source.dataset!r} has no column of numbers to learn from beside its labels; its columns are "
+            f"{', '.join(columns)}; set data.text.kind = 'labels' to learn from texts"
+        )
     labels = np.array(columns[label])
     splits = np.array(columns.get(SPLIT) or ["train"] * len(labels))
 
@@ -54,7 +60,8 @@ def decode_numbers(source: DataSource, place: Place) -> Decoded:
         held = np.flatnonzero(np.isin(splits, chosen))
         return Part(y[held], {name: column[held] for name, column in kept.items()}, lambda some: [x[held[some]]])
 
-    return divided(source, classes, part(train), None if test is None else part([test]))
+    decoded = divided(source, classes, part(train), None if test is None else part([test]))
+    return replace(decoded, left_out=tuple(name for name in others if name not in inputs))
 
 
 def _label_column(source: DataSource, columns: dict[str, list[str]]) -> str:
@@ -75,8 +82,22 @@ def _require(source: DataSource, columns: dict[str, list[str]], name: str) -> st
     return name
 
 
+def _has_numbers(cells: Sequence[str]) -> bool:
+    """Whether a column holds any number, or nothing but the words ``true`` and ``false``."""
+    return _are_truths(cells) or not all(np.isnan(_number(cell)) for cell in cells)
+
+
+def _are_truths(cells: Sequence[str]) -> bool:
+    return all(cell.strip().lower() in _TRUTHS for cell in cells)
+
+
 def _numbers(source: DataSource, name: str, cells: Sequence[str]) -> NDArray[np.float32]:
-    """A column of numbers ``[n]``. Raises DataError with the first cell that is none; rows count from 1."""
+    """A column of numbers ``[n]``, in which true is 1 and false is 0.
+
+    Raises DataError with the first cell that is none; rows count from 1.
+    """
+    if _are_truths(cells):
+        return np.array([cell.strip().lower() == "true" for cell in cells], np.float32)
     try:
         exact = np.array(cells, dtype=np.float64)
     except ValueError:

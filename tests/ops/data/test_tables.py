@@ -45,6 +45,12 @@ def test_columns_of_numbers_are_the_sample_and_words_the_classes(load: Load) -> 
     assert (corpus.test.x.tolist(), corpus.test.y.tolist()) == ([[3, -7]], [1])
 
 
+def test_truths_are_numbers_and_columns_without_any_number_are_left_out(load: Load) -> None:
+    corpus = load("a,day,on,none,label\n" + "3,2026-11-28,True,,0\n 2 ,2026-11-29,false,,1\n1,x,TRUE,,0\n")
+    assert sorted(corpus.train.x.tolist() + corpus.test.x.tolist()) == [[1, 1], [2, 0], [3, 1]]
+    assert corpus.left_out == ("day", "none")
+
+
 def test_a_file_may_have_its_ending_in_capital_letters(load: Load, tmp_path: Path) -> None:
     rows = "a,label\n" + "".join(f"{i},{i % 2}\n" for i in range(10))
     small = load(rows)
@@ -83,7 +89,8 @@ def test_without_a_column_of_splits_a_part_of_each_class_is_set_apart(load: Load
         ("a,b\n1,0\n", {}, "'t.csv' has no column called label, labels, target, class, y; its columns are a, b; set"),
         ("a,b\n1,0\n", {"label_column": "c"}, "'t.csv' has no column 'c'; its columns are a, b"),
         ("a,y\n1,0\n", {"id_column": "c"}, "'t.csv' has no column 'c'; its columns are a, y"),
-        ("y\n1\n", {}, "has no column beside y to learn from"),
+        ("y\n1\n", {}, "has no column of numbers to learn from beside its labels; its columns are y; set data.text"),
+        ("a,y\nu,1\nv,1\n", {"image_column": "a"}, "row 1 of 't.csv' has 'u' in the column 'a'"),
         ("a,y\n1,0\n2\n", {}, "row 2 of "),
         ("a,y\n1,0.5\n2,1\n", {}, "the label column 'y' of 't.csv' holds fractions"),
     ],
