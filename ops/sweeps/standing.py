@@ -50,9 +50,15 @@ def overview(standing: dict[str, list[Line]]) -> dict[str, list[str]]:
     table = {"method": methods}
     for stream in standing:
         of_methods = [lines_of.get((stream, method)) for method in methods]
-        table[f"{stream}: accuracy"] = ["" if line is None else cells.share(line.accuracy) for line in of_methods]
+        table[f"{stream}: accuracy"] = [
+            "" if line is None else _with_diverged(line, cells.share(line.accuracy)) for line in of_methods
+        ]
         table[f"{stream}: forgetting"] = ["" if line is None else cells.share(line.forgetting) for line in of_methods]
     return table
+
+
+def _with_diverged(line: Line, cell: str) -> str:
+    return f"{cell}, {line.diverged} diverged" if line.diverged else cell
 
 
 def text(standing: dict[str, list[Line]]) -> str:
@@ -68,7 +74,7 @@ def text(standing: dict[str, list[Line]]) -> str:
                 cells.share(line.forgetting),
                 cells.size(line.bytes),
                 cells.written(line.updates, 1, 0, ""),
-                f"{line.runs} of {line.planned}" + (f", {line.diverged} diverged" if line.diverged else ""),
+                _with_diverged(line, f"{line.runs} of {line.planned}"),
             ]
             for line in found
         ]
@@ -81,11 +87,13 @@ def write_standing(folder: Path, standing: dict[str, list[Line]]) -> Path:
     numbers = io.StringIO()
     table = csv.writer(numbers)
     names = ("accuracy", "forgetting", "bytes", "updates")
-    table.writerow(["stream", "method", "runs", *(f"{name}_{kind}" for name in names for kind in ("mean", "sd"))])
+    table.writerow(
+        ["stream", "method", "runs", "diverged", *(f"{name}_{kind}" for name in names for kind in ("mean", "sd"))]
+    )
     for found in standing.values():
         for line in found:
             values = [value for name in names for value in _of(getattr(line, name))]
-            table.writerow([line.stream, line.method, line.runs, *values])
+            table.writerow([line.stream, line.method, line.runs, line.diverged, *values])
     write_whole(folder / NUMBERS, numbers.getvalue())
     write_whole(folder / TABLE, text(standing) + "\n")
     return folder / TABLE

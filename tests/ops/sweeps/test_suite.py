@@ -116,8 +116,8 @@ def test_the_table_ranks_the_methods_of_each_stream_with_their_spread(tmp_path: 
     assert "| fedavg | 60.0 ± 14.1 % | 20.0 %     | 15.0 B | 4       | 2 of 2 |" in shown
     assert "| a\\|b   | 80.0 %" in text({"one": [replace(standing["one"][0], method="a|b")]})
     numbers = write_standing(tmp_path, standing).with_suffix(".csv").read_text().splitlines()
-    assert numbers[0].startswith("stream,method,runs,accuracy_mean,accuracy_sd,forgetting_mean")
-    assert numbers[1].startswith("one,wsm,1,0.8,,0.1,")
+    assert numbers[0].startswith("stream,method,runs,diverged,accuracy_mean,accuracy_sd,forgetting_mean")
+    assert numbers[1].startswith("one,wsm,1,0,0.8,,0.1,")
 
 
 def test_a_method_that_diverged_in_the_first_period_has_no_forgetting_of_earlier_ones(
@@ -143,6 +143,7 @@ def test_a_run_that_diverged_in_its_first_round_takes_no_part_in_bytes_and_updat
     fedavg = standing["one"][0]
     assert (fedavg.bytes.values, fedavg.updates.values) == ((15, None), (4, None))
     assert "| 15.0 B (1 of 2) | 4 (1 of 2) | 2 of 2, 1 diverged |" in text(standing)
+    assert overview(standing)["one: accuracy"] == ["50.0 % (1 of 2), 1 diverged", "–"]
     assert (standing["two"][0].bytes.mean, standing["two"][0].updates.mean) == (None, None)
 
 
