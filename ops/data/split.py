@@ -40,14 +40,28 @@ def chosen_splits(
 ) -> tuple[list[str], str | None]:
     """Choose among the ``known`` splits. Returns those to train on, and the one to test on (None: there is none).
 
-    Training uses the splits that the source names, or ``train``, or the only one. A test split is passed over whose
-    labels were kept secret, as ``is_secret(test split, training splits)`` tells. Raises DataError if there is none to
-    train on.
+    Training uses the splits that the source names, or ``train``, or the only one. Capital letters in ``train`` and in
+    the names of test splits do not count, nor do spaces around them. A test split is passed over whose labels were kept
+    secret, as ``is_secret(test split, training splits)`` tells. Raises DataError if there is none to train on, or if
+    there is none to test on and samples would be left out that the source does not leave out by name.
     """
     known = list(dict.fromkeys(known))
     train = _training_splits(source, known)
-    tests = (split for split in _TESTS if split in known and split not in train)
-    return train, next((split for split in tests if not is_secret(split, train)), None)
+    others = [split for split in known if split not in train]
+    tests = [found for name in _TESTS if (found := _called(name, others)) is not None]
+    test = next((split for split in tests if not is_secret(split, train)), None)
+    if not tests and others and source.train_split is None:
+        raise DataError(
+            f"the data set {source.dataset!r} has the splits {', '.join(known)}, and none to test on is called "
+            f"{', '.join(_TESTS[:-1])} or {_TESTS[-1]}; rename one, or set data.train_split to leave the others out"
+        )
+    return train, test
+
+
+def _called(name: str, splits: Iterable[str]) -> str | None:
+    """The split of this name, or else the first that differs from it only by capital letters and spaces around it."""
+    splits = list(splits)
+    return name if name in splits else next((split for split in splits if split.strip().lower() == name), None)
 
 
 def _training_splits(source: DataSource, known: Sequence[str]) -> list[str]:
@@ -57,8 +71,8 @@ def _training_splits(source: DataSource, known: Sequence[str]) -> list[str]:
         if missing := [name for name in names if name not in known]:
             raise DataError(f"the data set {source.dataset!r} has no split {missing[0]!r}; its splits are {listed}")
         return list(dict.fromkeys(names))
-    if "train" in known:
-        return ["train"]
+    if (train := _called("train", known)) is not None:
+        return [train]
     if len(known) == 1:
         return [known[0]]
     raise DataError(

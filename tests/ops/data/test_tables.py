@@ -51,6 +51,11 @@ def test_truths_are_numbers_and_columns_without_any_number_are_left_out(load: Lo
     assert corpus.left_out == ("day", "none")
 
 
+def test_names_of_splits_may_have_capital_letters_and_spaces_around_them(load: Load) -> None:
+    corpus = load("a,y,split\n1,0, Train\n2,1, Train\n3,1, TEST\n4,0, other\n")
+    assert (corpus.train.x.tolist(), corpus.test.x.tolist()) == ([[1], [2]], [[3]])
+
+
 def test_a_file_may_have_its_ending_in_capital_letters(load: Load, tmp_path: Path) -> None:
     rows = "a,label\n" + "".join(f"{i},{i % 2}\n" for i in range(10))
     small = load(rows)
@@ -93,6 +98,7 @@ def test_without_a_column_of_splits_a_part_of_each_class_is_set_apart(load: Load
         ("a,y\nu,1\nv,1\n", {"image_column": "a"}, "row 1 of 't.csv' has 'u' in the column 'a'"),
         ("a,y\n1,0\n2\n", {}, "row 2 of "),
         ("a,y\n1,0.5\n2,1\n", {}, "the label column 'y' of 't.csv' holds fractions"),
+        ("a,y,split\n1,0,train\n2,1,holdout\n", {}, "splits train, holdout, and none to test on is called test, vali"),
     ],
 )
 def test_a_table_that_does_not_fit_is_told_with_its_row_and_columns(
