@@ -127,7 +127,7 @@ def classes_of_cells(
         raise DataError(f"the column {label!r} of {source.dataset!r} is empty in row {empty[0] + 1}")
     # Where a cell has several numbers, it is a word: as a number it would be the smallest of them.
     several = any(len(str(cell).split()) > 1 for cell in cells)
-    found = np.array([str(cell) for cell in cells]) if several else values(cells)
+    found = np.array([str(cell).strip() for cell in cells]) if several else values(cells)
     if found.dtype.kind == "f":
         raise DataError(
             f"the label column {label!r} of {source.dataset!r} holds fractions, not classes; name another by "

@@ -47,14 +47,14 @@ def read_file(path: Path) -> dict[str, list[str]]:
 def values(cells: Sequence[Any]) -> NDArray[Any]:
     """Make an array ``[n]`` of cells: of numbers if all cells are numbers or empty, and of texts otherwise.
 
-    Empty cells become NaN, or empty texts. A cell may hold several numbers, such as the times of several recordings of
-    one sentence. Then the smallest one counts, which is the earliest. Whole numbers that differ stay different: the
-    column holds texts if one is too long for int64, or if two would become one as float64, which a column with an empty
-    cell takes.
+    Empty cells become NaN, or empty texts. Spaces around a text do not count. A cell may hold several numbers, such as
+    the times of several recordings of one sentence. Then the smallest one counts, which is the earliest. Whole numbers
+    that differ stay different: the column holds texts if one is too long for int64, or if two would become one as
+    float64, which a column with an empty cell takes.
     """
     numbers = [_number(cell) for cell in cells]
     if None in numbers or all(np.isnan(number) for number in numbers if number is not None):
-        return np.array(["" if cell is None else str(cell) for cell in cells])
+        return np.array(["" if cell is None else str(cell).strip() for cell in cells])
     array = np.array(numbers, dtype=np.float64)
     known = array[~np.isnan(array)]
     whole = np.isfinite(known).all() and (known == np.floor(known)).all()

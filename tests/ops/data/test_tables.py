@@ -73,7 +73,13 @@ def test_labels_that_differ_in_the_last_digit_of_a_long_number_are_different_cla
 
 
 def test_labels_of_several_numbers_are_words(load: Load) -> None:
-    assert load("a,label\n" + "1,18 24\n2,18 30\n" * 5).class_names == ("18 24", "18 30")
+    assert load("a,label\n" + "1,18 24\n2,18 30 \n" * 5 + "3, 18 30\n").class_names == ("18 24", "18 30")
+
+
+def test_spaces_around_words_make_no_classes_and_no_ids_of_their_own(load: Load) -> None:
+    corpus = load("a, label, who\n" + "1, ill, p1\n2,ill,p1 \n3,well,p2\n4, well ,p2\n" * 2, id_column="who")
+    assert corpus.class_names == ("ill", "well")
+    assert {*corpus.train.columns["who"], *corpus.test.columns["who"]} == {"p1", "p2"}
 
 
 def test_without_a_column_of_splits_a_part_of_each_class_is_set_apart(load: Load) -> None:
