@@ -17,7 +17,6 @@ from fedemu.device.compute.shell import Runner, run_trainer
 from fedemu.device.forking import Forker, begin, tell_end
 from fedemu.device.pipe import TO_NURSERY, TrainerSetup
 from fedemu.protocol.code.named import load
-from fedemu.protocol.host.garbage import settle
 from fedemu.protocol.host.phases import mark
 from fedemu.protocol.messages import Message
 
@@ -33,7 +32,7 @@ class Nursery:
 
     def serve(self) -> None:
         """Obey and report until the supervisor closes the pipe, then kill all trainers."""
-        settle()
+        gc.freeze()  # what imports have made is hardly garbage, and to look at all of it takes a sixth of a second
         gc.enable()
         self._forker.serve()
 
@@ -68,4 +67,4 @@ if __name__ == "__main__":
     # Only a real nursery imports torch here; the toys of tests do not.
     from fedemu.device.compute.process import open_runner
 
-    sys.exit(run_nursery(sys.argv[1:], open_runner))
+    os._exit(run_nursery(sys.argv[1:], open_runner))  # the interpreter would first take torch apart, piece by piece
