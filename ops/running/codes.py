@@ -5,6 +5,7 @@ This file imports next to nothing, so a command knows its codes before the impor
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
@@ -76,7 +77,8 @@ def leaving_at_once(first: Callable[[], object] = lambda: None) -> Iterator[None
     """In this block such a signal ends the process as before a command begins. It is for a command's first imports.
 
     ``first`` is called before. Compiled modules make another error of a KeyboardInterrupt that comes while they are
-    imported, or break.
+    imported, or break. The garbage collector, which finds nothing in what imports make, leaves it out from now on,
+    unless this process may do more than one command.
     """
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
@@ -86,9 +88,14 @@ def leaving_at_once(first: Callable[[], object] = lambda: None) -> Iterator[None
     changed = [sign for sign in STOP_SIGNALS if signal.getsignal(sign) is _interrupt]
     for sign in changed:
         signal.signal(sign, leave)
+    if _alone:
+        gc.disable()
     try:
         yield
     finally:
+        if _alone:
+            gc.freeze()
+            gc.enable()
         for sign in changed:
             signal.signal(sign, _interrupt)
 

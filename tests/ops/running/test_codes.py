@@ -63,6 +63,22 @@ def test_a_stop_signal_is_heard_at_once_while_asyncio_runs_and_once_if_it_comes_
     assert ended.stdout.split() == ["interrupted", "once", "again"]
 
 
+def test_the_collector_does_not_look_at_what_a_command_imports_at_its_beginning() -> None:
+    code = (
+        "import gc\n"
+        "from fedemu.ops.running.codes import command_alone, leaving_at_once\n"
+        "with leaving_at_once():\n"
+        "    assert gc.isenabled(), 'such as in a notebook'\n"
+        "assert not gc.get_freeze_count()\n"
+        "command_alone()\n"
+        "with leaving_at_once():\n"
+        "    made = []\n"
+        "    assert not gc.isenabled()\n"
+        "assert gc.isenabled() and not any(each is made for each in gc.get_objects())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
 def test_a_process_does_not_wait_for_threads_that_were_forsaken() -> None:
     code = (
         "import threading\n"
