@@ -37,8 +37,9 @@ MODULES: Mapping[str, Callable[[list[str]], Callable[[], object]]] = {
     "fedemu.device.compute.nursery": lambda words: lambda: _nurse(words),
 }
 """What ``python -m MODULE`` does, by module: from its arguments to the function that does it."""
-SPARE = {"device": 5, "run": 2, "sweep": 2}
-"""How many processes a command can start without an interpreter, by its name. Further ones get an interpreter."""
+SPARE = {"device": 5, "run": 2, "sweep": 2, "fedemu-devices": 5, "fedemu-tree": 6}
+"""How many processes a command, or a child of one, can start without an interpreter, by its name. Further ones get an
+interpreter."""
 ANSWER_SECONDS = 20.0
 """A blank process that does not answer for so long is left alone, and an interpreter is started instead."""
 _IMPORTED = (
@@ -156,7 +157,8 @@ def _wait_blank(line: socket.socket, parent: int) -> NoReturn:
     _set_environment(request["environment"])
     if request["folder"] is not None:
         os.chdir(request["folder"])
-    _be(MODULES[request["module"]](request["words"]), 0)
+    name = request["words"][1] if request["module"] == "fedemu.ops.running.child" else request["module"]
+    _be(MODULES[request["module"]](request["words"]), SPARE.get(name, 0))
 
 
 def _be(work: Callable[[], object], spare: int) -> NoReturn:
