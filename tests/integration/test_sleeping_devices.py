@@ -67,7 +67,7 @@ def test_behind_edges_of_which_one_is_killed_they_leave_the_digest(
     tmp_path: Path, undisturbed: dict[str, Any], warm: WarmStart
 ) -> None:
     out = tmp_path / "run"
-    settings = [*SHORT.settings, ASLEEP, "fleet.link=shared", "tree.edges=[1,2]"]
+    settings = [*SHORT.settings, ASLEEP, "fleet.link=shared", "tree.edges=[1,2]", "runtime.report=false"]
     words = [word for setting in settings for word in ("--set", setting)]
     run = warm.start(["run", "digits-small", *words, "--out", str(out)], tmp_path / "log", os.environ)
     while run.is_running() and finished_rounds(out) < 2:

@@ -20,6 +20,8 @@ from fedemu.ops.stress.scenarios import SHORT
 from fedemu.ops.stress.warm import WarmStart
 
 FleetMaker = Callable[..., LiveFleet]
+UNREPORTED = ("runtime.transport=memory", "runtime.report=false")
+"""The settings of a run in one process of which nobody reads a report."""
 
 
 def test_the_devices_may_come_first_and_everyone_ends_with_exit_0(
@@ -60,7 +62,7 @@ def test_neither_does_it_where_sizes_are_odd(new_fleet: FleetMaker, tmp_path: Pa
     fleet = new_fleet(*odd)
     fleet.start_coordinator()
     fleet.start_devices(20, "--trainers", "3")
-    words = ["run", "digits-small", *_overrides(odd), "--transport", "memory", "--out", str(tmp_path / "run")]
+    words = ["run", "digits-small", *_overrides([*odd, *UNREPORTED]), "--out", str(tmp_path / "run")]
     assert warm.start(words, tmp_path / "log", os.environ).wait(120) == 0, (tmp_path / "log").read_text()
     assert fleet.wait_for_end() == 0, fleet.tail()
     alone = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -97,8 +99,8 @@ def test_devices_that_sleep_until_they_are_asked_have_the_same_digest_also_if_th
 def test_everything_in_one_process_has_the_same_digest(
     tmp_path: Path, undisturbed: dict[str, Any], warm: WarmStart
 ) -> None:
-    asleep = ["--set", "fleet.wake=on-demand"]
-    words = ["run", "digits-small", *_overrides(), *asleep, "--transport", "memory", "--out", str(tmp_path / "run")]
+    settings = [*SHORT.settings, *UNREPORTED, "fleet.wake=on-demand"]
+    words = ["run", "digits-small", *_overrides(settings), "--out", str(tmp_path / "run")]
     assert warm.start(words, tmp_path / "log", os.environ).wait(300) == 0, (tmp_path / "log").read_text()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["model_digest"] == undisturbed["model_digest"]
