@@ -6,6 +6,7 @@ import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import psutil
 
@@ -25,6 +26,8 @@ SPARE_FILES = 128
 """Descriptors of a process besides those that ``demand`` counts one by one."""
 FILES_PER_DEVICE = 4
 """Descriptors of one device, counted while its old connection still lingers beside the new one."""
+PACK: Final = 50
+"""The most devices that are awake in one process where they sleep, unless ``--per-process`` says how many."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,11 @@ def allow_files(count: int, per_process: int, trainers: int) -> None:
 def require_room(count: int, per_process: int, trainers: int, keys: bool) -> None:
     """Raise ConfigurationError if this machine cannot hold the devices. ``keys`` is as for ``demand``."""
     check(count, per_process, trainers, this_machine(), keys)
+
+
+def pack_size(per_process: int) -> int:
+    """The most devices that are awake in one process where devices sleep until they are asked."""
+    return per_process if per_process > 1 else PACK
 
 
 def this_machine() -> MachineLimits:

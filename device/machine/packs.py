@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any
 
+from fedemu.device.host.limits import pack_size
 from fedemu.device.machine.processes import DeviceProcesses, Process
 from fedemu.device.machine.sleepers import Lives, Sleepers
 from fedemu.device.pipe import Fork, Setup, pack_message
 from fedemu.protocol.host.phases import mark
-
-PACK: Final = 50
-"""The most devices that are awake in one process, unless ``--per-process`` says how many."""
-
-
-def pack_size(per_process: int) -> int:
-    """The most devices that are awake in one process."""
-    return per_process if per_process > 1 else PACK
 
 
 class Packs(DeviceProcesses):

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Never
 
 from fedemu.device.compute.environment import lacking
-from fedemu.device.host.limits import allow_files, require_room
+from fedemu.device.host.limits import allow_files, pack_size, require_room
 from fedemu.device.host.processors import default_trainers, likely_trainers
 from fedemu.device.machine.arrival import Arrival, MachinePlan, arrive
 from fedemu.device.machine.broker import Broker
 from fedemu.device.machine.link import RunOver
-from fedemu.device.machine.packs import Packs, pack_size
+from fedemu.device.machine.packs import Packs
 from fedemu.device.machine.prepare import prepare_data
 from fedemu.device.machine.processes import DeviceProcesses, Zygote
 from fedemu.device.machine.shared import share_link

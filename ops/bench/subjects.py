@@ -9,11 +9,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
-
-from rich.console import ConsoleRenderable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from fedemu.ops.bench.measuring.measure import Effort, Figure, Tell
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 
 def _wire(effort: Effort, tell: Tell) -> Iterator[Figure]:
@@ -55,8 +56,12 @@ SUBJECTS: Final[Mapping[str, Callable[[Effort, Tell], Iterator[Figure]]]] = {
 }
 
 
-class Study(ConsoleRenderable, Protocol):
-    """A benchmark with tables of its own, which it prints."""
+class Study(Protocol):
+    """A benchmark with tables of its own, which rich prints."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The tables."""
+        ...
 
     def table(self) -> dict[str, Any]:
         """The study for JSON."""

@@ -6,11 +6,9 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
 from fedemu.ops.bench.measuring.measure import QUICK, Effort, Figure, Spread
@@ -19,6 +17,9 @@ from fedemu.ops.cli.shell.guarded import guarded
 from fedemu.ops.cli.shell.options import Format, FormatOption, given
 from fedemu.ops.running.portable import start_again_with
 from fedemu.protocol.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _GOES_WITH = {
     "large": ("fleet", "selection"),
@@ -99,6 +100,8 @@ def bench(
             raise ConfigurationError(f"--{name} is for fedemu bench {' or '.join(wanted)}; leave it out")
     if "gpu" in (subjects or ()):
         _compute_as_trainers_do()
+    from rich.console import Console  # No other command should have to wait for it.
+
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         console.width = WIDTH
@@ -146,6 +149,8 @@ def _compute_as_trainers_do() -> None:
 
 def table(figures: list[Figure]) -> Table:
     """A table of the figures: medians, and the extremes of the ratios."""
+    from rich.table import Table
+
     drawn = Table(box=None, pad_edge=False)
     for column in ("figure", "unit", "ours", "floor", "ratio", "from-to", "by CPU", "wanted"):
         drawn.add_column(column, justify="left" if column in ("figure", "unit", "wanted") else "right")

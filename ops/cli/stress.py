@@ -1,4 +1,7 @@
-"""``fedemu stress``: plays scenarios and tells which of them passed."""
+"""``fedemu stress``: plays scenarios and tells which of them passed.
+
+What plays is imported when it plays, because every command of fedemu imports this file.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from fedemu.coordinator.record.json_lines import plain
 from fedemu.ops.cli.shell.guarded import guarded
 from fedemu.ops.cli.shell.options import Format, FormatOption, given
-from fedemu.ops.stress.campaign.cases import CaseResult
-from fedemu.ops.stress.campaign.telling import play_campaign
-from fedemu.ops.stress.network import WeatherResult, play_network
-from fedemu.ops.stress.play import ScenarioResult, play
-from fedemu.ops.stress.scenarios import FULL, SHORT, Scale, Scenario, scenarios
-from fedemu.ops.stress.strangers.play import AttackResult
-from fedemu.ops.stress.strangers.telling import play_strangers
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.paths import exists
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedemu.ops.stress.campaign.cases import CaseResult
+    from fedemu.ops.stress.network import WeatherResult
+    from fedemu.ops.stress.play import ScenarioResult
+    from fedemu.ops.stress.scenarios import Scale, Scenario
+    from fedemu.ops.stress.strangers.play import AttackResult
 
 FAILED = 1
 CAMPAIGN = "campaign"
@@ -114,12 +117,13 @@ def stress(
             raise ConfigurationError(f"{option} is for fedemu stress {' or '.join(words)}; leave it out")
     _require_one_of(context, "case", "cases", "minutes")
     if names == [CAMPAIGN]:
+        from fedemu.ops.stress.campaign.telling import play_campaign
+
         played: list[CaseResult] = []
         with _folder(out, keep=lambda: not all(result.passed for result in played)) as folder:
             play_campaign(folder, seed, played, minutes=minutes, cases=cases, number=case)
         return _ended(played, format)
     if names == [SOAK]:
-        # Plots need matplotlib, whose import would delay every command.
         from fedemu.ops.stress.growth import play_soak
 
         with _folder(out) as folder:
@@ -129,14 +133,20 @@ def stress(
             print(json.dumps(plain({"passed": soaked.passed, **asdict(soaked)}), indent=1))
         return 0 if soaked.passed else FAILED
     if names == [NETWORK]:
+        from fedemu.ops.stress.network import play_network
+
         weathered: list[WeatherResult] = []
         with _folder(out, keep=lambda: not all(result.passed for result in weathered)) as folder:
             weathered += play_network(folder)
         return _ended(weathered, format)
     if names == [STRANGERS]:
+        from fedemu.ops.stress.strangers.telling import play_strangers
+
         with _folder(out) as folder:
             attacked = play_strangers(folder, attack or (), seconds, edge)
         return _ended(attacked, format)
+    from fedemu.ops.stress.scenarios import FULL, SHORT, scenarios
+
     scale = SHORT if short else FULL
     known = scenarios(scale)
     for name in names or ():
@@ -197,6 +207,11 @@ def _folder(out: Path | None, keep: Callable[[], bool] = lambda: False) -> Itera
 
 
 def _play_all(chosen: list[Scenario], scale: Scale, folder: Path, seed: int) -> list[ScenarioResult]:
+    from rich.console import Console
+
+    from fedemu.ops.stress.play import play
+    from fedemu.ops.stress.scenarios import Scenario
+
     console = Console(stderr=True)
     digests: dict[tuple[str, ...], str] = {}
     for overrides in dict.fromkeys(scenario.overrides for scenario in chosen if scenario.same_digest):
@@ -219,6 +234,8 @@ def _play_all(chosen: list[Scenario], scale: Scale, folder: Path, seed: int) -> 
 
 
 def _show(console: Console, results: list[ScenarioResult]) -> None:
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     for column in ("scenario", "result", "seconds", "rounds", "accepted", "dropped", "late", "rejected"):
         table.add_column(column, justify="left" if column in ("scenario", "result") else "right")

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from fedemu.device.machine.prepare import SAID, error_on
 from fedemu.ops.data.cache import cache_folder, read
 from fedemu.ops.data.corpora import source_of
 from fedemu.ops.data.source import Place, entry_of, locate
@@ -57,6 +56,9 @@ def decode_apart(experiment: Experiment, say: Callable[[str], None]) -> None:
     """
     if read(entry_here(experiment)) is not None:
         return
+    # It imports asyncio, which would delay every command.
+    from fedemu.device.machine.prepare import SAID, error_on
+
     say(f"decoding the data set {experiment.data.dataset}, once on this machine")
     with tempfile.NamedTemporaryFile(prefix="fedemu-", suffix=".json") as file:
         file.write(experiment.to_bytes())

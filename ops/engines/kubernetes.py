@@ -13,8 +13,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
-from fedemu.device.host.limits import demand
-from fedemu.device.machine.packs import pack_size
+from fedemu.device.host.limits import demand, pack_size
 from fedemu.ops.assembly.named_code import named_places
 from fedemu.ops.engines.places import require_places, share, variables
 from fedemu.ops.experiment import Experiment, Runtime

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from fedemu.coordinator.record.run import read_summary
-from fedemu.device.machine.packs import pack_size
+from fedemu.device.host.limits import pack_size
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.tables.stream import in_words
 from fedemu.ops.figures import counted, span

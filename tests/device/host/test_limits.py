@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.device.host.limits import MachineLimits, allow_files, check, demand, this_machine
+from fedemu.device.host.limits import PACK, MachineLimits, allow_files, check, demand, pack_size, this_machine
 from fedemu.device.host.processors import default_trainers
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host import hardware
@@ -29,6 +29,10 @@ def test_packing_saves_processes_and_memory() -> None:
     _, packed_threads, packed_memory = demand(1000, 50, 1)
     assert packed_threads < threads / 10
     assert packed_memory < memory / 5
+
+
+def test_fifty_devices_are_awake_in_a_process_unless_the_user_says_how_many() -> None:
+    assert (pack_size(1), pack_size(2), PACK) == (50, 2, 50)
 
 
 def test_too_few_descriptors_say_how_many_and_how() -> None:

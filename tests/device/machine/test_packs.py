@@ -12,7 +12,7 @@ import pytest
 
 from fedemu.device.machine import processes
 from fedemu.device.machine.observer import Silent
-from fedemu.device.machine.packs import PACK, Packs, pack_size
+from fedemu.device.machine.packs import Packs
 from fedemu.device.machine.processes import BIRTH_STRIDE, DeviceProcesses
 from fedemu.device.machine.sleepers import Lives, Sleepers
 from fedemu.device.pipe import TO_ZYGOTE, Ended, Fork, Forked, Setup, Unpacker, ZygoteReady, pack_message
@@ -131,10 +131,6 @@ async def machine(zygotes: list[Zygote]) -> AsyncIterator[Machine]:
 
 def life(device: int, number: int = 1) -> tuple[int, int]:
     return device, FIRST + number * BIRTH_STRIDE
-
-
-def test_a_pack_has_fifty_devices_unless_the_user_says_how_many() -> None:
-    assert (pack_size(1), pack_size(2), PACK) == (50, 2, 50)
 
 
 async def test_devices_fill_packs_and_a_pack_is_started_when_the_others_are_full(

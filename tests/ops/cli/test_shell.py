@@ -130,7 +130,8 @@ def test_completion_imports_nothing_heavy() -> None:
         "os.environ |= {'_FEDEMU_COMPLETE': 'complete_bash', 'COMP_WORDS': 'fedemu run --set fl', 'COMP_CWORD': '3'}\n"
         "from fedemu.ops.cli import commands\n"
         "try:\n    commands.app([], prog_name='fedemu')\n"
-        "except SystemExit:\n    print(*({'torch', 'matplotlib', 'sklearn', 'datasets', 'scipy'} & {*sys.modules}))"
+        "except SystemExit:\n"
+        "    print(*({'torch', 'matplotlib', 'sklearn', 'datasets', 'scipy', 'asyncio'} & {*sys.modules}))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     *offered, heavy = ended.stdout.split("\n")[:-1]
