@@ -30,7 +30,11 @@ Known differences:
   ends with a sigmoid. Anchors are standardised over a batch; theirs pass a trained batch normalisation.
 - They crop and flip synthetic images at random. Here no image is changed, so the teacher's answers are computed once.
 - A task ends with its last model. Theirs ends with the model of the round with the lowest training loss.
-- The student's rate is 0.05; theirs is 0.1. One step takes 32 synthetic samples; theirs takes as many as real ones.
+- Samples are kept with the trained mean and deviation of their channels. Theirs lead the generator only, and the kept
+  images are normalised by those of the data.
+- Samples are kept from round 11 on, and L_KL begins in round 12. Theirs begin in rounds 10 and 13.
+- The student's rate is 0.05 and its momentum goes on from round to round. Theirs is 0.1, and the momentum begins anew.
+- One step takes 32 synthetic samples; theirs takes as many as real ones. They average models evenly.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ differences:
 - Classes to show are even (random there). The student's rate is 0.05 and constant. There it falls from 0.2 by a cosine;
   with 0.2 a perceptron diverges.
 - One step takes ``synthetic_batch`` synthetic samples. They take as many as bring all 8,000 into one local epoch.
+- L_KL begins in the round after the student's first lesson; theirs begins two rounds earlier. They average evenly.
 """
 
 from __future__ import annotations
