@@ -10,6 +10,10 @@ tasks, half of the samples are of those. The paper's terms of distillation at th
 authors' code multiplies them by 0. ``server_iterations`` 100 is that code's. The code takes 400 local iterations a
 round; here ``local.epochs`` decides. MFCL's comparison does not name the optimisers: here discriminators take that of
 ``[local]``, and generators take Adam with a first decay of 0.5, as is usual for such networks.
+
+The authors' code also differs here: its server trains classifier and generator against each other, as its devices do,
+on samples whose classes come equally often; those of earlier classes are made by the devices' generators of the end of
+the last task. Its devices make and replay only classes that they have had, from generators of their own.
 """
 
 from __future__ import annotations
