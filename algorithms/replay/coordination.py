@@ -285,11 +285,13 @@ class GradientExchange:
     def play(self, shared: Forest, context: Context) -> Generator[Ask, Reply, Settled]:
         targets: Targets = TARGETS[self.sums.form]()
         objectives: list[float] = []
+        answered: list[int] = []
         for _ in range(self.iterations):
             sent = {**shared, **targets.shared()}
             reply = yield Ask(GRADIENT_SUM, sent, targets.reduce, "online", targets.each(), optional=True)
             if reply.devices:
                 targets.add(reply)
             objectives.append(fleet_objective(targets.total()))
-        said = {"devices": targets.devices, "objective": objectives}
+            answered.append(targets.devices)
+        said = {"devices": targets.devices, "answered": answered, "objective": objectives}
         return Settled(targets.shared(), targets.each(), {"coordination": said})

@@ -119,14 +119,13 @@ def objective(rows: Rows) -> Figure | None:
         return None
     figure, axes = new_figure("Objective of the kept samples")
     after = [_kept(row)["period"] + 1 for row in measured]
-    samples = numbers([_kept(row)["samples"] for row in measured])
-    relaxed = [_numbers_of(row.about("coordination"), "objective") or [None] for row in measured]
+    relaxed = [_relaxed(row) for row in measured]
     dots = marker(len(after))
     several = any(len(said) > 1 for said in relaxed)
     lines = {
         "kept": numbers([row.kept_objective for row in measured]),
-        "relaxed, last iteration" if several else "relaxed": numbers([said[-1] for said in relaxed]) / samples,
-        "relaxed, first iteration": numbers([said[0] if several else None for said in relaxed]) / samples,
+        "relaxed, last iteration" if several else "relaxed": numbers([said[-1] for said in relaxed]),
+        "relaxed, first iteration": numbers([said[0] if several else None for said in relaxed]),
     }
     for (label, values), colour in zip(lines.items(), (BLUE, RED, GREY), strict=True):
         if np.isfinite(values).any():
@@ -151,6 +150,24 @@ def _kept(row: Row) -> Mapping[str, Any]:
     """What a row tells of the samples that are kept. Empty if it is not in the form of fedemu's own methods."""
     said = row.about("replay", "period", "samples")
     return said if said and isinstance(said["period"], int) and isinstance(said["samples"], int | float) else {}
+
+
+def _relaxed(row: Row) -> Floats:
+    """The objective of the relaxed selections after each iteration, by sample; a single NaN if it is not known.
+
+    It is over the devices that had answered by then, and not over those that selected in the end. Each is taken to have
+    as many samples as these keep on average.
+    """
+    said, kept = row.about("coordination"), _kept(row)
+    objectives = numbers(_numbers_of(said, "objective") or [None])
+    answered, last, selected = _numbers_of(said, "answered"), said.get("devices"), kept.get("devices")
+    if not (isinstance(last, int) and isinstance(selected, int) and selected):
+        return np.full(1, np.nan)
+    if len(answered) != len(objectives):  # earlier versions told the devices of the last iteration only
+        answered = [*[None] * (len(objectives) - 1), last]
+    samples = numbers(answered) * kept["samples"] / selected
+    by_sample: Floats = np.divide(objectives, samples, out=np.full_like(objectives, np.nan), where=samples > 0)
+    return by_sample
 
 
 def _numbers_of(said: Mapping[str, Any], key: str) -> list[Any]:

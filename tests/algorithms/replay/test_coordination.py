@@ -218,14 +218,14 @@ def test_a_device_that_first_answers_in_the_second_iteration_aims_at_0_and_count
     np.testing.assert_allclose(sums_so_far(fleet)[-1][2], GRADIENTS[SHARES[2]].T @ relaxed(2), **EXACT)
     joined = [{m: int(payload["joined"]["devices"]) for m, payload in sent.items()} for sent in fleet.sent[:2]]
     assert joined == [{0: 1, 1: 1}, {0: 0, 2: 1}]
-    assert remarks(fleet)["devices"] == 3
+    assert (remarks(fleet)["devices"], remarks(fleet)["answered"]) == (3, [2, 3])
     np.testing.assert_allclose(fleet.asks[-1].shared["mean"]["w"], sum(sums_so_far(fleet)[-1].values()) / 3, **EXACT)
 
 
 @pytest.mark.parametrize("final", ["zero_diagonal", "convex"])
 def test_without_iterations_devices_select_as_without_coordination(played: Any, final: str) -> None:
     fleet = played(coordinated(0, final=final))
-    assert remarks(fleet) == {"devices": 0, "objective": []}
+    assert remarks(fleet) == {"devices": 0, "answered": [], "objective": []}
     assert kept(fleet) == {device: alone(device, final) for device in ALL}
 
 
@@ -238,7 +238,7 @@ def test_one_device_alone_selects_as_without_coordination(played: Any) -> None:
 def test_a_budget_of_0_keeps_nothing(played: Any) -> None:
     fleet = played(coordinated(2), budget=0)
     assert kept(fleet) == {device: [] for device in ALL}
-    assert remarks(fleet) == {"devices": 5, "objective": [0.0, 0.0]}
+    assert remarks(fleet) == {"devices": 5, "answered": [5, 5], "objective": [0.0, 0.0]}
 
 
 @pytest.mark.parametrize("form", ["mean", "each"])
@@ -246,7 +246,7 @@ def test_an_exchange_with_no_device_on_line_has_no_answers(played: Any, form: st
     fleet = played(coordinated(2, form), [[], [], []])
     assert fleet.algorithm.remarks(fleet.state) == {
         "replay": {"period": 0, "devices": 0, "samples": 0, "objective": 0.0, "periods": [0, 0, 0]},
-        "coordination": {"devices": 0, "objective": [0.0, 0.0]},
+        "coordination": {"devices": 0, "answered": [0, 0], "objective": [0.0, 0.0]},
     }
     assert kept(fleet) == {}
 

@@ -260,13 +260,19 @@ def test_a_single_label_is_no_picture_of_its_own() -> None:
 
 def test_the_objective_of_the_kept_samples_is_drawn_by_sample_beside_the_relaxed_ones() -> None:
     first, last = replayed(1, objective=9.0), replayed(2, objective=3.0)
-    said = {"coordination": {"devices": 3, "objective": [18.0, 12.0]}}
+    # 3 devices keep 6 samples. 4 had answered in the first iteration, and 6 in the end, with 2 samples each.
+    said: dict[str, Any] = {"coordination": {"devices": 6, "answered": [4, 6], "objective": [24.0, 24.0]}}
     figure = objective([replayed(0), Row(4, task=1, remarks={**first.remarks, **said}), last])
     assert figure is not None
     drawn = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].lines[:-1]}
     assert drawn["kept"] == [[2.0, 1.5], [3.0, 0.5]]
     assert drawn["relaxed, last iteration"][0] == [2.0, 2.0]
     assert drawn["relaxed, first iteration"][0] == [2.0, 3.0]
+    del said["coordination"]["answered"]
+    earlier = objective([Row(4, task=1, remarks={**first.remarks, **said})])
+    assert earlier is not None
+    assert {line.get_label() for line in earlier.axes[0].lines} >= {"kept", "relaxed, last iteration"}
+    assert "relaxed, first iteration" not in {line.get_label() for line in earlier.axes[0].lines}
     alone = objective([last])
     assert alone is not None
     assert [line.get_label() for line in alone.axes[0].lines] == ["kept", "gradients at right angles"]
