@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from fedemu.coordinator.record.run import Run
 from fedemu.ops.compare.comparable import compares, data_of
@@ -146,6 +145,8 @@ def _p_values(differences: Any) -> tuple[float | None, float | None]:
     """The p-values of the paired t-test and of the signed-rank test. None if all pairs differ equally, as one does."""
     if np.ptp(differences) < _ROUNDING:
         return None, None
+    from scipy import stats  # It takes a second. No comparison without pairs has to wait for it.
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         t = float(stats.ttest_1samp(differences, 0.0).pvalue)
@@ -159,6 +160,8 @@ def _signed_rank(differences: Any) -> float:
     Each rank is positive or negative with the same chance, so the chances of all sums of positive ranks follow from
     rank to rank.
     """
+    from scipy import stats
+
     steps = np.rint(differences / (_ROUNDING * max(1.0, float(np.abs(differences).max()))))
     signed = steps[steps != 0]
     ranks = np.rint(2 * stats.rankdata(np.abs(signed))).astype(np.int64)  # those of ties may be halves
