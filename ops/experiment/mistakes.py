@@ -178,10 +178,16 @@ def unknown_key(path: str, holder: type[BaseModel], root: type[BaseModel], prefi
     if found := [name for name in everywhere if "." in name and name.replace(".", "_") == path]:
         keyword = found[0].replace(".", "__")
         return f"{path} is no setting; did you mean {found[0]}, which is {keyword} as a keyword of Python?"
-    if beside := near(key, known):
-        return f"{path} is no setting; did you mean {'.'.join([*parents, beside[0]])}?"
-    same = [name for name in everywhere if name.rsplit(".", 1)[-1].lower() == key.lower()]
-    if found := same or near(path, everywhere, cutoff=0.8):
+    # The same word in another table is meant rather than a word of this table that only looks like it. But many tables
+    # have a kind or a name.
+    same = dict.fromkeys(name for name in everywhere if name.rsplit(".", 1)[-1].lower() == key.lower())
+    within = [name for name in same if name.startswith(".".join([*parents, ""]))]
+    elsewhere = [*same] if len(same) < 3 else []
+    if beside := within or elsewhere or [".".join([*parents, name]) for name in near(key, known)]:
+        return f"{path} is no setting; did you mean {beside[0]}?"
+    if "options" in known:
+        return f"{path} is no setting; did you mean {'.'.join([*parents, 'options', key])}?"
+    if found := near(path, [name for name in everywhere if name != ".".join(parents)], cutoff=0.8):
         return f"{path} is no setting; did you mean {found[0]}?"
     where = f"[{'.'.join(parents)}]" if parents else "an experiment"
     return f"{path} is no setting; {where} has {', '.join(known)}"

@@ -132,6 +132,11 @@ REFUSED = {
     "[fleet]\nclients_per_round = 3": "fleet.clients_per_round is no setting; did you mean fleet.per_round?",
     'method = "x"': "method is no setting; did you mean algorithm.name?",
     "[local]\nLR = 0.1": "local.LR is no setting; did you mean local.lr?",
+    "[algorithm]\nmu = 1": "algorithm.mu is no setting; did you mean algorithm.options.mu?",
+    "[algorithm]\nlambda = 1": "algorithm.lambda is no setting; did you mean algorithm.options.lambda?",
+    "[fleet]\nrounds = 3": "fleet.rounds is no setting; did you mean rounds?",
+    "[server]\nkind = 3": "server.kind is no setting; [server] has threads",
+    'dataset = "x"': "dataset is no setting; did you mean data.dataset?",
     "[fleet]\nparticipaton = 0.1": "fleet.participaton is no setting; did you mean fleet.participation?",
     "[clock]\nzzz = 1": "clock.zzz is no setting; [clock] has kind",
     '[availability]\nkind = "exponential"\nmean_onlin = 3': (
