@@ -51,6 +51,12 @@ def _in_words(said: str) -> str:
         what = "a line must be a [table] or key = value"
     elif what == "Invalid statement":
         what = "this is no [table], no key = value and no comment"
+    elif place == ", at end of document" and what not in ("Unclosed array", "Unclosed inline table"):
+        what = "a value, a bracket or a quotation mark is missing"
+    elif what == "Illegal character '\\n'":
+        what = "a text must end on its line, with the quotation mark with which it begins"
     elif what == "Invalid value":
-        what = "this is no value; text needs quotation marks"
+        what = (
+            "this is no value; text needs quotation marks, a number begins with a digit, and truths are true and false"
+        )
     return f"{what[:1].lower()}{what[1:]}{place}"

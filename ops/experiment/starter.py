@@ -30,6 +30,7 @@ TABLES = {
     "replay": "What a device keeps of periods that are over. It needs a stream of several periods. Strategies:\n"
     "naive_uniform, reservoir, class_balanced, herding, diversity, coordinated and others.",
     "fleet": "How many devices there are, and how long they are waited for.",
+    "tree": "Edges, which stand between the coordinator and the devices of many machines: docs/edges.md.",
     "availability": "When devices are on-line: always, exponential, weibull, diurnal, trace. Times are in seconds.",
     "profile": "How fast devices are: a number for all, or a distribution (uniform, normal, lognormal, trace).",
     "faults": "Planned failures: the probability for each selected device and round.",
@@ -67,6 +68,7 @@ KEYS = {
     "fleet.over_selection": "this times per_round devices are asked",
     "fleet.deadline": "seconds of the experiment's clock until late replies are refused",
     "fleet.quorum": "share of per_round that must reply",
+    "tree.edges": "number of edges, level by level from the top; []: none",
     "availability.kind": "always, exponential, weibull, diurnal or trace",
     "availability.mean_online": "mean seconds on-line",
     "availability.mean_offline": "mean seconds off-line",

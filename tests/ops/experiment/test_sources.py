@@ -269,11 +269,20 @@ def test_a_file_that_is_not_toml_is_refused_with_its_place(tmp_path: Path) -> No
     path.write_text("[local\nlr = 1")
     assert refused(path).startswith(f"{path} is not valid TOML: ")
     assert "line 1" in refused(path)
+    no_value = (
+        "this is no value; text needs quotation marks, a number begins with a digit, and truths are true and false"
+    )
     for text, said in (
         ("rounds = 1\nrounds = 2\n", "a key is set twice, at line 2, column 11"),
         ("[local]\nlr = 1\n[local]\n", "the table [local] is there twice, at line 3, column 7"),
         ("rounds: 3", "a line must be a [table] or key = value, at line 1, column 7"),
-        ("name = mine", "this is no value; text needs quotation marks, at line 1, column 8"),
+        ("name = mine", f"{no_value}, at line 1, column 8"),
+        ("[runtime]\nreport = True", f"{no_value}, at line 2, column 10"),
+        ("[model]\nhidden = [64,\n", "a value, a bracket or a quotation mark is missing, at end of document"),
+        (
+            'name = "mine\n',
+            "a text must end on its line, with the quotation mark with which it begins, at line 1, column 13",
+        ),
     ):
         path.write_text(text)
         assert refused(path) == f"{path} is not valid TOML: {said}"
