@@ -37,7 +37,7 @@ from fedemu.ops.data.columns import (
 )
 from fedemu.ops.data.regroup import regrouped
 from fedemu.ops.data.source import SPLIT, DataSource, Place
-from fedemu.ops.data.split import Part, Rows, chosen_splits, divided
+from fedemu.ops.data.split import Part, Rows, called, chosen_splits, divided
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.host.paths import is_file
 
@@ -55,7 +55,7 @@ def decode_table(source: DataSource, opened: datasets.DatasetDict, grey: bool) -
     With ``grey`` images get one channel, and ``Coloured`` is raised at the first one that needs three. Raises DataError
     if the data set does not fit.
     """
-    train, test = _splits(source, opened)
+    train, test = _splits(source, _with_splits(source, opened))
     label = label_column(source, train.features)
     inputs = input_columns(source, train.features, label)
     for column in source.columns:
@@ -89,6 +89,7 @@ def read_texts(source: DataSource, opened: datasets.DatasetDict) -> tuple[dict[s
     """
     columns: dict[str, list[Any]] = {}
     rows = 0
+    opened = _with_splits(source, opened)
     for split in opened.values():
         for name, feature in split.features.items():
             if isinstance(feature, datasets.Value | datasets.ClassLabel):
@@ -147,18 +148,28 @@ def _open_folder(source: DataSource, place: Place, scratch: Path) -> datasets.Da
     if place.kind == "file":
         kind = "parquet" if folder.suffix.lower() == ".parquet" else "json"
         table = datasets.load_dataset(kind, data_files=str(folder), cache_dir=str(scratch))["train"]
-        return by_split(source, datasets.DatasetDict(train=table))
+        return _by_split(source, table) if SPLIT in table.features else table
     if is_file(folder / "dataset_dict.json") or is_file(folder / "state.json"):
         return datasets.load_from_disk(str(folder))
     _require_no_links(folder)
     return datasets.load_dataset(str(folder), place.subset, cache_dir=str(scratch))
 
 
-def by_split(source: DataSource, opened: datasets.DatasetDict) -> datasets.DatasetDict:
-    """The splits of a table that names the split of each row in a column ``split``. Any other is returned as it is."""
-    [table, *more] = opened.values()
-    if more or SPLIT not in table.features:
+def _with_splits(source: DataSource, opened: datasets.DatasetDict) -> datasets.DatasetDict:
+    """A data set in one piece by the splits that its rows name, and any other as it is.
+
+    Rows name splits in a column ``split`` of texts, if one of them is ``train`` or the source names those to train on.
+    """
+    (table,) = opened.values() if len(opened) == 1 else (None,)
+    feature = None if table is None or source.label_column == SPLIT else table.features.get(SPLIT)
+    if getattr(feature, "dtype", None) not in ("string", "large_string"):
         return opened
+    parts = _by_split(source, table)
+    return parts if source.train_split is not None or called("train", parts) is not None else opened
+
+
+def _by_split(source: DataSource, table: datasets.Dataset) -> datasets.DatasetDict:
+    """The splits of a table that names the split of each row."""
     names = np.array(list(map(str, cells_of(source, table, SPLIT))))
     rows = table if SPLIT in (*source.columns, source.label_column) else table.remove_columns([SPLIT])
     return datasets.DatasetDict({name: rows.select(np.flatnonzero(names == name)) for name in dict.fromkeys(names)})

@@ -97,9 +97,8 @@ def own(place: Place, source: DataSource, grey: bool) -> Decoded:
     if isinstance(held, dict) and not hasattr(held, "column_names"):
         return _of_arrays(said, held, source)
     # Only a process that reads such tables imports this: it needs datasets and pyarrow.
-    from fedemu.ops.data.hugging_face import by_split, decode_table, read_texts
+    from fedemu.ops.data.hugging_face import decode_table, read_texts
 
-    held = by_split(source, held)
     if source.text is not None:
         return decode_columns(source, source.text, *read_texts(source, held))
     return decode_table(source, held, grey)

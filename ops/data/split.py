@@ -48,7 +48,7 @@ def chosen_splits(
     known = list(dict.fromkeys(known))
     train = _training_splits(source, known)
     others = [split for split in known if split not in train]
-    tests = [found for name in _TESTS if (found := _called(name, others)) is not None]
+    tests = [found for name in _TESTS if (found := called(name, others)) is not None]
     test = next((split for split in tests if not is_secret(split, train)), None)
     if not tests and others and source.train_split is None:
         raise DataError(
@@ -58,7 +58,7 @@ def chosen_splits(
     return train, test
 
 
-def _called(name: str, splits: Iterable[str]) -> str | None:
+def called(name: str, splits: Iterable[str]) -> str | None:
     """The split of this name, or else the first that differs from it only by capital letters and spaces around it."""
     splits = list(splits)
     return name if name in splits else next((split for split in splits if split.strip().lower() == name), None)
@@ -71,7 +71,7 @@ def _training_splits(source: DataSource, known: Sequence[str]) -> list[str]:
         if missing := [name for name in names if name not in known]:
             raise DataError(f"the data set {source.dataset!r} has no split {missing[0]!r}; its splits are {listed}")
         return list(dict.fromkeys(names))
-    if (train := _called("train", known)) is not None:
+    if (train := called("train", known)) is not None:
         return [train]
     if len(known) == 1:
         return [known[0]]

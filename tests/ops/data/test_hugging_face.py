@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from fedemu.ops.data.corpora import load_corpus
-from fedemu.ops.data.hugging_face import decode_table, open_tables
+from fedemu.ops.data.hugging_face import decode_table, open_tables, read_texts
 from fedemu.ops.data.source import DataSource, TextSource, entry_of, locate
 from fedemu.protocol.errors import DataError
 
@@ -316,6 +316,18 @@ def test_tables_that_cannot_be_used_are_told_why(tmp_path, open_folder, files, s
     write_csv(tmp_path, **files)
     with pytest.raises(DataError, match=complaint):
         open_folder(**settings)
+
+
+def test_rows_of_a_table_in_one_piece_name_their_splits(tmp_path, open_folder):
+    write_csv(tmp_path, train="x,label,split\n1,a,train\n2,b,train\n3,a,test\n4,b,val\n")
+    corpus = open_folder()
+    assert (corpus.train.x.tolist(), corpus.test.x.tolist()) == ([[1], [2]], [[3]])
+    with pytest.raises(DataError, match="the data set 'pets' has no split 'dev'; its splits are train, test, val"):
+        open_folder(train_split="dev")
+    table = hugging_face.Dataset.from_dict({"text": ["a", "b", "c"], "split": ["test", "train", "train"]})
+    columns, splits = read_texts(DataSource("t"), hugging_face.DatasetDict(train=table))
+    assert sorted(zip(columns["text"], splits, strict=True)) == [("a", "test"), ("b", "train"), ("c", "train")]
+    assert read_texts(DataSource("t"), hugging_face.DatasetDict(train=table.select([0])))[1] == ["train"]
 
 
 def test_a_row_that_does_not_fit_is_named_by_its_place_in_the_file_also_if_tests_are_set_apart(tmp_path, open_folder):
