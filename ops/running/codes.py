@@ -78,7 +78,8 @@ def leaving_at_once(first: Callable[[], object] = lambda: None) -> Iterator[None
 
     ``first`` is called before. Compiled modules make another error of a KeyboardInterrupt that comes while they are
     imported, or break. The garbage collector, which finds nothing in what imports make, leaves it out from now on,
-    unless this process may do more than one command.
+    unless this process may do more than one command. A block that imports nothing new, as that of a second run, changes
+    nothing, because what the first run left is garbage.
     """
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
@@ -88,13 +89,15 @@ def leaving_at_once(first: Callable[[], object] = lambda: None) -> Iterator[None
     changed = [sign for sign in STOP_SIGNALS if signal.getsignal(sign) is _interrupt]
     for sign in changed:
         signal.signal(sign, leave)
+    known = len(sys.modules)
     if _alone:
         gc.disable()
     try:
         yield
     finally:
         if _alone:
-            gc.freeze()
+            if len(sys.modules) > known:
+                gc.freeze()
             gc.enable()
         for sign in changed:
             signal.signal(sign, _interrupt)
