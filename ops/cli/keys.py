@@ -52,11 +52,11 @@ def show(keys: options.Keys = None, format: options.FormatOption = Format.TEXT) 
     edges = folder.edges()
     print(f"keys in {folder.path}")
     width = max(map(len, ("this machine", *approved)))
-    print(f"  {'this machine':{width}}  {own or 'none; make a key with `fedemu keys new`'}")
+    print(f"  {'this machine':{width}}  {own or f'none; make a key with `fedemu keys new{folder.option}`'}")
     for name, key in approved.items():
         print(f"  {name:{width}}  {key}  approved{' as an edge' if name in edges else ''}")
     if not approved:
-        print("  no other machine is approved; `fedemu keys approve NAME KEY` lets one in")
+        print(f"  no other machine is approved; `fedemu keys approve NAME KEY{folder.option}` lets one in")
     return 0
 
 

@@ -29,8 +29,8 @@ def server_keys(runtime: Runtime, environment: Mapping[str, str]) -> ServerKeys 
     if not private and not exists(folder.secret_file):
         raise ConfigurationError(
             f"other machines can reach {runtime.bind}, and there are no keys in {folder.path}; make them with "
-            "`fedemu keys new`, let machines in with `fedemu keys approve NAME KEY`, or say --insecure to let "
-            "everybody in"
+            f"`fedemu keys new{folder.option}`, let machines in with `fedemu keys approve NAME KEY{folder.option}`, or "
+            "say --insecure to let everybody in"
         )
     folder.require_own()
     public, secret = folder.pair()

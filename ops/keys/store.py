@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 import stat
 import struct
 import tempfile
@@ -40,11 +41,15 @@ class KeyFolder:
     """A folder with the pair ``machine.key`` and ``machine.key_secret``, and ``approved/NAME.key`` for each machine."""
 
     path: Path
+    option: str = ""
+    """What commands need to find it, such as `` --keys DIR``. Empty if they find it by themselves."""
 
     @classmethod
     def of(cls, named: str, environment: Mapping[str, str]) -> KeyFolder:
         """The folder that is ``named``; else that of ``FEDEMU_KEYS``; else one in the user's configuration."""
-        if chosen := named or environment.get("FEDEMU_KEYS"):
+        if named:
+            return cls(expanded(named), f" --keys {shlex.quote(named)}")
+        if chosen := environment.get("FEDEMU_KEYS"):
             return cls(expanded(chosen))
         return cls(user_folder(environment, "XDG_CONFIG_HOME", ".config", "FEDEMU_KEYS") / "fedemu" / "keys")
 
@@ -68,7 +73,7 @@ class KeyFolder:
         require_curve()
         if exists(self.secret_file) or exists(self.public_file):
             raise ConfigurationError(
-                f"there is a key in {self.path} already (`fedemu keys list` shows it); "
+                f"there is a key in {self.path} already (`fedemu keys list{self.option}` shows it); "
                 f"remove {self.public_file.name} and {self.secret_file.name} to make another"
             )
         with usable(self.path, _ANOTHER):
@@ -89,10 +94,12 @@ class KeyFolder:
         """The public and the secret key of this machine. Raises ConfigurationError if they cannot be used."""
         require_curve()
         if not exists(self.secret_file):
-            raise ConfigurationError(f"there is no key in {self.path}; make one with `fedemu keys new`")
+            raise ConfigurationError(f"there is no key in {self.path}; make one with `fedemu keys new{self.option}`")
         public, secret = _load(self.secret_file)
         if secret is None:
-            raise ConfigurationError(f"{self.secret_file} has no secret key; make a new pair with `fedemu keys new`")
+            raise ConfigurationError(
+                f"{self.secret_file} has no secret key; make a new pair with `fedemu keys new{self.option}`"
+            )
         mode = stat.S_IMODE(self.secret_file.stat().st_mode)
         if mode & 0o077:
             raise ConfigurationError(

@@ -104,6 +104,11 @@ def test_an_address_that_others_reach_is_refused_without_keys(
     assert "`fedemu keys new`" in told
     assert "--insecure" in told
     assert not (tmp_path / "out").exists()
+    assert call(command, "digits-small", "--bind", "tcp://0.0.0.0:25599", "--keys", "my keys") == 2
+    assert (
+        "`fedemu keys new --keys 'my keys'`, let machines in with `fedemu keys approve NAME KEY --keys 'my keys'`"
+        in (capfd.readouterr().err)
+    )
 
 
 def test_a_machine_without_its_own_key_is_told_before_it_begins(capfd: pytest.CaptureFixture[str]) -> None:
