@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # These turn trees of dicts, tuples and named tuples into flat lists, and back. torch has no public module for this, and
 # ``torch.func.vmap`` uses this private one too.
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 # A dictionary whose keys are tensors, which it does not keep alive.
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -42,7 +42,6 @@ __all__ = [
     "product_formula",
     "reference_to_memory",
     "tree_flatten",
-    "tree_leaves",
     "tree_map_only",
     "tree_unflatten",
     "unwatched",

@@ -16,10 +16,8 @@ from fedemu.device.compute.tapes.private_torch import (
     WeakTensorKeyDictionary,
     operator_name,
     reference_to_memory,
-    tree_leaves,
-    tree_map_only,
 )
-from fedemu.device.compute.tapes.tape import Operation, Value
+from fedemu.device.compute.tapes.tape import Operation, Value, mapped, values
 
 CONSTANT_BYTES: Final = 64 * 1024
 """The size up to which a constant result is kept. A larger one is made anew at each call."""
@@ -39,10 +37,11 @@ class Recording:
 
     def note(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Note an operation that was done."""
-        args, kwargs = tree_map_only(Tensor, self.value, (args, kwargs))
-        operation = Operation(operator, args, kwargs, None)
-        varies = self._varies(operation, [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)])
-        result = tree_map_only(Tensor, lambda tensor: self.made(tensor, varies), result)
+        args, kwargs = mapped(Tensor, self.value, (args, kwargs))
+        results: list[Tensor] = []
+        mapped(Tensor, results.append, result)
+        varies = self._varies(operator, values((args, kwargs)), results)
+        result = mapped(Tensor, lambda tensor: self.made(tensor, varies), result)
         self.operations.append(Operation(operator, args, kwargs, result))
 
     def value(self, tensor: Tensor) -> Value:
@@ -65,13 +64,13 @@ class Recording:
         value = self._values[tensor] = Value.of(tensor, memory.cdata, held)
         return value
 
-    def _varies(self, operation: Operation, results: Sequence[Tensor]) -> bool:
+    def _varies(self, operator: Any, inputs: Sequence[Value], results: Sequence[Tensor]) -> bool:
         """Whether the results depend on the values of the inputs, or are too large to be kept."""
         if sum(tensor.untyped_storage().nbytes() for tensor in results) > CONSTANT_BYTES:
             return True
-        if operator_name(operation.function) in _SHAPE_ONLY:
+        if operator_name(operator) in _SHAPE_ONLY:
             return False
-        return any(id(value) in self._varying for value in operation.inputs)
+        return any(id(value) in self._varying for value in inputs)
 
 
 _SHAPE_ONLY = {

@@ -28,7 +28,6 @@ FASTER = "delete it from LOG_SOFTMAX; a slower way to the same operator is then 
         ("torch.utils._pytree", "TreeSpec", PYTREES),
         ("torch.utils._pytree", "tree_flatten", PYTREES),
         ("torch.utils._pytree", "tree_unflatten", PYTREES),
-        ("torch.utils._pytree", "tree_leaves", PYTREES),
         ("torch.utils._pytree", "tree_map_only", PYTREES),
         ("torch.utils._python_dispatch", "TorchDispatchMode", MODES),
         ("torch.multiprocessing.reductions", "StorageWeakRef", REFERENCES),
