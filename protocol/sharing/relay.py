@@ -63,8 +63,8 @@ class Pass:
 class Relay:
     """Listens at ``address`` of ``network`` and passes on to ``trunk``. ``limits`` are those of messages.
 
-    A peer is gone when its connection is, or when it says nothing for as long as ``watch`` says. ``bounds`` are those
-    of the connections below; whom they know, and what happens when they close, is decided here.
+    A peer is gone when its connection is, or when it has a session and says nothing for as long as ``watch`` says.
+    ``bounds`` are those of the connections below; whom they know, and what happens when they close, is decided here.
     """
 
     def __init__(
@@ -129,8 +129,10 @@ class Relay:
         return peer in self._greeted
 
     def greet(self, peer: bytes) -> None:
-        """The peer has a session with this relay itself."""
+        """The peer has a session, which this relay itself or the hub has given it."""
         self._greeted.add(peer)
+        if (witness := self._witness(peer)) not in self._liveness:  # it had to wait long for its session
+            self._liveness.heard(witness, self._clock())
 
     def look(self) -> None:
         """Part from the peers that fell silent. To be called a few times a second."""
@@ -139,7 +141,9 @@ class Relay:
             if self.hub.is_sending(peer):  # its heartbeats wait behind a long message
                 self._liveness.heard(peer, self._clock())
                 self.hub.send(peer, _BEAT)
-        if silent := frozenset(self._liveness.expired(self._clock())):
+        # Who has no session says no heartbeats, such as a machine that waits for places. ``bounds`` end its silence.
+        expired = self._liveness.expired(self._clock())
+        if silent := frozenset(peer for peer in expired if self._own or peer in self._greeted):
             for peer in [peer for peer in self._channels if self._witness(peer) in silent]:
                 self.send_up(peer, Bye(reason=SILENT))
                 self.part_from(peer)
@@ -190,7 +194,7 @@ class Relay:
             return
         tag = tag_of(frames[0])
         if tag in _GREETINGS:
-            self._greeted.add(peer)
+            self.greet(peer)
         elif tag == "refused" and _says_unknown(frames):
             self._greeted.discard(peer)
         passed = self._customs.down(peer, tag, frames)

@@ -76,6 +76,8 @@ class Top:
     def _received(self, peer: bytes, envelope: Envelope) -> None:
         self.heard.append((peer, envelope.message))
         match envelope.message:
+            case wire.Enroll(host="spare"):
+                self.hub.send(peer, wire.Refused(reason="fleet_full", detail="All devices of this run are taken."))
             case wire.Enroll():
                 self.known.add(peer)
                 self.hub.send(peer, GRANTED)
@@ -314,6 +316,26 @@ async def test_a_device_that_falls_silent_loses_its_channel_and_no_other_does(to
     assert top.heard[-1] == (gone, wire.Bye(reason="silent")), "the hub hears why"
     assert kinds(got) == ["welcome", "beat"]
     assert below.relay.peers == 1
+
+
+async def test_a_machine_that_waits_for_places_hears_the_end_of_the_run_also_if_it_asks_seldom(top: Top) -> None:
+    below, got = Below(top.network), list[Any]()
+    below.relay.watch(1.0, 3)
+    spare = top.network.connect("relay", DOWN, lambda e: got.append(e.message), lambda error: None)
+    spare.send(wire.Enroll(count=1, host="spare"))
+    await settle()
+    [peer] = [peer for peer, message in top.heard if message == wire.Enroll(count=1, host="spare")]
+    below.now = 3.5
+    below.relay.look()
+    await settle()
+    assert top.over == []
+    top.hub.send(peer, GRANTED)
+    await settle()
+    assert kinds(got) == ["refused", "granted"]
+    below.now = 7.0
+    below.relay.look()
+    await settle()
+    assert top.over == [peer], "from its grant on it has to be heard"
 
 
 async def test_a_device_in_the_middle_of_a_long_message_keeps_its_channel_and_hears_a_beat(
