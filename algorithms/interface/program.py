@@ -85,7 +85,10 @@ class LocalProgram(Protocol):
         ...
 
     def initial_own(self, shared: Forest) -> Tree:
-        """The own state of a first visit: zeros, or empty if the program keeps none."""
+        """The own state of a first visit: zeros, or empty if the program keeps none.
+
+        A device has one own state for all programs of a method. All of them give it the same names, shapes and dtypes.
+        """
         ...
 
     def payload(self, shared: Forest) -> Forest:

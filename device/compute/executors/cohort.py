@@ -118,7 +118,10 @@ def problem_of(job: Job, template: Tree, samples: int) -> str | None:
     An own state must have the names, shapes and dtypes of ``template``.
     """
     if job.own is not None and _layout(job.own) != _layout(template):
-        return f"its own state has the form {_layout(job.own)}, but the program keeps the form {_layout(template)}"
+        return (
+            f"its own state has the form {_layout(job.own)}, but the program keeps the form {_layout(template)}; all "
+            "programs of a method share one own state, so let initial_own() of each give the same form"
+        )
     return sample_problem(job, samples)
 
 
