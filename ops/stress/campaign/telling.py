@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -18,12 +19,16 @@ from fedemu.ops.stress.campaign.cases import Case, CaseResult, case
 from fedemu.ops.stress.campaign.play import play_case, undisturbed
 from fedemu.ops.stress.warm import WarmStart
 
+MOST_FAILURES: Final = 20
+"""After so many cases in a row that failed no more are played: what is wrong has little to do with the accidents."""
+
 
 def play_campaign(
     folder: Path, seed: int, results: list[CaseResult], *, minutes: float, cases: int | None, number: int | None
 ) -> None:
     """Play cases until ``minutes`` are over, or ``cases`` have been played. With ``number`` play that case alone.
 
+    ``MOST_FAILURES`` in a row end it early.
     Each result is appended to ``results`` as its case ends, so those before an interruption are known.
     Each case has a folder of its own below ``folder``. That of a case that passed is removed, unless the case was
     chosen by its ``number``. People read on stderr how it goes.
@@ -34,7 +39,11 @@ def play_campaign(
     with WarmStart() as warm:
         for chosen in itertools.count() if number is None else [number]:
             enough = len(results) >= cases if cases is not None else time.monotonic() >= end
-            if number is None and enough:
+            last = results[-MOST_FAILURES:]
+            hopeless = len(last) == MOST_FAILURES and not any(result.passed for result in last)
+            if number is None and (enough or hopeless):
+                if hopeless:
+                    console.print(f"the last {MOST_FAILURES} cases failed, so no more are played")
                 break
             played = case(seed, chosen)
             if played.method not in digests:

@@ -1,4 +1,4 @@
-"""What a campaign leaves when it is interrupted."""
+"""What a campaign leaves when it is interrupted, and when it ends early."""
 
 from __future__ import annotations
 
@@ -31,3 +31,16 @@ def test_what_a_failed_case_left_survives_an_interruption(
     monkeypatch.setattr(telling, "play_case", play_case)
     assert CliRunner().invoke(app, ["stress", "campaign"]).exit_code == 4
     assert len([*tmp_path.glob("fedemu-stress-*/case-0")]) == len(complaints)
+
+
+def test_a_campaign_in_which_everything_fails_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def play_case(case: Case, folder: Path, *_: Any) -> CaseResult:
+        return CaseResult(case, 0.0, (), () if case.number == 3 else ("it did not start",))
+
+    monkeypatch.setattr(telling, "WarmStart", nullcontext)
+    monkeypatch.setattr(telling, "undisturbed", lambda *_: "digest")
+    monkeypatch.setattr(telling, "play_case", play_case)
+    ended = CliRunner().invoke(app, ["stress", "campaign", "--cases", "99", "--out", str(tmp_path / "out")])
+    assert ended.exit_code == 1
+    assert "the last 20 cases failed, so no more are played" in ended.stderr
+    assert "24 cases played; failed: 0, 1, 2, 4, " in ended.stderr
