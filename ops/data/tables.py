@@ -41,7 +41,7 @@ def decode_numbers(source: DataSource, place: Place) -> Decoded:
             f"the file {source.dataset!r} has no column of numbers to learn from beside its labels; its columns are "
             f"{', '.join(columns)}; set data.text.kind = 'labels' to learn from texts"
         )
-    labels = np.array(columns[label])
+    labels = np.array([cell.strip() for cell in columns[label]])
     splits = np.array(columns.get(SPLIT) or ["train"] * len(labels))
 
     def is_secret(test: str, train: Sequence[str]) -> bool:

@@ -189,7 +189,7 @@ def test_a_frame_may_name_the_split_of_each_row_and_what_holds_no_numbers_is_tol
 
 
 def test_secret_labels_and_rows_of_other_splits_add_no_class_to_a_table(load: Load) -> None:
-    rows = "1,0,train\n2,1,train\n3,1,validation\n4,7,spare\n5,-1,test\n"
+    rows = "1,0,train\n2,1,train\n3,1,validation\n4,7,spare\n5, -1,test\n"
     corpus = load(f"a,label,split\n{rows}")
     assert (corpus.class_names, corpus.test.x.tolist(), corpus.test.y.tolist()) == (("0", "1"), [[3]], [1])
     assert load(f"a,label,split\n{rows}6,-1,train\n").test.x.tolist() == [[5]]
