@@ -38,10 +38,13 @@ class OnlineTimes:
         self._starts = array("d", [start for start, end in intervals if end > since])
         self._ends = array("d", [end for _, end in intervals if end > since])
 
-    def online(self, time: float) -> bool:
-        """Whether the device is on-line at ``time``."""
-        place = bisect_right(self._starts, time) - 1
-        return place >= 0 and time < self._ends[place]
+    def spell(self, time: float) -> tuple[bool, float, float]:
+        """Whether the device is on-line at ``time``, and since when and until when it is so: [start, end)."""
+        place = bisect_right(self._starts, time)
+        if place and time < self._ends[place - 1]:
+            return True, self._starts[place - 1], self._ends[place - 1]
+        start = self._ends[place - 1] if place else -math.inf
+        return False, start, self._starts[place] if place < len(self._starts) else math.inf
 
     def arrival(self, time: float) -> float | None:
         """The first time from ``time`` on at which the device is on-line, None if none is known."""
@@ -52,18 +55,25 @@ class OnlineTimes:
 
 
 class AnnouncedTimes:
-    """The on-line times of all devices, as far as they announced them."""
+    """The on-line times of all devices, as far as they announced them.
+
+    Of each device it keeps the spell that it looked up last, on-line or not. Most spells last for several rounds.
+    """
 
     def __init__(self, devices: int) -> None:
-        self._devices = devices
         self._times: dict[int, OnlineTimes] = {}
+        self._until = np.full(devices, -math.inf)
+        """The time up to which the on-line times of each device are known."""
+        self._online = np.zeros(devices, bool)
+        self._start = np.full(devices, -math.inf)
+        self._end = np.full(devices, math.inf)
 
     def announce(self, device: int, times: OnlineTimes) -> bool:
         """A device announces its on-line times. Returns whether they reach at least as far as those before."""
-        known = self._times.get(device)
-        if known is not None and times.until < known.until:
+        if times.until < self._until[device]:
             return False
-        self._times[device] = times
+        self._times[device], self._until[device] = times, times.until
+        self._end[device] = -math.inf  # no time is in this spell, so the next look finds another
         return True
 
     def of(self, device: int) -> OnlineTimes | None:
@@ -72,17 +82,18 @@ class AnnouncedTimes:
 
     def lacking(self, until: float) -> list[int]:
         """The devices whose on-line times do not reach ``until``."""
-        return [d for d in range(self._devices) if (times := self._times.get(d)) is None or times.until < until]
+        found: list[int] = np.flatnonzero(self._until < until).tolist()
+        return found
 
     def used_up(self, time: float) -> list[int]:
         """The devices that announced on-line times, of which nothing is known from ``time`` on."""
-        return [device for device, times in self._times.items() if times.until <= time]
+        return [device for device in np.flatnonzero(self._until <= time).tolist() if device in self._times]
 
     def online(self, time: float) -> NDArray[np.bool_]:
         """Whether each device is on-line at ``time``."""
-        online = np.zeros(self._devices, bool)
-        online[[device for device, times in self._times.items() if times.online(time)]] = True
-        return online
+        for device in np.flatnonzero((time < self._start) | (time >= self._end)).tolist():
+            self._online[device], self._start[device], self._end[device] = self._times[device].spell(time)
+        return self._online.copy()
 
     def next_arrival(self, devices: Iterable[int], since: Iterable[float]) -> float | None:
         """The first time at which one of these devices is on-line, each from its time ``since`` on. None: unknown."""

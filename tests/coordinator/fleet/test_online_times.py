@@ -12,16 +12,18 @@ from fedemu.protocol.errors import MalformedMessage
 
 def test_an_on_line_interval_is_half_open() -> None:
     times = OnlineTimes(100.0, [(10.0, 20.0), (20.0, 30.0), (50.0, math.inf)])
-    assert [times.online(time) for time in (9.9, 10.0, 20.0, 29.9, 30.0, 50.0, 1e9)] == [
-        False, True, True, True, False, True, True,
+    assert [times.spell(time) for time in (9.9, 10.0, 20.0, 29.9, 30.0, 50.0, 1e9)] == [
+        (False, -math.inf, 10.0), (True, 10.0, 20.0), (True, 20.0, 30.0), (True, 20.0, 30.0),
+        (False, 30.0, 50.0), (True, 50.0, math.inf), (True, 50.0, math.inf),
     ]  # fmt: skip
+    assert OnlineTimes(100.0, []).spell(5.0) == (False, -math.inf, math.inf)
     assert [times.arrival(time) for time in (0.0, 15.0, 30.0, 60.0)] == [10.0, 15.0, 50.0, 60.0]
     assert OnlineTimes(100.0, [(10.0, 20.0)]).arrival(20.0) is None
 
 
 def test_intervals_that_are_over_are_not_kept() -> None:
     times = OnlineTimes(100.0, [(10.0, 20.0), (30.0, 40.0), (50.0, 60.0)], since=30.0)
-    assert [times.online(time) for time in (15.0, 30.0, 45.0, 50.0)] == [False, True, False, True]
+    assert [times.spell(time)[0] for time in (15.0, 30.0, 45.0, 50.0)] == [False, True, False, True]
     assert OnlineTimes(100.0, [(10.0, 20.0)], since=20.0).arrival(0.0) is None
 
 

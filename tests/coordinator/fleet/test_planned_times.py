@@ -39,6 +39,7 @@ def test_an_announcement_counts_if_it_reaches_as_far_as_the_one_before() -> None
     assert (times.of(0), times.of(1)) == (None, reaching[2])
     times.announce(2, OnlineTimes(math.inf, []))
     assert [times.lacking(until) for until in (20.0, 20.5)] == [[0], [0, 1]]
+    assert [times.used_up(time) for time in (19.5, 20.0)] == [[], [1]]
     assert times.next_arrival([0, 1, 2], [0.0, 0.0, 0.0]) == 3.0
     assert times.next_arrival([0, 2], [0.0, 0.0]) is None
 
@@ -50,6 +51,16 @@ def test_planned_times_are_those_that_devices_would_announce(followed: int, monk
     for time in (0.0, 3.5, 3.5, 40.0, *range(41, 700, 3), 1e6, 1e6 + 1):
         planned.reach(time)
         assert planned.online(time).tolist() == known.online(time).tolist()
+    assert known.online(40.0).tolist() == announced().online(40.0).tolist(), "a look back"
+
+
+def test_a_new_announcement_replaces_the_spell_that_was_looked_up() -> None:
+    times = AnnouncedTimes(2)
+    times.announce(0, OnlineTimes(10.0, [(0.0, 9.0)]))
+    assert times.online(5.0).tolist() == [True, False]
+    times.announce(0, OnlineTimes(20.0, [(7.0, 9.0)]))
+    times.announce(1, OnlineTimes(20.0, [(5.0, 6.0)]))
+    assert times.online(5.0).tolist() == [False, True]
 
 
 def test_the_intervals_of_a_device_are_read_once_however_long_the_experiment_lasts() -> None:
