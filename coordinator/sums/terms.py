@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.coordinator.sums.digits import BITS
 from fedemu.coordinator.sums.leaf import widened
+
+T = TypeVar("T", bound=np.generic)
 
 PAYLOADS = 16
 """The number of payloads in a block."""
@@ -51,9 +53,9 @@ class Block(threading.local):
     """Adds blocks of payloads. It keeps the scratch space for that, for every thread its own."""
 
     def __init__(self) -> None:
-        self._wide = np.empty((PAYLOADS, ELEMENTS))
-        self._slice = np.empty((PAYLOADS, ELEMENTS))
-        self._bits = np.empty((PAYLOADS, ELEMENTS), "<u4")
+        self._wide = np.empty(PAYLOADS * ELEMENTS)
+        self._slice = np.empty(PAYLOADS * ELEMENTS)
+        self._bits = np.empty(PAYLOADS * ELEMENTS, "<u4")
         self._sum = np.empty(ELEMENTS)
 
     def sum(self, dtype: str, arrays: Sequence[NDArray[Any]], parts: Sequence[Part]) -> Iterator[Term]:
@@ -68,11 +70,11 @@ class Block(threading.local):
         for rows in self._rows(dtype, arrays):
             for values, exponent in self._slices(rows, room):
                 for shift, numbers in parts:
-                    np.einsum("p,pe->e", numbers, values, out=out)
+                    np.dot(numbers, values, out=out)
                     yield Term(_units(out, exponent), exponent + shift)
 
     def _rows(self, dtype: str, arrays: Sequence[NDArray[Any]]) -> Iterator[_Rows]:
-        wide = self._wide[: len(arrays), : len(arrays[0])]
+        wide = _shaped(self._wide, arrays)
         if dtype == "int64":
             for row, array in zip(wide, arrays, strict=True):
                 np.multiply(array >> 32, 2.0**32, out=row)
@@ -82,16 +84,15 @@ class Block(threading.local):
             yield _Rows(wide, 32, 0)
             return
         if dtype not in ("float32", "float16", "bfloat16"):
-            for row, array in zip(wide, arrays, strict=True):
-                np.copyto(row, array)
+            np.concatenate(arrays, out=wide.reshape(-1))
             if dtype != "float64":
                 yield _Rows(wide, 32, 0)
             elif (span := _span(wide.view("<u8") << 1, 53)) is not None:
                 yield _Rows(wide, *span)
             return
-        bits = self._bits[: len(arrays), : len(arrays[0])]
-        for row, array in zip(bits.view("<f4"), arrays, strict=True):
-            np.copyto(row, widened(array) if dtype == "bfloat16" else array)
+        bits = _shaped(self._bits, arrays)
+        narrow = [widened(array) for array in arrays] if dtype == "bfloat16" else arrays
+        np.concatenate(narrow, out=bits.view("<f4").reshape(-1))
         np.copyto(wide, bits.view("<f4"))
         np.left_shift(bits, 1, out=bits)
         if (span := _span(bits, 24)) is not None:
@@ -100,7 +101,7 @@ class Block(threading.local):
     def _slices(self, rows: _Rows, room: int) -> Iterator[tuple[NDArray[np.float64], int]]:
         """The rows as slices of at most ``room`` bits, with the exponents of their units. Overwrites the rows."""
         values, top, low = rows
-        cut = self._slice[: values.shape[0], : values.shape[1]]
+        cut = _shaped(self._slice, values)
         while top - low > room:
             unit = top - room
             aligned = -(-unit // BITS) * BITS
@@ -116,6 +117,12 @@ class Block(threading.local):
             top = unit - 1
         aligned = low - low % BITS
         yield values, aligned if top - aligned <= room else low
+
+
+def _shaped(space: NDArray[T], rows: Sequence[NDArray[Any]] | NDArray[Any]) -> NDArray[T]:
+    """The beginning of scratch space, in the shape of these rows and without gaps between them."""
+    count, size = len(rows), len(rows[0])
+    return space[: count * size].reshape(count, size)
 
 
 def _span(bits: NDArray[Any], mantissa: int) -> tuple[int, int] | None:
