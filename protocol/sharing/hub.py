@@ -106,6 +106,8 @@ class Hub:
         self._numbers = itertools.count()
         self._closing: set[bytes] = set()
         self._shared: dict[bytes, _Shared] = {}
+        self._laden: dict[bytes, None] = {}
+        """The connections with channels for which something waits. A turn of the loop looks at no others."""
         self._places: dict[bytes, tuple[bytes, int]] = {}
         self._due = False
         self._router = network.bind(
@@ -144,7 +146,7 @@ class Hub:
         connection, channel = place
         shared = self._shared[connection]
         self._dispatch(connection, shared, shared.outbox.put(channel, encode(message, frames)))
-        self._leave_soon()
+        self._leave_soon(connection)
         return True
 
     def is_sending(self, peer: bytes) -> bool:
@@ -162,13 +164,13 @@ class Hub:
         shared = self._shared[connection]
         del shared.names[channel]
         shared.outbox.close(channel)
-        self._leave_soon()
+        self._leave_soon(connection)
         self._forget(peer)
 
     def look(self) -> None:
         self._router.look()
-        for connection, shared in self._shared.items():
-            self._dispatch(connection, shared)
+        for connection in self._laden:
+            self._dispatch(connection, self._shared[connection])
 
     def key_of(self, peer: bytes) -> str:
         return self._router.key_of(self.connection_of(peer))
@@ -249,6 +251,7 @@ class Hub:
     def _ended(self, connection: bytes) -> None:
         self._closing.discard(connection)
         shared = self._shared.pop(connection, None)
+        self._laden.pop(connection, None)
         if shared is not None:
             self._forget(*shared.names.values())
             self._over(connection)
@@ -262,7 +265,8 @@ class Hub:
             self._over(peer)
             self._bounds.closed(peer)
 
-    def _leave_soon(self) -> None:
+    def _leave_soon(self, connection: bytes) -> None:
+        self._laden[connection] = None
         if not self._due:
             self._due = True
             self._loop.call_soon(self._leave)
@@ -270,8 +274,12 @@ class Hub:
     def _leave(self) -> None:
         """Send what waits. So the messages of one turn of the loop go in one bundle for each connection."""
         self._due = False
-        for connection, shared in self._shared.items():
-            self._dispatch(connection, shared, shared.outbox.take())
+        laden, self._laden = self._laden, {}
+        for connection in laden:
+            if (shared := self._shared.get(connection)) is not None:
+                self._dispatch(connection, shared, shared.outbox.take())
+                if shared.waiting:
+                    self._laden[connection] = None
 
     def _dispatch(
         self, connection: bytes, shared: _Shared, more: Iterable[tuple[Message | Packed, Sequence[Buffer]]] = ()

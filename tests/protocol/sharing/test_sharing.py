@@ -192,6 +192,26 @@ async def test_long_messages_to_many_channels_wait_for_room_and_keep_their_order
     assert kinds(below.owner) == ["granted", "stop"]
 
 
+async def test_a_message_costs_no_look_at_other_connections_of_a_hub(top: Top, monkeypatch: pytest.MonkeyPatch) -> None:
+    trunks = [Trunk(top.network, asyncio.get_running_loop()) for _ in range(3)]
+    heard: list[int] = []
+    for number, trunk in enumerate(trunks):
+        trunk.connect("top", DOWN, lambda envelope: None, lambda error: None).send(wire.Enroll(count=9))
+        trunk.received = lambda channel, frames, number=number: heard.append(number)  # type: ignore[misc]
+    await settle()
+    for number, trunk in enumerate(trunks):
+        trunk.send(0, encode(wire.Hello(device=number, incarnation=0, lease="lease")))
+    await settle()
+    peers = {message.device: peer for peer, message in top.heard if isinstance(message, wire.Hello)}
+    assert heard == [0, 1, 2]
+    looked_at, take = [], Outbox.take
+    monkeypatch.setattr(Outbox, "take", lambda outbox: looked_at.append(outbox) or take(outbox))  # type: ignore[func-returns-value]
+    top.hub.send(peers[1], wire.Proceed(ask="1.0.0"))
+    await settle()
+    assert heard == [0, 1, 2, 1]
+    assert len({id(outbox) for outbox in looked_at}) == 1
+
+
 async def test_for_a_connection_that_reads_nothing_a_bounded_number_of_messages_wait(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
