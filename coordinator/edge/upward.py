@@ -54,6 +54,8 @@ class Upward:
         self._told = told
         self._failed = failed
         self._dealer: Owner | None = None
+        self._before = (0, 0)
+        """The bytes of the connections before this one."""
         self._away = False
         """Whether people were told that the coordinator is gone."""
         self._began = self._heard = self._connected = now()
@@ -62,13 +64,16 @@ class Upward:
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """The bytes that were sent and received."""
-        return (0, 0) if self._dealer is None else (self._dealer.bytes_sent, self._dealer.bytes_received)
+        """The bytes that were sent and received so far, on all connections together."""
+        sent, received = self._before
+        dealer = self._dealer
+        return (sent, received) if dealer is None else (sent + dealer.bytes_sent, received + dealer.bytes_received)
 
     def connect(self) -> None:
         """Connect anew, and ask for a place."""
         if self._dealer is not None:
             self._dealer.close()
+            self._before = self.traffic
         self._connected = self._now()
         self._dealer = self._trunk.connect(self._address, self._decoder, self._received, self._rejected)
         self._ask(self._connected)

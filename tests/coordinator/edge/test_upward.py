@@ -46,9 +46,12 @@ async def test_an_edge_connects_anew_when_its_coordinator_fell_silent_and_ends_w
     connections = len(network.routers["root"].dealers)
     await made.pass_to(BEGAN + 4, settle)
     assert made.told == ["an edge of run"]
+    sent, received = made.upward.traffic
     await made.pass_to(BEGAN + 5, settle)
     assert made.told[1:] == ["the coordinator is gone; this edge looks for it for 15 s", "the coordinator is back"]
     assert len(network.routers["root"].dealers) == connections, "the connection before is closed"
+    assert made.upward.traffic[0] > sent > 0, "a counter of traffic never falls"
+    assert made.upward.traffic[1] > received > 0
     network.routers["root"].close()
     silent = made.now
     await made.pass_to(silent + 19, settle)
