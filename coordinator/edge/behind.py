@@ -37,7 +37,7 @@ class Behind:
 
     def look(self, now: float, edges: int) -> None:
         """Tell of a change that has lasted for a while. There are so many ``edges`` behind this one."""
-        seen = (len(self._leases), len({*self.devices.values()}), edges)
+        seen = (len(self._holders), len({*self.devices.values()}), edges)
         if seen != self._seen:
             self._seen, self._since = seen, now
         elif seen != self._said and now >= self._since + QUIET_SECONDS:

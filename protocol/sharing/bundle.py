@@ -142,4 +142,9 @@ class Outbox:
 
     def clear(self) -> None:
         """Forget what waits."""
-        self._channels, self._counts, self._frames, self._closed, self._bytes = [], [], [], [], 0
+        self.forget_messages()
+        self._closed = []
+
+    def forget_messages(self) -> None:
+        """Forget the messages that wait, and not which channels are over."""
+        self._channels, self._counts, self._frames, self._bytes = [], [], [], 0

@@ -16,7 +16,8 @@ class Trunk:
     """A Dialer for one owner, who connects to the hub through ``network``, and again when he comes back.
 
     Channels may speak while the owner has a session. ``began`` is called when he gets one, and ``ended`` when he has
-    none any more: the other side has then forgotten all channels.
+    none any more: the other side has then forgotten the sessions of all channels. If the connection stays, it still
+    has the channels themselves, and hears with the next session which of them are over.
     """
 
     def __init__(self, network: Dialer, loop: ReaderLoop) -> None:
@@ -32,6 +33,8 @@ class Trunk:
         self._loop = loop
         self._dealer: Dealer | None = None
         self._outbox = Outbox()
+        self._met = False
+        """Whether the owner has had a session on this connection, so that the other side may have channels of it."""
         self._due = False
 
     def connect(
@@ -43,6 +46,8 @@ class Trunk:
     ) -> Owner:
         """The owner's connection. An earlier one is over."""
         self._over()
+        self._outbox.clear()
+        self._met = False
 
         def take(envelope: Envelope) -> None:
             self._take(envelope, received)
@@ -57,8 +62,8 @@ class Trunk:
             self._leave_soon()
 
     def close_channel(self, channel: int) -> None:
-        """Tell the other side that a channel is over."""
-        if self.open:
+        """Tell the other side that a channel is over, as soon as the owner has a session."""
+        if self._met:
             self._outbox.close(channel)
             self._leave_soon()
 
@@ -76,7 +81,8 @@ class Trunk:
     def leave(self) -> None:
         """Send what waits, so that it does not come after what the owner sends next."""
         self._due = False
-        self._dispatch(self._outbox.take())
+        if self.open:
+            self._dispatch(self._outbox.take())
 
     def _take(self, envelope: Envelope, received: Callable[[Envelope], None]) -> None:
         message = envelope.message
@@ -90,11 +96,12 @@ class Trunk:
             self._over()
         received(envelope)
         if isinstance(message, Granted | Stationed) and not self.open:
-            self.open = True
+            self.open = self._met = True
+            self._leave_soon()
             self.began()
 
     def _over(self) -> None:
-        self._outbox.clear()
+        self._outbox.forget_messages()
         if self.open:
             self.open = False
             self.ended()

@@ -477,9 +477,11 @@ def test_people_are_told_who_is_behind_an_edge_when_the_numbers_have_come_to_res
         behind.look(number / 1000, 0)
     assert told == []
     behind.devices[b"its next life"] = 7
+    behind.grant(b"its next connection", "lease")
     behind.look(3.5, 0)
     behind.look(9.0, 0)
     behind.forget(b"m")
+    behind.forget(b"its next connection")
     behind.look(10.0, 1)
     behind.look(12.0, 1)
     assert told == [

@@ -389,6 +389,22 @@ async def test_when_the_hub_has_forgotten_the_owner_the_devices_say_hello_again(
     assert kinds(late) == ["welcome"], "its Hello had waited for the owner"
 
 
+async def test_a_channel_that_is_over_while_its_owner_has_no_session_is_closed_with_the_next_one(top: Top) -> None:
+    below = Below(top.network)
+    dealer, _ = below.device(0)
+    below.device(1)
+    await settle()
+    (connection,), gone = top.known, top.heard[-2][0]
+    top.hub.send(connection, wire.Refused(reason="unknown_peer", detail="Enrol again."))
+    await settle()
+    dealer.close()
+    await settle()
+    assert top.over == [], "nothing can be said on a connection without a session"
+    below.dealer.send(wire.Enroll(count=9))
+    await settle()
+    assert top.over == [gone]
+
+
 async def test_channels_end_with_the_session_of_their_owner_and_with_nothing_else_that_he_hears(top: Top) -> None:
     below = Below(top.network)
     _, got = below.device(0)
