@@ -284,6 +284,7 @@ class Broker:
 
     def _give_up(self, job: QueuedJob, reason: str, why: str) -> None:
         log.error("the job of device %d for ask %s is given up: %s", *job.key, why)
+        self._observer.given_up()
         answer = JobFailed(device=job.submit.device, ask=job.submit.ask, reason=reason, detail=why)
         if isinstance(job.origin, bytes):
             self._router.send(job.origin, answer)

@@ -39,6 +39,9 @@ class MachineObserver(Protocol):
     def trained(self, seconds: float, done: int, failed: int) -> None:
         """A trainer has answered a group of jobs after ``seconds`` of real time."""
 
+    def given_up(self) -> None:
+        """A job has failed that no trainer has answered."""
+
     def buffered(self, device: int, samples: int, size: int) -> None:
         """After a job, a device's replay buffer holds this number of samples, of ``size`` bytes together."""
 
@@ -63,5 +66,7 @@ class Silent:
     def queue_depth(self, depth: int) -> None: ...
 
     def trained(self, seconds: float, done: int, failed: int) -> None: ...
+
+    def given_up(self) -> None: ...
 
     def buffered(self, device: int, samples: int, size: int) -> None: ...

@@ -235,6 +235,9 @@ class Told(MachineObserver):
     def trained(self, seconds: float, done: int, failed: int) -> None:
         self._metrics.trained(seconds, done, failed)
 
+    def given_up(self) -> None:
+        self._metrics.given_up()
+
     def buffered(self, device: int, samples: int, size: int) -> None:
         self._metrics.buffered(device, samples, size)
 

@@ -220,6 +220,9 @@ class SupervisorMetrics:
         self._jobs.labels("done").inc(done)
         self._jobs.labels("failed").inc(failed)
 
+    def given_up(self) -> None:
+        self._jobs.labels("failed").inc()
+
     def buffered(self, device: int, samples: int, size: int) -> None:
         before, bytes_before = self._buffers.get(device, (0, 0))
         self._buffers[device] = samples, size

@@ -53,9 +53,13 @@ DONE = Done(device=3, ask="1.0.0", examples=2, steps=1, metrics={}, label_counts
 class Observed(Silent):
     def __init__(self) -> None:
         self.trainings: list[tuple[float, int, int]] = []
+        self.jobs_given_up = 0
 
     def trained(self, seconds: float, done: int, failed: int) -> None:
         self.trainings.append((seconds, done, failed))
+
+    def given_up(self) -> None:
+        self.jobs_given_up += 1
 
 
 class Bus:
@@ -177,6 +181,7 @@ async def test_a_job_that_its_trainer_leaves_unanswered_fails(bus: Bus, until: C
     (answer,) = process.heard
     assert isinstance(answer, JobFailed)
     assert answer.reason == "trainer"
+    assert bus.observer.jobs_given_up == 1
 
 
 async def test_a_job_that_is_withdrawn_before_it_begins_is_not_run(bus: Bus, until: Callable[..., Any]) -> None:
@@ -223,6 +228,7 @@ async def test_the_device_hears_of_a_job_over_which_trainers_died(bus: Bus, unti
     await until(lambda: device.heard, "the answer")
     said = "3 trainers died over it; the last one ended with code 1"
     assert device.heard == [JobFailed(device=3, ask="1.0.0", reason="trainer", detail=said)]
+    assert bus.observer.jobs_given_up == 1
 
 
 async def test_a_trainer_that_cannot_go_on_is_told_with_its_reason(bus: Bus, until: Callable[..., Any]) -> None:

@@ -105,6 +105,15 @@ def test_replay_buffers_are_counted_in_samples_and_bytes_as_their_devices_last_t
     assert registry.get_sample_value("fedemu_replay_bytes") == 6 * 72
 
 
+def test_jobs_that_no_trainer_has_answered_count_as_failed() -> None:
+    registry = CollectorRegistry()
+    metrics = SupervisorMetrics(registry)
+    metrics.trained(0.5, 30, 2)
+    metrics.given_up()
+    counts = {name: registry.get_sample_value("fedemu_jobs_total", {"result": name}) for name in ("done", "failed")}
+    assert counts == {"done": 30, "failed": 3}
+
+
 def test_a_round_counts_when_it_is_durable_though_the_next_one_has_begun() -> None:
     registry = CollectorRegistry()
     metrics = CoordinatorMetrics(registry, 50)
