@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from fedemu.coordinator.asks.ask import Action, AskMachine, Give
 from fedemu.coordinator.asks.at_edges import AtEdges
+from fedemu.coordinator.asks.away import Away
 from fedemu.coordinator.asks.branches import Branches
 from fedemu.coordinator.asks.examination import counted, examined
 from fedemu.coordinator.asks.parts import AskParts, Contribution, Sink
@@ -78,6 +79,7 @@ class Exchange:
         """The devices that have failed or declined. What they say of it again has no effect."""
         self._alive: set[DeviceId] = set()
         """The devices that are not lost if they are given up: they were heard of since, or an edge had their reply."""
+        self._away = Away(roster.here())
         self._turns = Turns(apart, self._fail)
         self._heard: set[DeviceId] = set()
         """The devices whose replies are being checked, or wait for that."""
@@ -181,10 +183,12 @@ class Exchange:
     def joined(self, device: DeviceId, now: float) -> None:
         """The device or its next incarnation is connected."""
         self._heard_of(device)
+        self._away.came(device)
         self._turns.take(lambda: self._perform(self.machine.joined(device, now)))
 
     def left(self, device: DeviceId, now: float, cause: DropCause | None = None) -> None:
         """The device is no longer connected."""
+        self._away.left(device, now)
         self._turns.take(lambda: self._perform(self.machine.left(device, now, cause)))
 
     def stalled(self, seconds: float) -> None:
@@ -218,8 +222,12 @@ class Exchange:
                 columns.away[device] = self.machine.away.get(device, 0.0)
             elif verdict != "failed":
                 columns.charge(device, self.parts.charged)
-        for device in self.machine.given_up.keys() - self._alive:
+        lost = self.machine.given_up.keys() - self._alive
+        for device in lost:
             columns.lost[device] = True
+        # A device that comes and goes may be given up sooner than one that stays away.
+        long = [device for device in lost if self.machine.given_up[device].seconds >= self.machine.terms.give_up]
+        columns.lost |= self._away.as_long(long, self._roster.here())
         for device in self._stateless:
             columns.forget_state(device)
 

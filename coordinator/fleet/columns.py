@@ -20,9 +20,9 @@ class Columns:
     """One row for each of ``devices`` devices; what only devices have that were asked is kept beside the columns.
 
     ``incarnation`` is -1 before the first Hello. ``away`` is the time of the experiment until which a device stays away
-    after a dropout. ``lost`` devices were given up: they are not asked again before their next Hello, so a machine that
-    is gone for good delays one round, not all. ``states`` names the version of its own state that counts. ``charged``
-    are the blobs that it downloaded last, by shared key.
+    after a dropout. ``lost`` devices were given up, or away for as long as one that was: they are not asked again
+    before their next Hello, so a machine that is gone for good delays a round or two, not all. ``states`` names the
+    version of its own state that counts. ``charged`` are the blobs that it downloaded last, by shared key.
     """
 
     def __init__(self, devices: int) -> None:

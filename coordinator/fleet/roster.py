@@ -285,6 +285,14 @@ class Roster:
         leases = [lease for peer in self.leases.peers if (lease := self.leases.of_peer(peer)) is not None]
         return [DeviceId(lease.ranges[0][0]) for lease in leases if not lease.woken]
 
+    def here(self) -> Mask:
+        """Whether each device has a connection. Where devices sleep, whether there is somebody who can wake it."""
+        if self.planned is not None:
+            return self.leases.held()
+        here = np.zeros(len(self.columns), bool)
+        here[list(self.connected)] = True
+        return here
+
     def reachable(self) -> int:
         """The number of devices that can be asked now: the connected ones, or those that somebody can wake."""
         return len(self.connected) if self.planned is None else int(self.leases.held().sum())
@@ -309,9 +317,7 @@ class Roster:
         """Whether each device is on-line at ``time`` (virtual clock), or connected (wall clock)."""
         if self._virtual:
             return (self.planned or self.announced).online(time)
-        online = np.zeros(len(self.columns), bool)
-        online[list(self.connected)] = True
-        return online
+        return self.here()
 
     def eligible(self, time: float) -> Mask:
         """Whether each device is on-line and neither away after a dropout nor lost."""

@@ -65,6 +65,7 @@ class Play:
         kind: type[AskMachine] = WallAsk,
         by_device: Mapping[DeviceId, Part] | None = None,
         states: Mapping[DeviceId, AskId] | None = None,
+        connected: Sequence[DeviceId] = DEVICES,
     ) -> None:
         self.sent: list[tuple[int, str]] = []
         self.works: dict[int, Work] = {}
@@ -77,8 +78,9 @@ class Play:
             ASK, "train", 3, 0.0, 10.0, 0, 7, shared, by_device or {}, 1.5, 6.0, template, keeps, None, 1e30, spill
         )
         settings = Settings(run="test", seed=1, rounds=1, devices=len(DEVICES), per_round=wanted)
-        machine = kind(Terms(ASK, DEVICES, wanted, 0.0, 10.0), DEVICES)
+        machine = kind(Terms(ASK, DEVICES, wanted, 0.0, 10.0), connected)
         self.roster = Roster(settings)
+        self.roster.connected.update((device, b"%d" % device) for device in connected)
         self.roster.columns.states.update(states or {})
         for station in stations:
             self.roster.station(station, "edge", 0.0)
@@ -335,6 +337,19 @@ async def test_a_device_that_was_given_up_counts_as_lost_unless_it_was_heard_of(
     play.reply(2, 2.0)
     play.exchange.commit()
     assert play.roster.columns.lost.tolist() == [True, False, False, False]
+
+
+async def test_devices_that_were_away_for_as_long_as_one_that_was_given_up_are_lost_with_it(
+    tmp_path: Path, thread: Thread
+) -> None:
+    play = Play(tmp_path, SMALL, thread, kind=VirtualAsk, connected=DEVICES[:1])
+    play.roster.connected[DEVICES[2]] = b"2"
+    play.exchange.joined(DEVICES[2], 5.0)
+    del play.roster.connected[DEVICES[0]]
+    play.exchange.left(DEVICES[0], 30.0)
+    play.exchange.machine.give_up(DEVICES[1], Missed("connection", 61.0, "give_up"), 61.0)
+    play.exchange.commit()
+    assert play.roster.columns.lost.tolist() == [False, True, False, True]
 
 
 async def test_edges_hear_of_an_ask_when_it_begins_or_when_they_come(tmp_path: Path, thread: Thread) -> None:
