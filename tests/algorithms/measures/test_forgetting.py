@@ -49,6 +49,8 @@ def test_a_class_without_test_samples_takes_no_part_in_forgetting():
     with_hole = np.column_stack([ACCURACY, [np.nan] * 3])
     assert forgetting(with_hole) == forgetting(ACCURACY)
     assert round_forgetting(with_hole).tolist() == round_forgetting(ACCURACY).tolist()
+    with_hole[1, 3] = 0.5
+    assert forgetting(with_hole) == forgetting(ACCURACY)
 
 
 def test_round_forgetting_counts_losses_and_no_gains():
@@ -99,7 +101,7 @@ def test_gradients_that_cancel_have_infinite_diversity():
 
 def test_weight_divergence_is_the_euclidean_distance_over_all_leaves():
     params = {"weight": torch.tensor([[1.0, 2.0]]), "bias": torch.tensor([2.0])}
-    reference = {"bias": torch.tensor([0.0]), "weight": torch.tensor([[0.0, 0.0]])}
+    reference = {"bias": torch.tensor([4.0]), "weight": torch.tensor([[2.0, 0.0]])}
     assert weight_divergence(params, reference) == 3.0
 
 
@@ -114,10 +116,10 @@ def test_models_with_other_leaves_have_no_divergence():
 
 
 def test_weight_alignment_is_the_share_of_neurons_that_prefer_the_same_class():
-    labels = [0, 0, 7, 7]
+    labels = [0, 0, 7, 7, 7]
     # Mean activations per class: first model neurons prefer 0, 7, 7, 0; second 0, 7, 0, 7.
-    first = np.array([[3, 0, 1, 1], [1, 0, 0, 1], [0, 1, 1, 0], [0, 0, 1, 1]], dtype=float)
-    second = np.array([[1, 0, 2, 0], [0, 0, 0, 0], [0, 5, 0, 1], [0, 0, 1, 0]], dtype=float)
+    first = np.array([[3, 0, 1, 1], [1, 0, 0, 1], [0, 1, 1, 0], [0, 0, 1, 1], [5, 0, 1, 1]], dtype=float)
+    second = np.array([[1, 0, 2, 0], [0, 0, 0, 0], [0, 5, 0, 1], [0, 0, 1, 0], [1, 0, 1, 1]], dtype=float)
     assert weight_alignment(first, second, labels) == 0.5
 
 
@@ -140,7 +142,8 @@ def test_a_class_without_samples_is_preferred_by_no_neuron():
 
 def test_consistency_is_the_cosine_of_the_accuracies_by_class():
     assert prediction_consistency([0.6, 0.8], [0.8, 0.6]) == pytest.approx(0.96)
-    assert prediction_consistency([0.3, 0.4], [0.6, 0.8]) == pytest.approx(1.0)
+    assert prediction_consistency([0.3, 0.4], [0.6, 0.3]) == pytest.approx(0.3 / math.sqrt(0.25 * 0.45))
+    assert prediction_consistency([0.1, 0.7], [0.1, 0.7]) <= 1.0  # by rounding it would be more
     assert prediction_consistency([1.0, 0.0, np.nan], [0.0, 1.0, 1.0]) == 0.0
     assert np.isnan(prediction_consistency([0.0, 0.0], [0.5, 0.5]))
 
