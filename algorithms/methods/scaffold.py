@@ -85,9 +85,9 @@ class ControlledSGD(LocalSGD):
     def finish(self, carry: Training, shared: Forest, own: Tree, facts: Facts) -> Outcome:
         delta = subtract(carry.variables, shared["model"])
         steps = effective_steps(facts.steps, self.momentum if self.rule == "gradient" else 0.0)
-        distance = steps.clamp(min=1) * facts.lr
-        # A learning rate that has decayed to 0 tells no gradient.
-        moved = steps * facts.lr > 0
+        # No steps and a learning rate that has decayed to 0 tell no gradient.
+        distance = steps * facts.lr
+        moved = distance > 0
 
         def change(control: Tensor, move: Tensor) -> Tensor:
             return torch.where(moved, -move / distance - control, torch.zeros_like(control))

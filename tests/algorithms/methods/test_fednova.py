@@ -229,6 +229,9 @@ def test_stacked_and_serial_results_agree(
     momentum: float, subtract_previous: bool, little_fleet: Callable[..., Any]
 ) -> None:
     method = fednova(ingredients(momentum=momentum, weight_decay=1e-3), subtract_previous=subtract_previous)
+    program: Any = method.programs["train"]
+    assert program.direction is (minus_own if subtract_previous else None)
+    assert bool(program.initial_own({"model": MLP.init(1)})) == subtract_previous
     fleet = little_fleet(method, MLP.init(1), UNEQUAL, executor=Checked(Serial(), Vmapped(3)))
     for _ in range(2):
         fleet.play([0, 1, 2, 3])
