@@ -99,11 +99,13 @@ def test_a_mean_that_lies_just_beside_the_middle_of_two_numbers_is_rounded_to_it
 @pytest.mark.parametrize("reducer", REDUCERS)
 def test_every_order_and_every_tree_gives_the_same_bits(reducer):
     generator = np.random.default_rng(4)
-    size = ELEMENTS + 3
+    size = 2 * ELEMENTS + 3  # three blocks of payloads, and two of digits
     arrays = [awkward(generator, "float32", size) for _ in range(21)]
     examples = [int(count) for count in generator.integers(0, 3, 21)]
     whole = empty(reducer, "float32", size)
     whole.fold([{"a/x": array} for array in arrays], examples)
+    slices = [reduced(reducer, [array[k : k + 683] for array in arrays], examples) for k in range(0, size, 683)]
+    assert whole.finish()["a"]["x"].tolist() == [value for each in slices for value in each]
     for _ in range(3):
         order = generator.permutation(21)
         parts = [empty(reducer, "float32", size) for _ in range(5)]
@@ -150,6 +152,16 @@ def test_thousands_of_the_largest_terms_do_not_overflow():
     for _ in range(2000):
         replies.fold([{"a/x": value}], [3])
     assert replies.finish()["a"]["x"] == value
+
+
+def test_digits_of_every_block_are_carried():
+    sums = Digits(8194)
+    for _ in range(300):
+        sums.add(np.array([2**53, -1, 3]), 32, 8191)
+        sums.added(1)
+    lowest, digits = sums.pack()
+    values = [sum(int(digit) << 32 * place for place, digit in enumerate(column, lowest)) for column in digits.T]
+    assert values == [0] * 8191 + [300 << 85, -300 << 32, 900 << 32]
 
 
 def test_the_size_of_a_packed_sum_does_not_depend_on_the_number_of_replies():
