@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -80,15 +81,18 @@ def test_every_result_is_the_exact_one_rounded_once(reducer, dtype, largest):
     assert (widened(found) if dtype == "bfloat16" else found).tolist() == [nearest(value, dtype) for value in exact]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("place", ["normal", "largest subnormal", "smallest subnormal"])
+SUBNORMAL = product(("float32", "float16", "bfloat16"), ("largest subnormal", "smallest subnormal"))
+
+
+@pytest.mark.parametrize(("dtype", "place"), [*product(PRECISION, ["normal"]), *SUBNORMAL])
 def test_a_mean_that_lies_just_beside_the_middle_of_two_numbers_is_rounded_to_its_own_side(dtype, place):
     precision, smallest = PRECISION[dtype]
     unit = 1.0 if place == "normal" else 2.0 ** (smallest - precision + 1)
     even = {"normal": 2 ** (precision - 1), "largest subnormal": 2 ** (precision - 2), "smallest subnormal": 2}[place]
     for sign in (1, -1):
-        steps = sign * unit * np.array([even, even + 1, even + 2, even + 1], np.float32)
-        values = (steps.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else steps.astype(DTYPES[dtype])
+        steps = sign * unit * np.array([even, even + 1, even + 2, even + 1], np.float64)
+        bits = steps.astype(np.float32).view(np.uint32) >> 16
+        values = bits.astype(np.uint16) if dtype == "bfloat16" else steps.astype(DTYPES[dtype])
         # float64 cannot tell these means from the middle, which would be rounded to the even number of the two.
         nearer = reduced(weighted_mean, [values[[0, 2]], values[[1, 3]]], [2**45, 2**45 + 1], dtype)
         assert nearer == values[[1, 3]].tolist()
