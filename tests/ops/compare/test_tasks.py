@@ -93,6 +93,8 @@ def test_the_average_is_over_the_accuracies_on_all_that_was_seen_after_each_task
     # For tasks 1 and 2: the best of earlier models minus the last.
     assert fedavg.figures["average_forgetting"].values == (1.0, (1.0 + 0.25) / 2)
     assert mfcl.figures["average_forgetting"].values == (0.25,)
+    write_run(runs / "mfcl-1", [[1.0, 0.0, 0.0]], seed=1, name="mfcl")
+    assert study_of(runs).methods[1].table()["seen_accuracy"] == [[1.0, 0.75, 0.5], [1.0, None, None]]
 
 
 def test_costs_are_those_of_the_first_task_and_of_later_ones(runs: Path) -> None:
@@ -112,10 +114,10 @@ def test_costs_are_those_of_the_first_task_and_of_later_ones(runs: Path) -> None
 
 
 def test_a_server_job_of_every_round_is_part_of_the_coordinators_time(tmp_path: Path) -> None:
-    (method,) = study_of(write_run(tmp_path / "run", [[1.0, 0.0], [0.5, 0.5]], jobs=[2.0, 2.0, 4.0, 4.0])).methods
+    (method,) = study_of(write_run(tmp_path / "run", [[1.0, 0.0], [0.5, 0.5]], jobs=[2.0, 2.0, 4.0, 0.0])).methods
     assert method.costs["server_job_seconds"].values == (None,)
     assert method.costs["coordinator_seconds_first"].values == (2.5,)
-    assert method.costs["coordinator_seconds_later"].values == (4.75,)
+    assert method.costs["coordinator_seconds_later"].values == (2.75,)
 
 
 def test_the_time_by_round_is_the_median_which_a_slow_first_round_does_not_change(tmp_path: Path) -> None:
@@ -129,13 +131,15 @@ def test_the_time_by_round_is_the_median_which_a_slow_first_round_does_not_chang
 
 
 def test_a_run_that_goes_on_or_knows_no_times_has_what_there_is(runs: Path, tmp_path: Path) -> None:
-    write_run(tmp_path / "old", [[1.0, 0.0, 0.0]], name="fedprox", unknown=["device_seconds", "coordinator_seconds"])
+    unknown = ["device_seconds", "coordinator_seconds", "rejected"]
+    write_run(tmp_path / "old", [[1.0, 0.0, 0.0]], name="fedprox", unknown=unknown)
     *_, started = study_of(runs).methods
     assert started.label == "fedprox"
     assert started.seen.tolist() == [[1.0]]
     assert started.figures["average_forgetting"].values == (None,)
-    unknown = {key for key, figure in started.costs.items() if figure.values == (None,)}
-    assert unknown == {key for key in COSTS if "seconds" in key or "later" in key}
+    assert started.costs["bytes_up_first"].values == (400 / 3,)
+    missing = {key for key, figure in started.costs.items() if figure.values == (None,)}
+    assert missing == {key for key in COSTS if "seconds" in key or "later" in key}
     _, table = task_table(study_of(runs))
     assert table["device, later"][-1] == "–"
     assert table["tasks"] == ["3 of 3", "3 of 3", "1 of 3"]
