@@ -219,11 +219,11 @@ def test_drift_is_that_of_the_trained_variables(tmp_path: Path) -> None:
 def test_a_move_begins_with_the_model_that_the_device_was_sent(tmp_path: Path) -> None:
     """When a task begins, rows of the classifier are drawn between the last test of the model and the first ask."""
     round = diagnosis(SHARES, [[], [], [], []]).open(7, model(5.0))
-    examine(round, {3: 0.5, 1: 1.75}, tmp_path)
+    examine(round, {3: 0.5, 1: 1.75, 0: 2.25}, tmp_path)
     line = round.conclude(model(1.875))
     assert line is not None
-    assert line["weight_divergence"].tolist() == [0.5, 1.75]
-    assert line["gradient_diversity"] == (0.5**2 + 1.75**2) / 2 / 1.125**2
+    assert line["weight_divergence"].tolist() == [0.5, 1.75, 2.25]
+    assert line["gradient_diversity"] == pytest.approx((0.5**2 + 1.75**2 + 2.25**2) / 3 / 1.5**2)
 
 
 def test_without_validation_parts_there_is_no_matrix(tmp_path: Path) -> None:

@@ -176,6 +176,14 @@ def test_each_period_has_its_own_accuracy_and_loss_and_seen_periods_are_counted_
     assert found.perplexity is None
 
 
+def test_where_devices_meet_tasks_in_orders_of_their_own_a_test_set_is_seen_from_when_the_first_meets_its_task():
+    tests = replace(divided([[3], [1, 0], [2, 1]]), since=np.array([1, 0, 2]))
+    evaluator = Evaluator(Scaled(), CORPUS, tests)
+    found = [evaluator.evaluate(ONE, period) for period in range(3)]
+    assert [each.seen_accuracy for each in found] == [1 / 2, 2 / 3, 3 / 5]
+    assert found[0].period_since == (1, 0, 2)
+
+
 def test_a_part_of_the_samples_gives_accuracy_and_loss_only():
     # Two evenly spaced ones of the five: the first and the third, of which the third is not recognised.
     evaluator = Evaluator(Scaled(), CORPUS, divided([[3], [0, 1], [2, 1]]), part=2)
