@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -58,6 +59,22 @@ def test_a_round_that_was_not_evaluated_has_no_measures() -> None:
     row = row_of(Tally(), before=(0.5, 0.5), diagnosis={"local_forgetting": 0.25})
     assert (row.accuracy, row.class_accuracy, row.period_loss, row.round_forgetting) == (None, None, None, None)
     assert (row.local_forgetting, row.aggregation_forgetting, row.remarks) == (0.25, None, {})
+
+
+def test_each_number_of_a_round_stands_in_its_own_column() -> None:
+    outcomes = Counter(accepted=5, cancelled=40, late=30, dropped=20, failed=10, rejected=6)
+    tally = Tally(joined=9, online=8, crashed=7, attempts=4, outcomes=outcomes, bytes_down=2, bytes_up=1)
+    diagnosis: dict[str, Any] = {"local_forgetting": 0.1, "aggregation_forgetting": 0.2}
+    diagnosis |= {"local_alignment": {"a": 0.3}, "global_alignment": {"a": 0.4}}
+    found = Evaluation(0.5, 2.0, (0.25, 1.0))
+    row = row_of(tally, evaluation=found, untrained=[0.6, 0.7], diagnosis=diagnosis, remarks={"b": 0.8})
+    assert (row.round, row.task, row.joined, row.online, row.crashed, row.attempts) == (3, 1, 9, 8, 7, 4)
+    assert (row.bytes_down, row.bytes_up) == (2, 1)
+    assert {name: getattr(row, name) for name in outcomes} == dict(outcomes)
+    assert row.selected == 111
+    assert (row.accuracy, row.loss, row.class_accuracy) == (0.5, 2.0, (0.25, 1.0))
+    assert (row.untrained_period_accuracy, row.remarks) == ((0.6, 0.7), {"b": 0.8})
+    assert {name: getattr(row, name) for name in diagnosis} == diagnosis
 
 
 def test_an_evaluation_is_compared_with_the_one_before() -> None:
