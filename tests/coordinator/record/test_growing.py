@@ -23,6 +23,22 @@ def test_a_look_reads_whole_new_lines_until_they_are_taken_as_read(tmp_path: Pat
     assert log.look() == (b"three\n", False)
 
 
+def test_a_log_that_was_cut_and_written_on_or_removed_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = GrowingLog(path)
+    first = b"a\n" * 40
+    path.write_bytes(first)
+    log.read(log.look()[0])
+    assert log.look() == (b"", False)
+    path.write_bytes(first[:-4] + b"b\nc\nd\n")
+    assert log.look() == (first[:-4] + b"b\nc\nd\n", True)
+    log.read(first[:4])
+    log.read(first[4:6])
+    assert log.look() == (first[6:-4] + b"b\nc\nd\n", False)
+    path.unlink()
+    assert [log.look(), log.look()] == [(b"", True), (b"", False)]
+
+
 def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "log.jsonl")
     assert GrowingLog(tmp_path / "log.jsonl").look() == (b"", False)
