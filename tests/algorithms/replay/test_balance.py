@@ -15,6 +15,7 @@ from fedemu.algorithms.interface import Batch, Memory
 from fedemu.algorithms.methods.fedavg import fedavg
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.replay.balance import BalancedSelect
+from fedemu.algorithms.replay.exchange import EACH, marked
 from fedemu.algorithms.replay.queries import Census
 from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
 from fedemu.algorithms.replay.selection.leverage import keys_of_a_draw, leverage_scores
@@ -132,6 +133,9 @@ def test_samples_that_arrive_after_the_keys_come_after_all_samples_with_keys() -
     memory = Memory(batch, np.arange(6), fresh, periods, 0, BUDGET, 6, np.random.default_rng(0))
     own = {"keys": torch.tensor([0.2, 0.9, 0.4], dtype=torch.float64)}
     assert select.choose(memory, {}, own, None).tolist() == [1, 2]
+    told = {EACH: {"counts": torch.tensor([0, 2])}}
+    assert select.choose(memory, {**told, **marked(0)}, own, None).tolist() == [2, 3]
+    assert select.choose(memory, {**told, **marked(1)}, own, None).tolist() == [1, 2], "numbers of another period"
 
 
 def test_an_exchange_whose_second_question_nobody_answers_ends(fleet: Any) -> None:
