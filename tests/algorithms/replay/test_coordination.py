@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedemu.algorithms.interface import Batch, Context, Memory, Tree
 from fedemu.algorithms.replay import replay
-from fedemu.algorithms.replay.coordination import CoordinatedSelect
+from fedemu.algorithms.replay.coordination import CoordinatedSelect, GradientSum
 from fedemu.algorithms.replay.queries import Census
 from fedemu.algorithms.replay.replay import Replay, ReplaySettings
 from fedemu.algorithms.replay.selection.capped_simplex import solve_capped_simplex
@@ -291,6 +291,10 @@ def test_samples_that_arrive_after_an_answer_come_after_all_samples_of_the_answe
     kept = selecting().choose(memory(6, 1), {}, own, NO_FACTS)
     assert kept.tolist() == [2]
     assert selecting().choose(memory(6, 5), {}, own, NO_FACTS).tolist() == [0, 1, 2, 3, 4]
+    # The next answer is of all samples, and begins anew.
+    outcome, _ = GradientSum(LENS, "each").ask(memory(6, 1), {}, own, NO_FACTS)
+    rows = GRADIENTS[:6]
+    assert outcome.own["x"].tolist() == solve_capped_simplex(rows @ rows.T, 1).tolist()
 
 
 def memory(size: int, budget: int) -> Memory:
