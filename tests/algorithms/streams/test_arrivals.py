@@ -33,6 +33,10 @@ def test_a_device_sees_what_has_arrived_in_the_period_by_then():
     assert arrivals.arrived(0, 0, 1.5).tolist() == [4, 0, 7]
     assert arrivals.arrived(0, 2, 7.0).tolist() == [2]
     assert arrivals.arrived(2, 1, math.inf).tolist() == [5, 1]
+    turned = replace(arrivals, offsets=np.array([0, 2, 2, 7]), indices=np.roll(arrivals.indices, 2))
+    turned = replace(turned, periods=np.roll(arrivals.periods, 2), seconds=np.roll(arrivals.seconds, 2))
+    assert by_period(turned, 2) == [[4, 0, 7], [], [2, 9]]
+    assert turned.arrived(2, 2, 7.0).tolist() == [2]
 
 
 def test_an_empty_period_and_an_empty_device_see_nothing():
