@@ -112,6 +112,7 @@ def test_a_lease_of_which_no_device_has_come_is_over_with_the_goodbye_of_its_sup
     fresh, kept = grants.enroll(A, 3, None, "", 0.0), used(grants.enroll(B, 3, None, "", 0.0))
     for peer in (A, B, C):
         grants.renounce(peer)
+        assert grants.of_peer(peer) is (kept if peer == B else None)
         grants.leave(peer, 1.0)
     again = Leases(6, hold=60.0)
     again.replay(journal, left=2.0)
