@@ -39,7 +39,9 @@ class Export:
         self._directory = directory
         self._log = RowLog(directory)
         self._state_file = directory / FOLDER / f"{file_name(name)}.json"
-        known = self._read_states().get(self.out, {})
+        self._place = _within(directory, self.out)
+        states = self._read_states()
+        known = states.get(self._place) or states.get(self.out, {})  # earlier versions kept whole paths only
         if "://" not in self.out and not exists(Path(self.out)):
             known = {}  # somebody has removed what was written
         self._told = int(known.get("told", 0))
@@ -103,7 +105,7 @@ class Export:
             "summary": self._summary,
         }
         # Another command may have told another place meanwhile.
-        states = self._read_states() | {self.out: own}
+        states = self._read_states() | {self._place: own}
         write_among_others(self._state_file, f"{json.dumps(states)}\n".encode())
 
 
@@ -128,6 +130,13 @@ def export(directory: Path, name: str, out: str = "", project: str = "fedemu") -
             raise ConfigurationError(f"{name} failed: {error.filename} can't be used: {error.strerror}") from error
         raise ConfigurationError(f"{name} failed: {account(error)}") from error
     return exporting.out
+
+
+def _within(directory: Path, out: str) -> str:
+    """The path from the run directory to a place in it, which stays the same if the run is moved. Others stay whole."""
+    home = directory.resolve()
+    inside = "://" not in out and Path(out).is_relative_to(home)
+    return str(Path(out).relative_to(home)) if inside else out
 
 
 def _checked(memory: object, name: str) -> Memory:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.track.numbers import names_of
 from fedemu.ops.track.tracker import Ended, Memory, Tracked
+from fedemu.protocol.host.files import write_whole
 
 _AT_ONCE: Final = 100
 """The parameters that one request to a server may have."""
@@ -48,6 +49,8 @@ class MLflow:
         self._run = str(run.memory.get("run") or "")
         if self._run:
             self._resumed = True
+            if "://" not in run.out:
+                self._move_here(Path(run.out), uri)
             history = self._client.get_metric_history(self._run, "finished_round")
             self._told = max((metric.step for metric in history), default=0)
             return {"run": self._run}
@@ -63,6 +66,17 @@ class MLflow:
         if run.config:
             self._client.log_text(self._run, run.config, "config.toml")
         return {"run": self._run}
+
+    def _move_here(self, store: Path, uri: str) -> None:
+        """Name the folder ``store`` where it is now, if it was moved with its run: it names itself by whole paths.
+
+        Artifacts would go to where it was, and make that folder anew.
+        """
+        info = self._client.get_run(self._run).info
+        before = str(info.artifact_uri).removesuffix(f"/{info.experiment_id}/{self._run}/artifacts")
+        if before != uri:
+            for file in (*store.glob("*/meta.yaml"), *store.glob("*/*/meta.yaml")):
+                write_whole(file, file.read_text(encoding="utf-8").replace(f"{before}/", f"{uri}/"))
 
     def row(self, row: Row, numbers: Mapping[str, float]) -> None:
         if row.round <= self._told:

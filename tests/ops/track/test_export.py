@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from collections import OrderedDict
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -116,8 +117,11 @@ def test_a_tracker_of_ones_own_is_told_everything_once_however_often_the_run_goe
     out = export(run, own)
     add_rows(run, 3, 3)
     finish(run, 3)
-    assert export(run, own) == out
-    export(run, own)
+    moved = run.parent / "elsewhere" / run.name
+    shutil.move(run, moved)
+    out = out.replace(str(run), str(moved))
+    assert export(moved, own) == out
+    export(moved, own)
     assert told(out) == [
         {"begin": 0, "memory": {}, **begin},
         {"round": 1, "accuracy": 0.1},
@@ -381,6 +385,26 @@ def test_mlflow_gets_metrics_of_ones_own_under_names_that_it_takes(run: Path) ->
         "device_metrics/größe": 1.0,
         "device_metrics/a/b": 2.0,
     }
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not find_spec("mlflow"), reason="the extra mlflow is not installed")
+def test_mlflow_goes_on_in_a_run_that_was_moved_and_makes_nothing_where_it_was(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    export(run, "mlflow")
+    # Another command exports later, which does not know where the artifacts were.
+    known = "mlflow.tracking._tracking_service.utils._artifact_repos_cache"
+    monkeypatch.setattr(known, OrderedDict(), raising=False)
+    moved = run.rename(run.with_name("moved"))
+    finish(moved, 2)
+    client = MlflowClient(tracking_uri=Path(export(moved, "mlflow")).as_uri())
+    (found,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    artifacts = {file.path for file in client.list_artifacts(found.info.run_id)}
+    assert {"config.toml", "model.safetensors"} <= artifacts
+    assert not run.exists()
 
 
 @pytest.mark.parametrize(
