@@ -67,7 +67,7 @@ def report(
     with leaving_at_once():
         from fedemu.ops.pages.files import write_figures
         from fedemu.ops.report.figures import LOCAL_CURVES, all_figures
-        from fedemu.ops.report.report import write_report
+        from fedemu.ops.report.report import require_writable, write_report
 
     if (runs := [*find(directory)]) and runs != [directory]:
         one = f"fedemu report {shlex.quote(str(runs[0]))}"
@@ -78,10 +78,12 @@ def report(
             f"{shlex.quote(str(directory))}, or write the report of one with {one}"
         )
     if curves is not None:
+        frozen = read_frozen(directory)
+        require_writable(directory)
         with leaving_at_once():
             from fedemu.ops.assembly.local_curves import local_curves
 
-        found = local_curves(directory, read_frozen(directory), curves)
+        found = local_curves(directory, frozen, curves)
         write_whole(directory / LOCAL_CURVES, to_line(found))
         if (drawn := len(found["devices"])) < curves:
             complain(f"warning: --curves {curves} is more than the {counted(drawn, 'device')} with samples; all train")

@@ -28,9 +28,9 @@ def write_report(directory: Path) -> Path:
     """
     run, made = read_run(directory), read_generated(directory)
     folder = directory / "plots"
-    _require_writable(directory)
+    require_writable(directory)
     folder.mkdir(exist_ok=True)
-    _require_writable(folder)
+    require_writable(folder)
     sections = figures(directory, run, made)
     plots = {heading: draw_all(draws, folder) for heading, draws in sections.items()}
     above = list(plots)[: list(plots).index(ROUNDS)]
@@ -48,7 +48,8 @@ def write_report(directory: Path) -> Path:
     return page
 
 
-def _require_writable(folder: Path) -> None:
+def require_writable(folder: Path) -> None:
+    """Raise ConfigurationError if what a report shows cannot be written into a folder, before it is computed."""
     if not os.access(folder, os.W_OK):
         raise ConfigurationError(f"{folder} is read-only; make it writable, or write the report of a copy of the run")
 

@@ -226,7 +226,10 @@ def test_a_wrong_input_is_refused_in_one_plain_sentence(
 
 @pytest.mark.parametrize(
     ("command", "folder"),
-    [("report", "shown"), ("report", "shown/plots"), ("compare", "compare"), ("compare", "compare/plots")],
+    [
+        *(("report", "shown"), ("report --curves 1", "shown"), ("report", "shown/plots")),
+        *(("compare", "compare"), ("compare", "compare/plots")),
+    ],
 )
 def test_a_read_only_folder_for_a_page_or_its_plots_is_refused(
     command: str, folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -235,7 +238,7 @@ def test_a_read_only_folder_for_a_page_or_its_plots_is_refused(
     Path("taken").rename("shown")
     monkeypatch.setattr(os, "access", lambda path, mode: (str(path), mode) != (folder, os.W_OK))
     with pytest.raises(SystemExit) as ended:
-        commands.app([command, "shown"], prog_name="fedemu")
+        commands.app([*command.split(), "shown"], prog_name="fedemu")
     assert (ended.value.code, [*Path().rglob("*.png"), *Path().rglob("*.html")]) == (2, [])
     assert f"fedemu: {folder} is read-only; " in capsys.readouterr().err
 
