@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from fedemu.coordinator.record.json_lines import read_object
 from fedemu.coordinator.record.row import RowLog
@@ -20,6 +22,7 @@ from fedemu.protocol.code.own_code import account
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.files import refusal_by_disk, write_among_others
 from fedemu.protocol.host.paths import exists, is_file
+from fedemu.protocol.ids import digest_of
 from fedemu.protocol.wording import an_object
 
 FOLDER: Final = "track"
@@ -30,40 +33,30 @@ MODEL: Final = "model.safetensors"
 class Export:
     """Tells one tracker of the run in ``directory``. What it was told is kept in ``directory/track/``.
 
-    ``out`` is where the tracker writes; empty means that folder. Raises whatever the tracker raises.
+    ``out`` is where the tracker writes; empty means that folder. Only one process at a time tells it there. Another one
+    can ``wait`` for the place. Raises ConfigurationError if it does not, and whatever the tracker raises.
     """
 
-    def __init__(self, directory: Path, name: str, out: str = "", project: str = "fedemu") -> None:
+    def __init__(
+        self, directory: Path, name: str, out: str = "", project: str = "fedemu", *, wait: bool = False
+    ) -> None:
         run = read_run(directory)
         self.out = out or str((directory / FOLDER / file_name(name)).resolve())
-        self._directory = directory
+        self._directory, self._name = directory, name
         self._log = RowLog(directory)
         self._state_file = directory / FOLDER / f"{file_name(name)}.json"
         self._place = _within(directory, self.out)
-        states = self._read_states()
-        known = states.get(self._place) or states.get(self.out, {})  # earlier versions kept whole paths only
-        if "://" not in self.out and not exists(Path(self.out)):
-            known = {}  # somebody has removed what was written
-        self._told = int(known.get("told", 0))
-        self._summary = known.get("summary")
+        self._told = 0
+        self._summary: Any = None
         self._tracker = tracker(name)
-        table = _settings(run.config)
-        self._tracked = Tracked(
-            directory=directory,
-            name=directory.resolve().name,
-            digest=str(known.get("digest") or _digest(run.config)),
-            config=run.config,
-            parameters=parameters_of(table),
-            out=self.out,
-            project=project,
-            told=self._told,
-            memory=known.get("memory", {}),
-        )
         self._state_file.parent.mkdir(exist_ok=True)
-        if "://" not in self.out:
-            Path(self.out).parent.mkdir(parents=True, exist_ok=True)
-        self._memory = _checked(self._tracker.begin(self._tracked) or {}, name)
-        self._keep()
+        lock = self._state_file.with_name(f".{file_name(name)}-{digest_of(self._place.encode())[:8]}.lock")
+        self._lock = _alone_with(lock, wait, f"{name} is told of {directory}")
+        try:
+            self._begin(run.config, project)
+        except BaseException:
+            self._lock.close()
+            raise
 
     def more(self) -> int:
         """Tell the rows that are new. Returns their number."""
@@ -90,7 +83,33 @@ class Export:
 
     def close(self) -> None:
         """End the tracker."""
-        self._tracker.close()
+        with self._lock:
+            self._tracker.close()
+
+    def _begin(self, config: str, project: str) -> None:
+        """Let the tracker begin where it was."""
+        states = self._read_states()
+        known = states.get(self._place) or states.get(self.out, {})  # earlier versions kept whole paths only
+        if "://" not in self.out and not exists(Path(self.out)):
+            known = {}  # somebody has removed what was written
+        self._told = int(known.get("told", 0))
+        self._summary = known.get("summary")
+        table = _settings(config)
+        self._tracked = Tracked(
+            directory=self._directory,
+            name=self._directory.resolve().name,
+            digest=str(known.get("digest") or _digest(config)),
+            config=config,
+            parameters=parameters_of(table),
+            out=self.out,
+            project=project,
+            told=self._told,
+            memory=known.get("memory", {}),
+        )
+        if "://" not in self.out:
+            Path(self.out).parent.mkdir(parents=True, exist_ok=True)
+        self._memory = _checked(self._tracker.begin(self._tracked) or {}, self._name)
+        self._keep()
 
     def _read_states(self) -> dict[str, Any]:
         with suppress(ConfigurationError, OSError):
@@ -130,6 +149,23 @@ def export(directory: Path, name: str, out: str = "", project: str = "fedemu") -
             raise ConfigurationError(f"{name} failed: {error.filename} can't be used: {error.strerror}") from error
         raise ConfigurationError(f"{name} failed: {account(error)}") from error
     return exporting.out
+
+
+def _alone_with(file: Path, wait: bool, what: str) -> IO[bytes]:
+    """The open lock ``file``, which no other process holds now. Raises ConfigurationError, with ``what``, if one does.
+
+    If there is one and ``wait`` is set, this returns when it has ended. In a file system without locks nobody waits.
+    """
+    lock = file.open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            lock.close()
+            raise ConfigurationError(
+                f"{what} by another process just now; wait until it has ended, or choose another place with --out"
+            ) from None
+    return lock
 
 
 def _within(directory: Path, out: str) -> str:

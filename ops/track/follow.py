@@ -24,7 +24,8 @@ def main(words: list[str]) -> int:
     """Follow a run. ``words`` are the run directory, the name of the tracker, and its settings as JSON."""
     directory, name, settings = Path(words[0]), words[1], json.loads(words[2])
     try:
-        exporting = Export(directory, name, settings["out"], settings["project"])
+        # The one of a coordinator that was killed may not be done yet.
+        exporting = Export(directory, name, settings["out"], settings["project"], wait=True)
         try:
             while os.read(sys.stdin.fileno(), _MOST_LINES):
                 exporting.more()

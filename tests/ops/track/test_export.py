@@ -195,9 +195,12 @@ def test_a_place_that_is_told_while_another_one_is_followed_is_told_nothing_twic
     following = Export(run, own, str(tmp_path / "followed"))
     out = export(run, own, str(tmp_path / "exported"))
     following.more()
+    with pytest.raises(ConfigurationError, match=r"Mine is told of .*run-7 by another process just now; wait until it"):
+        export(run, own, str(tmp_path / "followed"))
     following.close()
-    export(run, own, out)
-    assert sum("round" in line for line in told(out)) == 2
+    for place in (out, str(tmp_path / "followed")):
+        export(run, own, place)
+        assert sum("round" in line for line in told(place)) == 2
 
 
 def test_a_tracker_that_fails_is_told_in_one_sentence(run: Path, own: str) -> None:
@@ -341,6 +344,7 @@ def test_mlflow_reads_a_run_that_was_killed_and_went_on_without_doubles(run: Pat
     killed = Export(run, "mlflow", store, "papers")
     killed.more()
     killed._tracker.row(Row(3, accuracy=0.3), {"accuracy": 0.3})
+    killed.close()
     add_rows(run, 3, 4)
     finish(run, 4)
     assert export(run, "mlflow", store, "papers") == store

@@ -89,7 +89,7 @@ def test_a_tracker_follows_the_rounds_to_the_last(run: Path, tmp_path: Path) -> 
 
 def test_rounds_that_came_while_a_tracker_was_busy_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     exporting = MagicMock()
-    monkeypatch.setattr(follow, "Export", lambda *settings: exporting)
+    monkeypatch.setattr(follow, "Export", lambda *settings, wait: exporting)
     readable, writable = os.pipe()
     os.write(writable, b"\n" * 5000)
     os.close(writable)
