@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.ops.homes import expanded, user_folder
 from fedemu.protocol.errors import DataError
-from fedemu.protocol.host.files import usable, wait_for_disk
+from fedemu.protocol.host.files import require_held, usable, wait_for_disk
 from fedemu.protocol.ids import Digest, digest_of
 
 FORMAT = 4
@@ -191,7 +191,8 @@ def locked(entry: Path) -> Iterator[None]:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except BlockingIOError:
+            except OSError as error:
+                require_held(entry.parent, error)
                 if time.monotonic() > patience:
                     raise DataError(f"another process has been decoding {entry.name} for an hour; end it") from None
                 time.sleep(0.05)

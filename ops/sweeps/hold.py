@@ -11,7 +11,7 @@ from pathlib import Path
 from fedemu.ops.results.holder import holder_of
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import usable
+from fedemu.protocol.host.files import require_held, usable
 
 LOCK = ".sweep.lock"
 _LOCK_OF_RUN = ".lock"
@@ -27,8 +27,13 @@ def held(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = open(folder / LOCK, "ab")  # noqa: SIM115 - it is closed below
     with lock:
-        if not _lockable(lock.fileno()):
-            raise ConfigurationError(f"another sweep is at work in {folder}; stop it, or choose another --out")
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            require_held(folder, error)
+            raise ConfigurationError(
+                f"another sweep is at work in {folder}; stop it, or choose another --out"
+            ) from None
         yield
 
 
@@ -40,11 +45,3 @@ def await_left(directories: Sequence[Path]) -> None:
             say("waiting until the runs of the sweep that was killed have stopped")
             said = True
         time.sleep(_LOOK_EVERY)
-
-
-def _lockable(descriptor: int) -> bool:
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -1,5 +1,7 @@
 """Decoded data sets on disk."""
 
+import errno
+import fcntl
 import json
 import math
 import os
@@ -111,6 +113,15 @@ def test_the_leftovers_of_a_killed_process_are_removed(own_cache):
 def test_a_cache_that_cannot_be_written_is_named(own_cache):
     own_cache.write_text("a file where the folder should be")
     with pytest.raises(ConfigurationError, match=r"cache/datasets cannot be written: Not a dir.*; set FEDEMU_CACHE"):
+        corpora.prepare(experiment().to_bytes())
+
+
+def test_a_cache_in_a_file_system_without_locks_is_named(own_cache, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(ConfigurationError, match=r"cache/datasets is in a file system that gives no locks \(Function"):
         corpora.prepare(experiment().to_bytes())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -74,6 +76,17 @@ def test_a_folder_that_cannot_be_made_is_the_mistake_of_its_name(tmp_path: Path)
         held(tmp_path / "file" / "sweep"),
     ):
         raise AssertionError("there is no folder")
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    with pytest.raises(ConfigurationError, match=r"gives no locks \(Function not implemented\)"), held(tmp_path):
+        raise AssertionError("there is no lock")
 
 
 def test_a_run_that_is_still_at_work_is_waited_for(
