@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -54,8 +56,8 @@ class MLflow:
             history = self._client.get_metric_history(self._run, "finished_round")
             self._told = max((metric.step for metric in history), default=0)
             return {"run": self._run}
-        found = self._client.get_experiment_by_name(run.project)
-        experiment = found.experiment_id if found else self._client.create_experiment(run.project)
+        with nullcontext() if "://" in run.out else _alone_beside(Path(run.out)):
+            experiment = self._experiment(run.project)
         made = self._client.create_run(experiment, run_name=run.name, tags={"experiment_digest": run.digest})
         self._run = made.info.run_id
         parameters = [
@@ -66,6 +68,18 @@ class MLflow:
         if run.config:
             self._client.log_text(self._run, run.config, "config.toml")
         return {"run": self._run}
+
+    def _experiment(self, name: str) -> str:
+        """The id of an experiment, which is made if it is not there. Other runs may do so at the same time."""
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(name))
+            except Exception:
+                found = self._client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+        return str(found.experiment_id)
 
     def _move_here(self, store: Path, uri: str) -> None:
         """Name the folder ``store`` where it is now, if it was moved with its run: it names itself by whole paths.
@@ -106,6 +120,18 @@ class MLflow:
 
     def close(self) -> None:
         pass
+
+
+@contextmanager
+def _alone_beside(store: Path) -> Iterator[None]:
+    """No other run begins in a folder ``store`` meanwhile, which could have an experiment twice."""
+    descriptor = os.open(store.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # there are file systems without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _names(known: Collection[str]) -> dict[str, str]:

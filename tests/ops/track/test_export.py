@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import sys
 import time
@@ -365,6 +367,33 @@ def test_mlflow_reads_a_run_that_was_killed_and_went_on_without_doubles(run: Pat
     assert found.data.tags["model_digest"] == "d" * 64
     artifacts = {file.path for file in client.list_artifacts(found.info.run_id)}
     assert {"config.toml", "figures", "model.safetensors", "summary.json"} <= artifacts
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not find_spec("mlflow"), reason="the extra mlflow is not installed")
+def test_runs_that_begin_in_one_store_of_mlflow_at_the_same_time_are_in_one_experiment(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    store, other = str(tmp_path / "store"), shutil.copytree(run, tmp_path / "other")
+    export(run, "mlflow", store)
+    look, looks = MlflowClient.get_experiment_by_name, []
+
+    def come_first(client: MlflowClient, name: str) -> object:
+        """The first look is one before the other run has made the experiment. Meanwhile no third run begins."""
+        third = os.open(tmp_path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(third)
+        looks.append(name)
+        return look(client, name) if len(looks) > 1 else None
+
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", come_first)
+    export(other, "mlflow", store)
+    client = MlflowClient(tracking_uri=Path(store).as_uri())
+    (experiment,) = [found for found in client.search_experiments() if found.name == "fedemu"]
+    assert {found.info.run_name for found in client.search_runs([experiment.experiment_id])} == {"run-7", "other"}
 
 
 @pytest.mark.timeout(600)
