@@ -25,7 +25,7 @@ from fedemu.ops.notebook.changes import changed_since
 from fedemu.ops.notebook.elsewhere import require_elsewhere
 from fedemu.ops.notebook.sources import alias_of, codes_of, source_of, submodules
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.files import write_among_others
 from fedemu.protocol.host.paths import is_file
 
 FOLDER = Path("fedemu-cells")
@@ -59,7 +59,7 @@ def name_of(thing: Any, setting: str) -> str:
     path = FOLDER / f"{name.lower()}_{digest}.py"
     if not is_file(path):
         FOLDER.mkdir(exist_ok=True)
-        write_whole(path, text)
+        write_among_others(path, text.encode())
     return f"{path}:{name}"
 
 

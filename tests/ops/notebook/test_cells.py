@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import subprocess
 import sys
 import zlib
@@ -75,6 +76,18 @@ def test_the_open_that_a_notebook_puts_around_that_of_python_is_that_of_python(c
     )
     Path("said").write_text("this")
     assert load(name_of(names["text"], "algorithm__loss"))("said") == "this"
+
+
+def test_several_scripts_may_write_the_same_code_at_the_same_time(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, replace = cell("class Mine:\n    width = 3\n"), os.replace
+
+    def late(*places: Any) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        name_of(names["Mine"], "model__name")  # another script is faster
+        replace(*places)
+
+    monkeypatch.setattr(os, "replace", late)
+    assert load(name_of(names["Mine"], "model__name"))().width == 3
 
 
 def test_what_ran_last_counts(cell: Cell) -> None:
