@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from fedemu.coordinator.record.row import Row
@@ -14,14 +13,14 @@ def numbers_of(row: Row) -> dict[str, float]:
     """All numbers of a row. The value of class 3 is ``class_accuracy/3``. What was not measured is left out."""
     return {
         name: float(value)
-        for name, value in _flat(asdict(row), "/")
+        for name, value in _flat(row.to_json(), "/")
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and name != "round"
     }
 
 
 def names_of(row: Row) -> set[str]:
     """The names of all values of a row, in the form of ``numbers_of``, also of those that were not measured."""
-    return {name for name, _ in _flat(asdict(row), "/")}
+    return {name for name, _ in _flat(row.to_json(), "/")}
 
 
 def parameters_of(table: Mapping[str, Any]) -> dict[str, str | int | float | bool]:

@@ -29,6 +29,7 @@ class TensorBoard:
         # An extra, which need not be installed.
         self._files: Any = import_module("tensorboardX.event_file_writer")
         self._events: Any = import_module("tensorboardX.proto.event_pb2")
+        self._protocol: Any = import_module("tensorboardX.proto.summary_pb2")
         self._summaries: Any = import_module("tensorboardX.summary")
         self._writer: Any = None
         self._last = 0
@@ -61,8 +62,9 @@ class TensorBoard:
 
     def row(self, row: Row, numbers: Mapping[str, float]) -> None:
         self._last = row.round
-        for name, value in numbers.items():
-            self._write(row.round, summary=self._summaries.scalar(name, value))
+        # One event for all of them, under their own names: tensorboardX would change some, and two could become one.
+        values = [self._protocol.Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
+        self._write(row.round, summary=self._protocol.Summary(value=values))
 
     def flush(self) -> None:
         self._writer.flush()

@@ -286,13 +286,18 @@ def test_tensorboard_reads_a_run_that_was_killed_and_went_on_without_doubles(run
     killed = Export(run, "tensorboard")
     killed.more()
     # It was killed after it had written a round, and before it had noted that.
-    killed._tracker.row(Row(3, accuracy=0.3), {"accuracy": 0.3})
+    killed._tracker.row(Row(3, accuracy=0.3), {"accuracy": 0.3, "device_metrics/own loss": 1.5})
     killed.close()
-    add_rows(run, 3, 4)
+    add_rows(run, 3, 3)
+    row = {"round": 4, "accuracy": 0.4, "device_metrics": {"own loss": 1.25, "own_loss": 2.5}}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
     finish(run, 4)
     out = export(run, "tensorboard")
     read = EventAccumulator(str(Path(out) / "run-7"))
     read.Reload()
+    assert [event.value for event in read.Scalars("device_metrics/own loss")] == [1.25]
+    assert [event.value for event in read.Scalars("device_metrics/own_loss")] == [2.5]
     assert [(event.step, round(event.value, 6)) for event in read.Scalars("accuracy")] == [
         *((1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4))
     ]
