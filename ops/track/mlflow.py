@@ -26,6 +26,9 @@ _TRIES: Final = "3"
 _LONGEST: Final = 500
 _LONGEST_NAME: Final = 200
 """The most bytes of a metric's name. MLflow takes 250 signs, and a folder 255 bytes."""
+SETTINGS: Final = "experiment.toml"
+SUMMARY: Final = "end.json"
+"""Two artifacts. Under the names that a run directory has for them, a folder of artifacts would be taken for a run."""
 _STATUS: Final = {"completed": "FINISHED", "diverged": "FINISHED", "interrupted": "KILLED"}
 
 
@@ -66,7 +69,7 @@ class MLflow:
         for start in range(0, len(parameters), _AT_ONCE):
             self._client.log_batch(self._run, params=parameters[start : start + _AT_ONCE])
         if run.config:
-            self._client.log_text(self._run, run.config, "config.toml")
+            self._client.log_text(self._run, run.config, SETTINGS)
         return {"run": self._run}
 
     def _experiment(self, name: str) -> str:
@@ -115,7 +118,7 @@ class MLflow:
             self._client.log_artifact(self._run, str(end.model))
         for name in ("outcome", "model_digest"):
             self._client.set_tag(self._run, name, str(end.summary.get(name)))
-        self._client.log_dict(self._run, dict(end.summary), "summary.json")
+        self._client.log_dict(self._run, dict(end.summary), SUMMARY)
         self._client.set_terminated(self._run, _STATUS.get(str(end.summary.get("outcome")), "FAILED"))
 
     def close(self) -> None:

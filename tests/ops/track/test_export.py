@@ -22,6 +22,7 @@ from fedemu.coordinator.record.row import Row
 from fedemu.ops.cli import commands
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import write_frozen
+from fedemu.ops.results.listing import find
 from fedemu.ops.track.export import Export, export
 from fedemu.ops.track.kinds import check, places
 from fedemu.ops.track.numbers import numbers_of
@@ -371,7 +372,8 @@ def test_mlflow_reads_a_run_that_was_killed_and_went_on_without_doubles(run: Pat
     assert found.data.params["local.lr"] == "0.25"
     assert found.data.tags["model_digest"] == "d" * 64
     artifacts = {file.path for file in client.list_artifacts(found.info.run_id)}
-    assert {"config.toml", "figures", "model.safetensors", "summary.json"} <= artifacts
+    assert artifacts == {"experiment.toml", "figures", "model.safetensors", "end.json"}
+    assert [*find(Path(store))] == [], "a folder of artifacts is no run"
 
 
 @pytest.mark.timeout(600)
