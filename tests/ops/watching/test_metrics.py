@@ -168,7 +168,7 @@ def test_panels_about_the_machines_of_devices_ask_for_these_and_not_for_the_coor
             assert target["expr"].count("instance=~") == len(asked), panel["title"]
 
 
-def test_panels_show_shares_in_percent_and_name_lines_by_labels_that_exist() -> None:
+def test_panels_show_shares_in_percent_and_name_lines_by_labels_that_exist_and_by_their_run() -> None:
     kept = [*vars(CoordinatorMetrics(CollectorRegistry(), 100)).values()]
     kept += vars(SupervisorMetrics(CollectorRegistry())).values()
     labels = {each._name: {*each._labelnames} for each in kept if isinstance(each, MetricWrapperBase)}
@@ -181,6 +181,8 @@ def test_panels_show_shares_in_percent_and_name_lines_by_labels_that_exist() -> 
             known = {"instance"}.union(*(labels[name] for name in names))
             # Prometheus names a label so that a target has, too.
             told = {label.removeprefix("exported_") for label in re.findall(r"{{(\w+)}}", target["legendFormat"])}
+            added = target["expr"].startswith("sum(")
+            assert ("instance" in told) is not added, f"lines of several runs are alike in {panel['title']}"
             chosen = {*re.findall(r'[{,](\w+)=~?"', target["expr"])}
             assert told | chosen <= known, panel["title"]
             asked |= names
