@@ -9,7 +9,8 @@ export const LETTERS = "acldfr";
 export const TONES = ["blue", "orange", "green", "red", "purple", "sky", "slate"], DASHES = [undefined, [9, 4], [2, 4]];
 
 export const known = (value) => value !== null && value !== undefined;
-export const percent = (share, digits = 1) => (known(share) ? `${(100 * share).toFixed(digits)} %` : "–");
+// What is rounded to 0 has no sign.
+export const percent = (share, digits = 1) => (known(share) ? `${(100 * share).toFixed(digits).replace(/^-(?=[0.]+$)/, "")} %` : "–");
 export const counted = (number, noun, nouns = `${noun}s`) => `${number.toLocaleString("en")} ${number === 1 ? noun : nouns}`;
 
 export function span(seconds) {

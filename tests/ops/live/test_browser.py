@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fedemu.ops.figures import readable_bytes, span
+from fedemu.ops.figures import percent, readable_bytes, span
 from fedemu.ops.live.found import supervisors_of
 from fedemu.ops.live.machine import Crew, Machine
 from fedemu.ops.report.report import write_report
@@ -258,9 +258,10 @@ def test_what_is_drawn_is_also_said(live: Live, visit: Callable[..., Any]) -> No
     assert page.evaluate(script, times) == told
     for words, same, values in (
         ("bytes", readable_bytes, (0, 999.4, 999.6, 12_345, 999_700, 1_000_000, 3e15)),
+        ("percent", percent, (0, -0.0004, -0.0006, 0.0004, -0.12, 0.5, 1)),
         ("span", span, (0, 9.9, 59.4, 60, 3599, 3600, 172_799, 172_800)),
     ):
-        script = "([words, values]) => import('/static/words.js').then((all) => values.map(all[words]))"
+        script = "([words, values]) => import('/static/words.js').then((all) => values.map((one) => all[words](one)))"
         assert page.evaluate(script, [words, values]) == [*map(same, values)], "as in the report"
     ends = [[None, None], [0.1, 0.5], [-0.5, 0.5], [-0.5, -0.1], [0, 0]]
     script = "ends => import('/static/view.js').then(({ fromZero }) => ends.map((pair) => fromZero(null, ...pair)))"
