@@ -71,6 +71,8 @@ class LiveRun:
         self._rows = Rows()
         self._log: deque[dict[str, Any]] = deque(maxlen=KEPT_EVENTS)
         self._counted = 0
+        self._kinds: Counter[str] = Counter()
+        """How often each event came in the whole run."""
         self._asked: deque[dict[str, Any]] = deque(maxlen=KEPT_ASKS)
         self._status: dict[str, Any] = {}
         self._job: dict[str, Any] | None = None
@@ -104,9 +106,11 @@ class LiveRun:
         for event in events.lines:
             self.devices.happened(event)
             self._counted += 1
+            self._kinds[event["event"]] += 1
             self._log.append({"n": self._counted, **event})
         if events.lines:
             message["events"] = list(self._log)[-len(events.lines) :]
+            message["kinds"] = dict(self._kinds)
         for ask in asks.lines:
             self.devices.asked(ask)
             self._asked.append(_shortened(ask))
@@ -156,6 +160,7 @@ class LiveRun:
             "settings": _flat(self.experiment.table()),
             "rows": self._rows.thinned(),
             "events": list(self._log),
+            "kinds": dict(self._kinds),
             "asks": list(self._asked),
             "fleet": self.devices.whole(),
             "status": self._status,

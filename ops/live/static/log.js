@@ -27,13 +27,12 @@ export class Log {
 
   news() {
     if (!this.seen.now && this.drawn) return;
-    const counts = new Map();
-    for (const event of this.run.events) counts.set(event.event, (counts.get(event.event) || 0) + 1);
-    const key = [...counts].join() + [...this.off].join();
+    const counts = Object.entries(this.run.kinds), all = counts.reduce((sum, [, count]) => sum + count, 0), kept = this.run.events.length;
+    const key = counts.join() + [...this.off].join();
     if (key !== this.key) {
       this.key = key;
       const focused = document.activeElement?.dataset?.kind;
-      this.parts.kinds.replaceChildren(...[...counts].sort().map(([kind, count]) => make("button", {
+      this.parts.kinds.replaceChildren(...counts.sort().map(([kind, count]) => make("button", {
         type: "button", "data-kind": kind, "aria-pressed": String(!this.off.has(kind)), class: this.off.has(kind) ? "off" : "",
         onclick: () => { if (!this.off.delete(kind)) this.off.add(kind); this.draw(); } }, `${kind} ${count.toLocaleString("en")}`)));
       if (focused) this.parts.kinds.querySelector(`[data-kind="${CSS.escape(focused)}"]`)?.focus();
@@ -51,6 +50,7 @@ export class Log {
     this.parts.log.replaceChildren(...found.map((event) => make("div", { class: WARNINGS.has(event.event) ? "warn" : "" },
       make("span", { title: "time of the experiment" }, span(event.virtual_time)), make("b", {}, event.event), make("span", {}, said(event)))));
     const more = found.length === MOST ? "the last " : "";
-    this.parts.logcount.textContent = `${more}${counted(found.length, "event")}, the newest first`;
+    const among = kept < all ? ` (found among the last ${kept.toLocaleString("en")} of ${all.toLocaleString("en")})` : "";
+    this.parts.logcount.textContent = `${more}${counted(found.length, "event")}, the newest first${among}`;
   }
 }

@@ -27,6 +27,7 @@ export class Run extends EventTarget {
     this.connected = false;
     this.rows = [];
     this.events = [];
+    this.kinds = {}; // how often each event came in the whole run
     this.asks = [];
     this.settings = [];
     this.status = {};
@@ -49,6 +50,7 @@ export class Run extends EventTarget {
     this.settings = all.settings;
     this.rows = all.rows;
     this.events = all.events;
+    this.kinds = all.kinds;
     this.asks = all.asks;
     this.status = all.status;
     this.machine = all.machine;
@@ -66,6 +68,7 @@ export class Run extends EventTarget {
     if (news.rows) this.rows = this.rows.concat(news.rows);
     while (this.rows.length > KEPT_ROWS) this.rows = halved(this.rows);
     if (news.events) this.events = this.events.concat(news.events).slice(-KEPT_EVENTS);
+    if (news.kinds) this.kinds = news.kinds;
     if (news.asks) this.asks = this.asks.concat(news.asks).slice(-KEPT_ASKS);
     for (const device of news.visited || []) this.visits[device] += 1;
     if (news.status) this.status = news.status;

@@ -74,6 +74,20 @@ def test_rows_events_and_asks_come_as_they_are_written(made: Any) -> None:
     assert states(whole["fleet"]["states"])[3] == States.ONLINE
 
 
+def test_events_are_counted_in_the_whole_run_though_only_the_last_are_kept(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedemu.ops.live.run.KEPT_EVENTS", 2)
+    run = LiveRun(0, made.directory, Told())
+    made.append("events", *({"event": "join", "device": device, "virtual_time": 0.0} for device in range(3)))
+    assert news(run)["kinds"] == {"join": 3}
+    made.append("events", {"event": "death", "device": 1, "virtual_time": 1.0})
+    assert news(run)["kinds"] == {"join": 3, "death": 1}
+    whole = run.snapshot()
+    assert whole["kinds"] == {"join": 3, "death": 1}
+    assert [event["event"] for event in whole["events"]] == ["join", "death"]
+
+
 def test_names_of_classes_come_once_the_run_tells_them(made: Any) -> None:
     run = LiveRun(0, made.directory, Told())
     made.row(1)
