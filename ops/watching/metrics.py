@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -62,8 +63,11 @@ class CoordinatorMetrics:
         self._job_step = gauge("fedemu_server_job_step", "Steps done of the server job under way or last run.", "job")
         self._job_steps = gauge("fedemu_server_job_steps", "The most steps that this server job may take.", "job")
         self._job_seconds = counter("fedemu_server_job_seconds", "Real time that rounds spent on server jobs.")
+        # Prometheus takes the first value of a series for its beginning, so each has to be there before it counts.
         for outcome in OUTCOMES:
             self._results.labels(outcome)
+        for direction, kind in product(("down", "up"), ("emulated", "wire")):
+            self._bytes.labels(direction, kind)
 
     def resumed(self, rows: Sequence[Row], spent: float) -> None:
         """Counters count from the start of this process, as Prometheus expects. Only gauges know of earlier rounds."""
@@ -189,6 +193,8 @@ class SupervisorMetrics:
         self._buffers: dict[int, tuple[int, int]] = {}
         for kind in ("device", "trainer", "zygote"):
             self._restarts.labels(kind)
+        for result in ("done", "failed"):
+            self._jobs.labels(result)
 
     def placed(self, places: int) -> None:
         """Nothing is kept: ``fedemu_devices`` counts the devices of this machine."""

@@ -49,6 +49,15 @@ def test_a_finished_round_is_counted_once_and_gauges_follow_it() -> None:
     assert value("fedemu_round_duration_seconds_count") == 2
 
 
+def test_counters_are_there_before_they_count_because_prometheus_would_miss_what_comes_first() -> None:
+    registry, other = CollectorRegistry(), CollectorRegistry()
+    CoordinatorMetrics(registry, 100)
+    SupervisorMetrics(other)
+    families = [family for each in (registry, other) for family in each.collect()]
+    without = {family.name for family in families if family.type == "counter" and not family.samples}
+    assert without == {"fedemu_rejected_messages"}, "its reasons are not known before"
+
+
 def test_a_resumed_run_tells_what_its_earlier_rounds_measured_last() -> None:
     registry = CollectorRegistry()
     metrics = CoordinatorMetrics(registry, 100)
@@ -61,7 +70,7 @@ def test_a_resumed_run_tells_what_its_earlier_rounds_measured_last() -> None:
     assert value("fedemu_class_accuracy", {"label": "0"}) == 0.8
     assert [value(name) for name in ("fedemu_round", "fedemu_period", "fedemu_virtual_time_seconds")] == [8, 2, 4.0]
     assert value("fedemu_round_duration_seconds_count") == 0
-    assert value("fedemu_bytes_total", {"direction": "down", "kind": "emulated"}) is None
+    assert value("fedemu_bytes_total", {"direction": "down", "kind": "emulated"}) == 0
 
 
 def test_outcomes_are_there_before_anything_happened() -> None:
