@@ -443,7 +443,7 @@ def test_mlflow_goes_on_in_a_run_that_was_moved_and_makes_nothing_where_it_was(
     client = MlflowClient(tracking_uri=Path(export(moved, "mlflow")).as_uri())
     (found,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     artifacts = {file.path for file in client.list_artifacts(found.info.run_id)}
-    assert {"config.toml", "model.safetensors"} <= artifacts
+    assert {"experiment.toml", "model.safetensors"} <= artifacts
     assert not run.exists()
 
 
