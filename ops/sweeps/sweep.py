@@ -170,7 +170,7 @@ def finish(folder: Path, runs: Sequence[Planned], failed: Sequence[Failed], conc
         say(f"one line for each run is in {write_table(folder, runs)}")
         if others:
             say(
-                f"{counted(others, 'run')} of another sweep in {folder} "
+                f"{counted(others, 'run')} of another sweep, or of another --only, in {folder} "
                 f"{'is' if others == 1 else 'are'} left out of the comparison and the table"
             )
     except FedemuError as error:
