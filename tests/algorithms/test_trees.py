@@ -126,6 +126,7 @@ def test_arithmetic_goes_leaf_by_leaf() -> None:
     assert scale({"w": torch.tensor([1.0, 2.0])}, 0.5)["w"].tolist() == [0.5, 1.0]
     assert zeros_like(left)["w"].tolist() == [0.0, 0.0]
     assert float(squared_norm({"w": torch.tensor([3.0, 4.0]), "b": torch.tensor(1.0)})) == 26.0
+    assert float(squared_norm({"w": torch.tensor([2.0**13 + 2.0**-13], dtype=torch.float64)})) == 2.0**26 + 2 + 2.0**-26
 
 
 @pytest.mark.parametrize("value", [300.0, 2.0**-14])

@@ -54,6 +54,8 @@ def test_draws_depend_on_the_generator_alone_and_cover_their_ranges() -> None:
     assert (first["offset"].min(), first["offset"].max()) == (-4, 4)
     assert set(first["mirrored"].tolist()) == {True, False}
     assert (first["center"].min(), first["center"].max()) == (0, 31)
+    for name, drawn in (("crop", "offset"), ("flip", "mirrored"), ("cutout", "center")):
+        assert augmented(**{name: True}).draw(np.random.default_rng(1), 1, (3, 32, 32)).keys() == {drawn}
 
 
 def test_layout_is_kept() -> None:

@@ -46,5 +46,6 @@ def test_the_bounding_loss_begins_at_the_radius_and_leaves_padding_out() -> None
     anchors = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
     weight = torch.tensor([1.0, 1.0, 0.0])
     assert float(bounding_loss(features, anchors, 0.25, weight)) == (0.5 + 2.0) / 2 - 0.25
+    assert float(bounding_loss(features[:2], anchors[:2], 0.25)) == (0.5 + 2.0) / 2 - 0.25
     assert float(bounding_loss(features[:2], anchors[:2], 2.0)) == 0
     assert float(bounding_loss(features, anchors, 0.0, torch.zeros(3))) == 0
