@@ -241,7 +241,7 @@ def test_a_lost_device_is_not_asked_before_it_says_hello() -> None:
     fleet.columns.lost[0] = True
     assert (chosen(fleet.eligible(0.0)), chosen(fleet.online(0.0))) == ([1], [0, 1])
     assert fleet.next_arrival(0.0, [DeviceId(0)]) is None
-    assert fleet.lacking(60.0) == [1]
+    assert (fleet.lacking(60.0), fleet.used_up(60.0), fleet.used_up(40.0)) == ([1], [1], [])
     fleet.enroll(A, 2, lease, "", 0.0)
     assert chosen(fleet.eligible(0.0)) == [1], "its machine is back, and not the device"
     fleet.hello(B, hello(0, lease), 0.0)
@@ -256,6 +256,7 @@ def test_a_lost_device_that_sleeps_may_be_asked_when_its_machine_is_back() -> No
     fleet.columns.lost[:] = True
     fleet.leave(B, 1.0)
     assert fleet.joined == 4, "a machine that is away leaves no trace in a row"
+    assert fleet.reachable() == 2
     fleet.enroll(C, 2, leases[1], "", 2.0)
     assert chosen(fleet.eligible(0.0)) == [2, 3]
     assert fleet.lacking(1e9) == [], "it is planned when they are on-line"
