@@ -139,6 +139,9 @@ def test_pairs_are_runs_of_the_same_seed_and_p_values_are_those_of_scipy() -> No
     assert test.wilcoxon == pytest.approx(0.125)
     assert test.adjusted == test.t
     assert "Wilcoxon p = 0.125 (never below 0.125 with so few pairs)" in latex(comparison(good, poor))
+    forgot = [entry("good", GOOD, forgetting=(0.1,) * 4), entry("poor", POOR, forgetting=(0.3, 0.2, 0.4, 0.5))]
+    (test,) = paired_tests(forgot, "forgetting")
+    assert (test.label, test.difference, test.wilcoxon) == ("poor", pytest.approx(0.25), 0.125)
 
 
 @pytest.mark.parametrize("counts", [(3, 1, -2, 5, 4, 6), (1, 2, 3, 4, 5, 6, 7, 8, 9, -10, 11, 12, 13, 14)])
@@ -146,7 +149,9 @@ def test_without_ties_the_signed_rank_test_is_that_of_scipy(counts: Sequence[int
     assert signed_rank_of(counts) == pytest.approx(stats.wilcoxon(counts, method="exact").pvalue)
 
 
-@pytest.mark.parametrize("counts", [(1, 1, 1, 1, -1), (2, 2, -1, 3, 0, -2), (1, -1, 1, -1, 2, 2, 3), (4, 4, 0, 0, -1)])
+@pytest.mark.parametrize(
+    "counts", [(1, 1, 1, 1, -1), (2, 2, -1, 3, 0, -2), (1, -1, 1, -1, 2, 2, 3), (4, 4, 0, 0, -1), (1, -1, 2, -2)]
+)
 def test_with_ties_and_zeros_the_signed_rank_test_counts_all_signs(counts: Sequence[int]) -> None:
     signed = np.array([count for count in counts if count])
     ranks = stats.rankdata(np.abs(signed))
@@ -171,11 +176,15 @@ def test_thirteen_seeds_with_ties_are_tested_at_once() -> None:
 
 
 def test_holms_correction_multiplies_the_smallest_p_value_most() -> None:
-    tests = paired_tests([entry("good", GOOD), entry("poor", POOR), entry("near", NEAR)], "final_accuracy")
-    poor, near = tests
+    good, others = entry("good", GOOD), [entry("poor", POOR), entry("near", NEAR)]
+    poor, near = paired_tests([good, *others], "final_accuracy")
     assert poor.t is not None
     assert poor.adjusted == pytest.approx(2 * poor.t)
     assert near.adjusted == near.t
+    assert paired_tests([good, *others[::-1]], "final_accuracy") == [near, poor]
+    alike = tuple(value + change for value, change in zip(GOOD, (0.01, -0.01, 0.01, -0.011), strict=True))
+    tests = paired_tests([good, entry("one", alike), entry("two", alike)], "final_accuracy")
+    assert [test.adjusted for test in tests] == [1.0, 1.0]
 
 
 def test_an_experiment_with_a_run_that_was_cut_short_is_not_the_best_and_that_run_is_not_tested() -> None:
