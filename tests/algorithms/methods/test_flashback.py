@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.losses import dynamic_distillation, knowledge_weights
 from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.algorithms.training.server_training import predict
-from fedemu.algorithms.trees import add, model_digest, unflatten
+from fedemu.algorithms.trees import add, model_digest, scale, unflatten
 from fedemu.device.compute.executors.checked import Checked
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
@@ -226,12 +227,17 @@ def test_not_true_distillation_at_the_devices_is_fedntd(
 def test_knowledge_may_be_the_mean_probabilities_on_the_public_data(
     play: Callable[..., Any], public: PublicData, distil: str
 ) -> None:
-    fleet = play(knowledge="probabilities", distil=distil, gamma=0.5)
-    start = fleet.model
-    fleet.play([0, 1])
-    local = [add(start, fleet.payloads[device]["delta"]) for device in (0, 1)]
+    fleet = play(knowledge="probabilities", distil=distil, gamma=0.5, server_epochs=20)
+    start, cohort = fleet.model, [0, 1, 3]
+    fleet.play(cohort)
+    local = [add(start, fleet.payloads[device]["delta"]) for device in cohort]
     estimates = [predict(MODEL, model, public.train.x).softmax(-1).mean(0) for model in local]
-    torch.testing.assert_close(fleet.state.knowledge, 0.5 * (estimates[0] + estimates[1]))
+    torch.testing.assert_close(fleet.state.knowledge, 0.5 * sum(estimates))
+    examples = [len(SHARES[device]) for device in cohort]
+    parts = [scale(model, count / sum(examples)) for model, count in zip(local, examples, strict=True)]
+    average = functools.reduce(add, parts)
+    moved = max(float((leaf - average[name]).abs().max()) for name, leaf in fleet.model.items())
+    assert (moved < 1e-6) == (distil == "devices"), "without distillation at the server the average stays as it is"
 
 
 def test_a_device_without_samples_adds_no_knowledge_and_does_not_teach(

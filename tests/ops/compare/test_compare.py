@@ -503,16 +503,16 @@ def test_the_table_is_parted_where_the_terminal_is_narrow(seeds: Path) -> None:
 
 
 def test_a_curve_is_the_mean_over_the_seeds_that_have_the_round(tmp_path: Path) -> None:
-    write_run(tmp_path / "seed-0", [0.5, None, 0.75], seed=0)
-    write_run(tmp_path / "seed-1", [0.25], seed=1)
+    write_run(tmp_path / "seed-0", [None, None, 0.75, 0.5], seed=0)
+    write_run(tmp_path / "seed-1", [0.25, None, 0.5], seed=1)
     (entry,) = compare([tmp_path]).entries
     rounds, mean, deviation = curve(entry, "accuracy")
-    assert rounds.tolist() == [1.0, 3.0]
-    assert mean.tolist() == [0.375, 0.75]
-    assert deviation.tolist() == pytest.approx([0.25 / 2**0.5, 0.0])
+    assert rounds.tolist() == [1.0, 3.0, 4.0]
+    assert mean.tolist() == [0.25, 0.625, 0.5]
+    assert deviation.tolist() == pytest.approx([0.0, 0.25 / 2**0.5, 0.0])
     rounds_with_classes, table = class_table(entry)
-    assert rounds_with_classes == [1, 3]
-    assert table.tolist() == [[0.375, 0.75], [0.5, 0.5]]
+    assert rounds_with_classes == [1, 3, 4]
+    assert table.tolist() == [[0.25, 0.625, 0.5], [0.5, 0.5, 0.5]]
 
 
 def test_a_class_is_the_mean_over_the_seeds_that_have_samples_of_it(tmp_path: Path) -> None:
