@@ -241,6 +241,8 @@ def test_made_data_come_from_no_more_batches_than_asked_for() -> None:
     assert training.plan(30, np.random.default_rng(0)).shape == (12, 5)
     assert making.rows_matter
     assert program.passes == 3 * 2 + 2 * 10
+    plain: Any = fedreg(ingredients(), rehearsals=0).programs["train"]
+    assert plain.passes == 2
     by_steps: list[Any] = [fedreg(ingredients(local_steps=4), rehearsals=some).programs["train"] for some in (0, 4)]
     assert [program.processed for program in by_steps] == [4 * 5, 3 * 4 * 5]
 
