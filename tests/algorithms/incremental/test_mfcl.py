@@ -346,3 +346,16 @@ def test_the_generator_has_the_precision_of_the_model(fleet: Callable[..., Any],
 def test_unsuitable_settings_are_refused(changes: dict[str, Any], options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         mfcl(replace(INGREDIENTS, **changes), **options)
+
+
+@pytest.mark.parametrize("method", [mfcl, fedavg_gen])
+def test_options_of_the_generator_reach_its_training(method: Callable[..., MFCL]) -> None:
+    losses: dict[str, Any] = {"diversity": 2.0, "batch_statistics": 3.0, "image_prior": 0.5, "entropy": "logarithm"}
+    steps: dict[str, Any] = {"iterations": 4, "targets": "noise", "class_signal": 6.0, "temperature": 7.0}
+    built: Any = method(
+        INGREDIENTS, **losses, **steps, noise=9, generator_batch=5, generator_lr=0.25, synthetic_batch=3
+    )
+    training = built._training
+    assert vars(training.settings) == {**losses, **steps, "batch_size": 5, "lr": 0.25}
+    assert training.generator.noise == 9
+    assert built.programs["rehearse"].synthetic_batch == 3
