@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 import sys
 import time
-from collections import OrderedDict
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,8 +18,6 @@ from PIL import Image
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.cli import commands
 from fedemu.ops.experiment import Experiment
-from fedemu.ops.experiment.sources import write_frozen
-from fedemu.ops.results.listing import find
 from fedemu.ops.track.export import Export, export
 from fedemu.ops.track.kinds import check, places
 from fedemu.ops.track.numbers import numbers_of
@@ -90,18 +85,6 @@ def add_rows(directory: Path, first: int, last: int) -> None:
 def finish(directory: Path, rounds: int, outcome: str = "completed") -> None:
     summary = {"outcome": outcome, "rounds": rounds, "model_digest": "d" * 64}
     (directory / "summary.json").write_text(json.dumps(summary))
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """An unfinished run of two rounds."""
-    directory = tmp_path / "run-7"
-    (directory / "plots").mkdir(parents=True)
-    write_frozen(Experiment.parse({"name": "tiny", "local": {"lr": 0.25}}), directory)
-    add_rows(directory, 1, 2)
-    Image.new("RGB", (4, 3), "red").save(directory / "plots" / "accuracy.png")
-    (directory / "model.safetensors").write_bytes(b"model")
-    return directory
 
 
 @pytest.fixture
@@ -231,19 +214,6 @@ def test_a_place_where_a_tracker_cannot_write_is_named(run: Path) -> None:
         export(run, "tensorboard", str(place))
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(not find_spec("mlflow"), reason="the extra mlflow is not installed")
-def test_a_server_of_mlflow_that_does_not_answer_is_asked_again_for_seconds_and_not_for_minutes(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
-    waited: list[float] = []
-    monkeypatch.setattr("urllib3.util.retry.time.sleep", waited.append)
-    with pytest.raises(ConfigurationError, match=r"mlflow failed: .*Connection refused"):
-        export(run, "mlflow", "http://127.0.0.1:9")
-    assert 1 < sum(waited) < 30
-
-
 def test_a_tracker_that_fails_by_a_full_disk_is_no_mistake_of_the_user(run: Path, own: str) -> None:
     with pytest.raises(FedemuError, match=r"Full failed, because its folder .* the disk is full; make room") as told:
         export(run, own.replace("Mine", "Full"))
@@ -341,110 +311,6 @@ def test_tensorboard_keeps_runs_apart_whose_directories_are_called_alike(run: Pa
     shutil.rmtree(out)
     export(other, "tensorboard", str(out))
     assert [folder.name for folder in out.iterdir()] == [run.name]
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(not find_spec("mlflow"), reason="the extra mlflow is not installed")
-def test_mlflow_reads_a_run_that_was_killed_and_went_on_without_doubles(run: Path, tmp_path: Path) -> None:
-    from mlflow.tracking import MlflowClient
-
-    store = str(tmp_path / "store")
-    killed = Export(run, "mlflow", store, "papers")
-    killed.more()
-    killed._tracker.row(Row(3, accuracy=0.3), {"accuracy": 0.3})
-    killed.close()
-    add_rows(run, 3, 4)
-    finish(run, 4)
-    assert export(run, "mlflow", store, "papers") == store
-    client = MlflowClient(tracking_uri=Path(store).as_uri())
-    (experiment,) = [found for found in client.search_experiments() if found.name == "papers"]
-    (found,) = client.search_runs([experiment.experiment_id])
-    history = client.get_metric_history(found.info.run_id, "accuracy")
-    assert [(metric.step, metric.value) for metric in history] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
-    assert found.info.status == "FINISHED"
-    assert export(run, "mlflow", store, "papers") == store
-    assert client.get_run(found.info.run_id).info.status == "FINISHED", "there was nothing new to tell"
-    add_rows(run, 5, 5)
-    goes_on = Export(run, "mlflow", store, "papers")
-    goes_on.more()
-    assert client.get_run(found.info.run_id).info.status == "RUNNING"
-    assert found.info.run_name == "run-7"
-    assert found.data.params["local.lr"] == "0.25"
-    assert found.data.tags["model_digest"] == "d" * 64
-    artifacts = {file.path for file in client.list_artifacts(found.info.run_id)}
-    assert artifacts == {"experiment.toml", "figures", "model.safetensors", "end.json"}
-    assert [*find(Path(store))] == [], "a folder of artifacts is no run"
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(not find_spec("mlflow"), reason="the extra mlflow is not installed")
-def test_runs_that_begin_in_one_store_of_mlflow_at_the_same_time_are_in_one_experiment(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mlflow.tracking import MlflowClient
-
-    store, other = str(tmp_path / "store"), shutil.copytree(run, tmp_path / "other")
-    export(run, "mlflow", store)
-    look, looks = MlflowClient.get_experiment_by_name, []
-
-    def come_first(client: MlflowClient, name: str) -> object:
-        """The first look is one before the other run has made the experiment. Meanwhile no third run begins."""
-        third = os.open(tmp_path, os.O_RDONLY)
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.close(third)
-        looks.append(name)
-        return look(client, name) if len(looks) > 1 else None
-
-    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", come_first)
-    export(other, "mlflow", store)
-    client = MlflowClient(tracking_uri=Path(store).as_uri())
-    (experiment,) = [found for found in client.search_experiments() if found.name == "fedemu"]
-    assert {found.info.run_name for found in client.search_runs([experiment.experiment_id])} == {"run-7", "other"}
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(not find_spec("mlflow"), reason="the extra mlflow is not installed")
-def test_mlflow_gets_metrics_of_ones_own_under_names_that_it_takes(run: Path) -> None:
-    from mlflow.tracking import MlflowClient
-
-    reported = {"loss/own": 3.0, "loss": None, "acc@5": 0.5, "größe": 1.0, "../a//b": 2.0}
-    reported |= {"p<1": 5.0, "p>1": 6.0, "x" * 250: 7.0}
-    rows = [{"round": round, "device_metrics": reported | {"loss": loss}} for round, loss in ((1, None), (2, 4.0))]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    client = MlflowClient(tracking_uri=Path(export(run, "mlflow")).as_uri())
-    (found,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-    told = {name: value for name, value in found.data.metrics.items() if name.startswith("device_metrics/")}
-    alike = {told.pop(name) for name in [*told] if name.startswith("device_metrics/p_1-")}
-    assert alike == {5.0, 6.0}
-    assert {told.pop(name) for name in [*told] if name.startswith("device_metrics/xxx")} == {7.0}
-    assert told == {
-        "device_metrics/loss.own": 3.0,  # a folder of metrics has no file of the same name
-        "device_metrics/loss": 4.0,
-        "device_metrics/acc_5": 0.5,
-        "device_metrics/größe": 1.0,
-        "device_metrics/a/b": 2.0,
-    }
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(not find_spec("mlflow"), reason="the extra mlflow is not installed")
-def test_mlflow_goes_on_in_a_run_that_was_moved_and_makes_nothing_where_it_was(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mlflow.tracking import MlflowClient
-
-    export(run, "mlflow")
-    # Another command exports later, which does not know where the artifacts were.
-    known = "mlflow.tracking._tracking_service.utils._artifact_repos_cache"
-    monkeypatch.setattr(known, OrderedDict(), raising=False)
-    moved = run.rename(run.with_name("moved"))
-    finish(moved, 2)
-    client = MlflowClient(tracking_uri=Path(export(moved, "mlflow")).as_uri())
-    (found,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-    artifacts = {file.path for file in client.list_artifacts(found.info.run_id)}
-    assert {"experiment.toml", "model.safetensors"} <= artifacts
-    assert not run.exists()
 
 
 @pytest.mark.parametrize(
