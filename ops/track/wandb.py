@@ -9,11 +9,15 @@ import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.track.tracker import Ended, Memory, Tracked
 from fedemu.protocol.host.paths import exists
+
+_DATA: Final = "WANDB_DATA_DIR"
+"""The variable that names the folder in which wandb keeps copies of artifacts until they are sent. Its default is in
+the home folder, where nobody would remove them."""
 
 
 class WeightsAndBiases:
@@ -28,12 +32,14 @@ class WeightsAndBiases:
         self._wandb: Any = import_module("wandb")  # an extra, which need not be installed
         self._begin: Callable[[], Any] = lambda: None
         self._begun: Any = None
+        self._data = os.environ.get(_DATA)
         self._exit_code = 1
         """0 once the run is over and did what it was to do. Otherwise the run counts as failed there."""
 
     def begin(self, run: Tracked) -> Memory:
         identity = str(run.memory.get("run") or secrets.token_hex(4))
         Path(run.out).mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault(_DATA, str(Path(run.out).resolve()))
 
         def begin() -> Any:
             _await_free_name(Path(run.out) / "wandb", identity)
@@ -75,6 +81,8 @@ class WeightsAndBiases:
             self._begun.finish(exit_code=self._exit_code)
             self._wandb.teardown()  # its own process writes the last bytes after that
         logging.raiseExceptions = self._raises
+        if self._data is None:
+            os.environ.pop(_DATA, None)
 
     @property
     def _run(self) -> Any:

@@ -357,7 +357,11 @@ def test_weights_and_biases_names_no_two_folders_alike_though_names_have_whole_s
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not find_spec("wandb"), reason="the extra wandb is not installed")
-def test_weights_and_biases_gets_a_run_that_went_on_under_the_same_id(run: Path) -> None:
+def test_weights_and_biases_gets_a_run_that_went_on_under_the_same_id_and_writes_nowhere_else(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_DATA_DIR", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     export(run, "wandb")
     add_rows(run, 3, 3)
     finish(run, 3)
@@ -366,3 +370,5 @@ def test_weights_and_biases_gets_a_run_that_went_on_under_the_same_id(run: Path)
     assert len(files) == 2
     assert len({file.stem for file in files}) == 1
     assert all(b"class_accuracy/0" in file.read_bytes() for file in files)
+    assert [file.read_bytes() for file in Path(out).glob("artifacts/staging/*")] == [b"model"]
+    assert not (tmp_path / "home").exists()
