@@ -23,6 +23,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     keep_one_heap()
     # numpy reads it when it is imported. In memory devices compute here, and have to get the same bits as in a trainer.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    # Pictures go to files. matplotlib refuses to be imported where this variable has a name that it does not know.
+    os.environ["MPLBACKEND"] = "agg"
     # The collector finds nothing in what imports make.
     gc.disable()
     from fedemu.protocol.host.streams import keep_streams

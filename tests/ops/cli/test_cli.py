@@ -395,7 +395,7 @@ print([found["num_threads"] for found in threadpool_info() if found["internal_ap
     assert ended.stdout.split()[-1] == "1"
 
 
-def test_a_home_that_cannot_be_written_is_no_matter_for_plots(tmp_path: Path) -> None:
+def test_a_home_that_cannot_be_written_and_a_wrong_backend_are_no_matter_for_plots(tmp_path: Path) -> None:
     code = """
 from contextlib import suppress
 from fedemu.ops.cli.__main__ import main
@@ -408,7 +408,7 @@ print(matplotlib.get_configdir())
     environment = {name: value for name, value in os.environ.items() if name not in ("MPLCONFIGDIR", "XDG_CONFIG_HOME")}
     ended = subprocess.run(
         [sys.executable, "-c", code],
-        env=environment | {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)},
+        env=environment | {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path), "MPLBACKEND": "of another machine"},
         capture_output=True,
         text=True,
         timeout=60,
