@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -76,17 +77,6 @@ class Strange(Mine):
 """
 
 
-def add_rows(directory: Path, first: int, last: int) -> None:
-    rows = [{"round": n, "accuracy": n / 10, "class_accuracy": [0.5, None]} for n in range(first, last + 1)]
-    with (directory / "metrics.jsonl").open("a") as file:
-        file.write("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def finish(directory: Path, rounds: int, outcome: str = "completed") -> None:
-    summary = {"outcome": outcome, "rounds": rounds, "model_digest": "d" * 64}
-    (directory / "summary.json").write_text(json.dumps(summary))
-
-
 @pytest.fixture
 def own(tmp_path: Path) -> str:
     (tmp_path / "mine.py").write_text(OWN)
@@ -97,7 +87,9 @@ def told(place: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path(place) / "told.jsonl").read_text().splitlines()]
 
 
-def test_a_tracker_of_ones_own_is_told_everything_once_however_often_the_run_goes_on(run: Path, own: str) -> None:
+def test_a_tracker_of_ones_own_is_told_everything_once_however_often_the_run_goes_on(
+    run: Path, own: str, add_rows: Callable[..., None], finish: Callable[..., None]
+) -> None:
     digest = Experiment.parse({"name": "tiny", "local": {"lr": 0.25}}).digest
     begin = {"name": "run-7", "digest": digest, "lr": 0.25}
     out = export(run, own)
@@ -122,7 +114,9 @@ def test_a_tracker_of_ones_own_is_told_everything_once_however_often_the_run_goe
     ]
 
 
-def test_an_interrupted_run_is_told_as_ended_and_again_when_it_has_gone_on(run: Path, own: str) -> None:
+def test_an_interrupted_run_is_told_as_ended_and_again_when_it_has_gone_on(
+    run: Path, own: str, add_rows: Callable[..., None], finish: Callable[..., None]
+) -> None:
     finish(run, 2, "interrupted")
     out = export(run, own)
     (run / "summary.json").unlink()  # so does the run when it goes on
@@ -251,7 +245,9 @@ def test_the_numbers_of_a_row_have_names_and_what_was_not_measured_is_left_out()
 @pytest.mark.timeout(600)  # their packages take long to import on a busy machine
 @pytest.mark.skipif(not find_spec("tensorboard"), reason="tensorboard, which reads its files, is not installed")
 @pytest.mark.skipif(not find_spec("tensorboardX"), reason="the extra tensorboard is not installed")
-def test_tensorboard_reads_a_run_that_was_killed_and_went_on_without_doubles(run: Path) -> None:
+def test_tensorboard_reads_a_run_that_was_killed_and_went_on_without_doubles(
+    run: Path, add_rows: Callable[..., None], finish: Callable[..., None]
+) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     killed = Export(run, "tensorboard")
@@ -284,7 +280,12 @@ def test_tensorboard_reads_a_run_that_was_killed_and_went_on_without_doubles(run
 @pytest.mark.skipif(not find_spec("tensorboardX"), reason="the extra tensorboard is not installed")
 @pytest.mark.parametrize(("size", "left"), [(100, []), (4000, ["run-7"])], ids=["begin", "ended"])
 def test_a_disk_that_is_full_for_tensorboard_is_told_and_the_next_attempt_takes_the_same_folder(
-    run: Path, capfd: pytest.CaptureFixture[str], size: int, left: list[str], files_end_at: Any
+    run: Path,
+    capfd: pytest.CaptureFixture[str],
+    size: int,
+    left: list[str],
+    files_end_at: Any,
+    finish: Callable[..., None],
 ) -> None:
     Image.effect_noise((100, 100), 50).save(run / "plots" / "accuracy.png")
     finish(run, 2)
@@ -300,7 +301,9 @@ def test_a_disk_that_is_full_for_tensorboard_is_told_and_the_next_attempt_takes_
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not find_spec("tensorboardX"), reason="the extra tensorboard is not installed")
-def test_tensorboard_keeps_runs_apart_whose_directories_are_called_alike(run: Path, tmp_path: Path) -> None:
+def test_tensorboard_keeps_runs_apart_whose_directories_are_called_alike(
+    run: Path, tmp_path: Path, add_rows: Callable[..., None]
+) -> None:
     out, other = tmp_path / "out", tmp_path / "lr=0.1" / run.name
     shutil.copytree(run, other)
     for rounds in (3, 4):
@@ -318,7 +321,7 @@ def test_tensorboard_keeps_runs_apart_whose_directories_are_called_alike(run: Pa
     [("completed", 0), ("diverged", 0), ("interrupted", 1), ("quorum", 1), ("failed", 1), (None, 1)],
 )
 def test_weights_and_biases_is_told_how_a_run_ended(
-    run: Path, monkeypatch: pytest.MonkeyPatch, outcome: str | None, code: int
+    run: Path, monkeypatch: pytest.MonkeyPatch, outcome: str | None, code: int, finish: Callable[..., None]
 ) -> None:
     fake = MagicMock()
     monkeypatch.setitem(sys.modules, "wandb", fake)
@@ -331,7 +334,7 @@ def test_weights_and_biases_is_told_how_a_run_ended(
 
 
 def test_weights_and_biases_names_no_two_folders_alike_though_names_have_whole_seconds(
-    run: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, monkeypatch: pytest.MonkeyPatch, add_rows: Callable[..., None]
 ) -> None:
     clock, names = [0.0], []
 
@@ -358,7 +361,11 @@ def test_weights_and_biases_names_no_two_folders_alike_though_names_have_whole_s
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not find_spec("wandb"), reason="the extra wandb is not installed")
 def test_weights_and_biases_gets_a_run_that_went_on_under_the_same_id_and_writes_nowhere_else(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    add_rows: Callable[..., None],
+    finish: Callable[..., None],
 ) -> None:
     monkeypatch.delenv("WANDB_DATA_DIR", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))

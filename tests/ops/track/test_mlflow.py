@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections import OrderedDict
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,17 +24,6 @@ pytestmark = [
 ]
 
 
-def add_rows(directory: Path, first: int, last: int) -> None:
-    rows = [{"round": n, "accuracy": n / 10, "class_accuracy": [0.5, None]} for n in range(first, last + 1)]
-    with (directory / "metrics.jsonl").open("a") as file:
-        file.write("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def finish(directory: Path, rounds: int, outcome: str = "completed") -> None:
-    summary = {"outcome": outcome, "rounds": rounds, "model_digest": "d" * 64}
-    (directory / "summary.json").write_text(json.dumps(summary))
-
-
 def test_a_server_of_mlflow_that_does_not_answer_is_asked_again_for_seconds_and_not_for_minutes(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,7 +35,9 @@ def test_a_server_of_mlflow_that_does_not_answer_is_asked_again_for_seconds_and_
     assert 1 < sum(waited) < 30
 
 
-def test_mlflow_reads_a_run_that_was_killed_and_went_on_without_doubles(run: Path, tmp_path: Path) -> None:
+def test_mlflow_reads_a_run_that_was_killed_and_went_on_without_doubles(
+    run: Path, tmp_path: Path, add_rows: Callable[..., None], finish: Callable[..., None]
+) -> None:
     from mlflow.tracking import MlflowClient
 
     store = str(tmp_path / "store")
@@ -124,7 +116,7 @@ def test_mlflow_gets_metrics_of_ones_own_under_names_that_it_takes(run: Path) ->
 
 
 def test_mlflow_goes_on_in_a_run_that_was_moved_and_makes_nothing_where_it_was(
-    run: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, monkeypatch: pytest.MonkeyPatch, finish: Callable[..., None]
 ) -> None:
     from mlflow.tracking import MlflowClient
 
