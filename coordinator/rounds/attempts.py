@@ -107,7 +107,7 @@ class Attempts(Generic[S]):
         heard: list[tuple[DeviceReply, ...]] = []
         ended = False
         try:
-            for ordinal in itertools.count():
+            for position in itertools.count():
                 request = await self._numerics.compute(_advance, script, answer)
                 match request:
                     case _Ended():
@@ -123,14 +123,15 @@ class Attempts(Generic[S]):
                             )
                         return request.state
                     case Ask():
-                        ask_id = AskId(context.round, attempt, ordinal)
+                        # Server jobs don't count here, so methods with and without them ask the same devices.
+                        ask_id = AskId(context.round, attempt, len(heard))
                         answer = await self._asking.exchange(ask_id, request, context, tally)
                         heard.append(answer.devices)
                     case ServerJob():
                         # Before the first reply every attempt computes the same, so one result serves them all.
-                        place = context.round, attempt if heard else 0, ordinal
+                        shared = attempt if heard else 0
                         basis = await self._numerics.compute(self._basis, state, heard)
-                        answer = await self._run_job(request, *place, basis, tally)
+                        answer = await self._run_job(request, context.round, shared, position, basis, tally)
                     case _:
                         inner = isinstance(request, Generator)
                         raise ConfigurationError(

@@ -150,12 +150,33 @@ async def test_a_server_job_of_a_round_is_done_once_however_often_the_round_is_t
         return {"x": carry["x"] + 1}, False
 
     job = ServerJob("count", lambda: {"x": torch.zeros(1)}, step, steps=3, checkpoint_every=1)
-    make_fleet(script=lambda index, work: {"after": 900.0 if work.ask == "1.0.1" else 10.0})
+    make_fleet(script=lambda index, work: {"after": 900.0 if work.ask == "1.0.0" else 10.0})
     plan = make_plan(rounds=1, job=job)
     _, left = await play(plan)
     assert left.rows[0].attempts == 2
     assert [carry["x"].item() for carry in plan.algorithm.carries] == [3.0, 3.0]  # type: ignore[attr-defined]
     assert log.read_text() == "0 1 2 "
+
+
+async def test_rounds_with_server_jobs_ask_the_same_devices_by_the_same_names_as_rounds_without(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    asked: set[tuple[str, int]] = set()
+
+    def script(index: int, work: wire.Work) -> Any:
+        asked.add((work.ask, index))
+        return {"after": 10.0}
+
+    job = ServerJob("count", lambda: {"x": torch.zeros(1)}, lambda carry, index: (carry, True), 1, 1)
+    fleet = make_fleet(script=script)
+    _, left = await play(make_plan("without", asks=2))
+    await fleet.close()
+    assert all(row.selected < 2 * 6 for row in left.rows), "cohorts are drawn"
+    without = set(asked)
+    asked.clear()
+    make_fleet(script=script)
+    await play(make_plan("with", asks=2, job=job))
+    assert asked == without
 
 
 async def test_a_server_job_is_seen_to_advance_and_its_end_is_an_event(
