@@ -14,7 +14,7 @@ Digest = NewType("Digest", str)
 
 
 class AskId(NamedTuple):
-    """The name of one ask: the round, the attempt of the round, and the position among the asks of that attempt, from 0.
+    """The name of one ask: the round, its attempt, and the position among the asks of that attempt, from 0.
 
     On the wire and in file names it is written ``round.attempt.ordinal``.
     """
