@@ -17,7 +17,7 @@ from fedemu.algorithms.interface import Forest
 from fedemu.coordinator.sums.leaf import Leaf, widened
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.errors import ConfigurationError, FedemuError, ProtocolError
-from fedemu.protocol.host.files import refusal_of
+from fedemu.protocol.host.files import refusal_of, write_at
 from fedemu.protocol.host.mapping import mapped
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import TensorSpec
@@ -198,14 +198,8 @@ def _mapped(directory: Path, size: int, parts: Sequence[tuple[memoryview, int]])
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory, prefix="payload-", buffering=0) as file:
             for frame, offset in parts:
-                file.seek(offset)
-                _write_all(file.fileno(), frame.cast("B"))
+                write_at(file.fileno(), frame.cast("B"), offset)
             os.ftruncate(file.fileno(), size)
             return mapped(file.fileno(), size)
     except OSError as error:
         raise FedemuError(f"cannot keep a payload of {size} bytes in {directory}: {refusal_of(error)}") from error
-
-
-def _write_all(descriptor: int, data: memoryview) -> None:
-    while data.nbytes:
-        data = data[os.write(descriptor, data) :]

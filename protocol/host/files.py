@@ -99,12 +99,8 @@ class PartialFile:
         self._file = _open_locked(path)
 
     def write(self, data: Buffer, offset: int) -> None:
-        """Write all bytes of ``data`` from ``offset`` on; the kernel takes at most 2 GiB at a time."""
-        left = memoryview(data)
-        while left:
-            written = os.pwrite(self._file.fileno(), left, offset)
-            left = left[written:]
-            offset += written
+        """Write all bytes of ``data`` from ``offset`` on."""
+        write_at(self._file.fileno(), data, offset)
 
     def read(self, offset: int, length: int) -> bytes:
         """Read at most ``length`` bytes from ``offset`` on; there are fewer at the end of what was written."""
@@ -127,6 +123,15 @@ class PartialFile:
 
     def __exit__(self, *_: object) -> None:
         self.discard()
+
+
+def write_at(descriptor: int, data: Buffer, offset: int) -> None:
+    """Write all bytes of ``data`` from ``offset`` on; the kernel takes at most 2 GiB at a time. Raises OSError."""
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(descriptor, left, offset)
+        left = left[written:]
+        offset += written
 
 
 def remove_abandoned(folder: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
+from fedemu.protocol.host.files import write_at
 from fedemu.protocol.host.mapping import mapped
 
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -51,7 +52,7 @@ def seal(buffers: Sequence[Any]) -> list[memoryview] | None:
     try:
         os.ftruncate(descriptor, size)
         for buffer, offset in zip(views, offsets, strict=True):
-            _write(descriptor, buffer, offset)
+            write_at(descriptor, buffer, offset)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         whole = _opened(descriptor, size)
     except OSError:
@@ -105,9 +106,3 @@ def _opened(descriptor: int, size: int) -> memoryview:
 
 def _forget(address: int) -> None:
     os.close(_kept.pop(address))
-
-
-def _write(descriptor: int, data: memoryview, offset: int) -> None:
-    while data:
-        written = os.pwrite(descriptor, data, offset)
-        data, offset = data[written:], offset + written

@@ -164,13 +164,13 @@ def test_a_large_payload_lies_in_a_file_without_a_name(tmp_path: Path):
 def test_a_process_that_is_killed_while_it_writes_a_payload_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, write = [], os.write
+    seen, write = [], os.pwrite
 
-    def watched(descriptor: int, data: memoryview) -> int:
+    def watched(descriptor: int, data: memoryview, offset: int) -> int:
         seen.append([path.name for path in tmp_path.iterdir()])
-        return write(descriptor, data)
+        return write(descriptor, data, offset)
 
-    monkeypatch.setattr("os.write", watched)
+    monkeypatch.setattr("os.pwrite", watched)
     spill(tmp_path, 0, *on_the_wire({"model": {"weight": torch.ones(2**19)}}))
     assert seen == [[]]
 
