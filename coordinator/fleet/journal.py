@@ -5,7 +5,6 @@ A line is a JSON object, a space and the CRC-32 of the object's bytes. Earlier v
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import zlib
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import make_durable, named_failure, wait_for_disk
+from fedemu.protocol.host.files import append_line, make_durable, named_failure, wait_for_disk
 from fedemu.protocol.host.paths import exists, is_file
 
 
@@ -32,10 +31,7 @@ class LeaseJournal:
             make_durable(self._path.parent)
             is_new = not exists(self._path)
             with self._path.open("ab", buffering=0) as file:
-                before = os.fstat(file.fileno()).st_size
-                if file.write(line) != len(line):
-                    os.ftruncate(file.fileno(), before)  # or else a later line would be joined to this part
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                append_line(file, line)
                 os.fsync(file.fileno())
             if is_new:
                 wait_for_disk(self._path.parent)

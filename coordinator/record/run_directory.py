@@ -6,7 +6,6 @@ No torch is imported here until a model is written, because light processes make
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import io
@@ -31,6 +30,7 @@ from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.files import (
     GO_ON,
+    append_line,
     make_durable,
     named_failure,
     require_held,
@@ -270,12 +270,8 @@ class RunDirectory:
 
     def _append(self, log: str, values: Mapping[str, Any]) -> None:
         line = to_line(values)
-        file = self._logs[log]
         with named_failure(self.path / f"{log}.jsonl"):
-            before = os.fstat(file.fileno()).st_size
-            if file.write(line) != len(line):
-                os.ftruncate(file.fileno(), before)  # a full disk has taken only a part
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            append_line(self._logs[log], line)
             self._sums[log].update(line)
 
 

@@ -14,7 +14,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 from fedemu.protocol.errors import ConfigurationError, FedemuError, lacks_memory
 from fedemu.protocol.host.paths import exists
@@ -132,6 +132,17 @@ def write_at(descriptor: int, data: Buffer, offset: int) -> None:
         written = os.pwrite(descriptor, left, offset)
         left = left[written:]
         offset += written
+
+
+def append_line(file: BinaryIO, line: bytes) -> None:
+    """Append a line to a log, a file that is open without a buffer. Raises OSError, and appends nothing then.
+
+    A full disk may take a part of the line, to which a later one would be joined.
+    """
+    before = os.fstat(file.fileno()).st_size
+    if file.write(line) != len(line):
+        os.ftruncate(file.fileno(), before)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def remove_abandoned(folder: Path) -> None:
