@@ -6,26 +6,33 @@ One that was stopped uses no processor time. One whose GPU is stuck may use a lo
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Literal
 
 LEAST_SHARE: Final = 0.01
 """A process that uses less than this share of a core does nothing."""
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+"""The kernel counts the times of processes in units of which a second has so many."""
 LONGEST_STEP: Final = 10.0
 """The most seconds that count between two looks. More have passed if the looking process itself stood still."""
 
 
+def facts_of(pid: int | Literal["self"]) -> list[bytes]:
+    """The fields of ``man proc_pid_stat`` behind the name of a process, so from the third one on, its state.
+
+    Raises OSError if the process is gone, and on a system without /proc.
+    """
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+
+
 def processor_seconds(pid: int) -> float | None:
     """The processor time that a process has used, in seconds. None if it is gone, or on a system without /proc."""
-    if sys.platform != "linux":
-        return None
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        facts = facts_of(pid)
     except OSError:
         return None
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return (int(facts[11]) + int(facts[12])) / TICKS
 
 
 class Idleness:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from fedemu.protocol.host.idleness import processor_seconds
+from fedemu.protocol.host.idleness import TICKS, facts_of, processor_seconds
 
 VARIABLE: Final = "FEDEMU_TIMING"
 """The environment variable with the path of the file. Without it nothing is marked."""
@@ -87,21 +87,19 @@ def _exactly(pid: int) -> float:
 def used_by_ended(pid: int) -> float:
     """The CPU of the children of process ``pid`` that have ended, in seconds. 0 if that cannot be read."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        facts = facts_of(pid)
     except OSError:
         return 0.0
-    return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+    return (int(facts[13]) + int(facts[14])) / TICKS
 
 
 def _began() -> float:
     """When this process was started, by the monotonic clock. Now, on a system without /proc."""
     try:
-        with open("/proc/self/stat", "rb") as file:
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
+        ticks = int(facts_of("self")[19])
     except OSError:
         return time.monotonic()
-    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / TICKS
     return time.monotonic() - since_boot
 
 
