@@ -34,6 +34,11 @@ def to_arrays(tree: Tree) -> dict[str, Array]:
     return {name: _to_array(leaf) for name, leaf in tree.items()}
 
 
+def declared_dtypes(tree: Tree) -> dict[str, str]:
+    """The dtypes by name that the arrays of ``to_arrays`` do not show, as the wire wants them declared: bfloat16."""
+    return {name: "bfloat16" for name, leaf in tree.items() if leaf.dtype == torch.bfloat16}
+
+
 def from_arrays(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
     """The arrays as tensors over the same memory. An array is copied if its alignment or its byte order does not fit.
 

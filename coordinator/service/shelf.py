@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
-import torch
-
 from fedemu.algorithms.interface import Forest, Tree
-from fedemu.algorithms.trees import to_arrays
+from fedemu.algorithms.trees import declared_dtypes, to_arrays
 from fedemu.protocol.blobs.downloads import CHUNK
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.blobs.tree_file import encode_tree
@@ -21,7 +19,7 @@ from fedemu.protocol.tensors import pack
 
 def pack_tree(tree: Tree) -> tuple[tuple[TensorSpec, ...], list[memoryview]]:
     """A tree as specs and frames of a message."""
-    return pack(to_arrays(tree), _bfloat16(tree))
+    return pack(to_arrays(tree), declared_dtypes(tree))
 
 
 class Shelf:
@@ -54,7 +52,7 @@ class Shelf:
         """Publish the trees of one ask, one blob per key, and remove those of old asks."""
         refs = []
         for key, tree in shared.items():
-            data = encode_tree(to_arrays(tree), _bfloat16(tree))
+            data = encode_tree(to_arrays(tree), declared_dtypes(tree))
             refs.append(BlobRef(key=key, digest=self._store.put(data), size=len(data)))
         digests = frozenset(Digest(ref.digest) for ref in refs)
         if not self._recent or digests != self._recent[-1]:
@@ -85,8 +83,3 @@ class Shelf:
     def _require(self, digest: Digest) -> None:
         if digest not in self._kept and not any(digest in recent for recent in self._recent):
             raise BlobError(f"The blob {digest} does not belong to this run, or its ask is over.")
-
-
-def _bfloat16(tree: Tree) -> dict[str, str]:
-    """The dtypes of the leaves that ``to_arrays`` turns into the uint16 of their bits."""
-    return {name: "bfloat16" for name, leaf in tree.items() if leaf.dtype == torch.bfloat16}

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from fedemu.algorithms.interface import Forest, Tree
-from fedemu.algorithms.trees import flatten, from_arrays, to_arrays
+from fedemu.algorithms.trees import declared_dtypes, flatten, from_arrays, to_arrays
 from fedemu.device.bus import INDICES, SEALED, Done, JobFailed, SharedFile, Train, TrainJob
 from fedemu.device.compute.executors.executor import Job, JobResult
 from fedemu.device.compute.shell import Answer
@@ -236,9 +235,9 @@ def _encode(train: Train, job: TrainJob, result: JobResult, sample_bytes: int, s
         buffered = len(result.buffer)
         buffered_bytes = buffered * sample_bytes + sum(leaf.nbytes for leaf in result.buffer.notes.values())
     if kept:
-        write_own(Path(job.next_own), to_arrays(kept), _bfloat16(kept))
+        write_own(Path(job.next_own), to_arrays(kept), declared_dtypes(kept))
     payload = flatten(result.payload)
-    specs, frames = pack(to_arrays(payload), _bfloat16(payload))
+    specs, frames = pack(to_arrays(payload), declared_dtypes(payload))
     done = Done(
         device=job.device,
         ask=train.ask,
@@ -257,10 +256,6 @@ def _encode(train: Train, job: TrainJob, result: JobResult, sample_bytes: int, s
 
 def _nbytes(result: JobResult) -> int:
     return sum(leaf.nbytes for tree in (*result.payload.values(), result.own) for leaf in tree.values())
-
-
-def _bfloat16(leaves: Mapping[str, Tensor]) -> dict[str, str]:
-    return {name: "bfloat16" for name, leaf in leaves.items() if leaf.dtype == torch.bfloat16}
 
 
 def _failed(train: Train, job: TrainJob, reason: str, detail: str) -> Answer:

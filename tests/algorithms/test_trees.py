@@ -12,6 +12,7 @@ import torch
 from fedemu.algorithms.trees import (
     ALIGNMENT,
     add,
+    declared_dtypes,
     flatten,
     from_arrays,
     model_digest,
@@ -50,7 +51,7 @@ def test_bfloat16_travels_as_the_bits_of_uint16() -> None:
 @pytest.mark.parametrize("shape", [(2,), (), (0, 3), (2, 35)])
 def test_a_tree_comes_back_from_its_file_with_its_dtypes(shape: tuple[int, ...]) -> None:
     tree = {"half": torch.full(shape, -1.5, dtype=torch.bfloat16), "odd": torch.ones(3, dtype=torch.float16)}
-    back = from_arrays(decode_tree(encode_tree(to_arrays(tree), {"half": "bfloat16"})))
+    back = from_arrays(decode_tree(encode_tree(to_arrays(tree), declared_dtypes(tree))))
     assert {name: leaf.dtype for name, leaf in back.items()} == {"half": torch.bfloat16, "odd": torch.float16}
     assert all(torch.equal(back[name], leaf) for name, leaf in tree.items())
 
