@@ -138,8 +138,7 @@ def _read(directory: Path, round: int) -> tuple[dict[str, Any], dict[str, Tensor
         content = path.read_bytes()
         if document.get("tensors_sha256", digest := digest_of(content)) != digest:
             raise DamagedError(f"{path} is damaged: its checksum is wrong")
-        # The clone lies in memory that torch aligns. Offsets in a file are not aligned.
-        return document, {name: tensor.clone() for name, tensor in deserialize(content).items()}
+        return document, _tensors(content)
     except OSError as error:
         raise DamagedError(f"{path} cannot be read ({error.strerror})") from error
     except (ValueError, safetensors.SafetensorError) as error:
@@ -184,8 +183,8 @@ def load_job(
     """
     for path in reversed(_job_files(directory, round, attempt, ordinal)):
         with contextlib.suppress(OSError, ValueError, KeyError, safetensors.SafetensorError):
-            tensors, metadata = _read_tensors(path)
-            facts = json.loads(metadata["job"])
+            content = path.read_bytes()
+            tensors, facts = _tensors(content), json.loads(_metadata(content)["job"])
             carry = {name: tensors[name] for name in facts["names"]}
             expected = {"sha256": _checksum(carry), "basis": facts.get("basis") if basis is None else basis}
             if all(facts.get(name, value) == value for name, value in expected.items()):  # old files lack some facts
@@ -219,13 +218,16 @@ def _job_files(directory: Path, round: int, attempt: int, ordinal: int) -> list[
     return [steps[step] for step in sorted(steps)]
 
 
-def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file, and its metadata. The library's ``safe_open`` would lose memory with each tensor."""
-    content = path.read_bytes()
-    # The clone lies in memory that torch aligns. Offsets in a file are not aligned.
-    tensors = {name: tensor.clone() for name, tensor in deserialize(content).items()}
+def _tensors(content: bytes) -> dict[str, Tensor]:
+    """The tensors of a file. Each lies in memory that torch aligns; offsets in a file are not aligned."""
+    return {name: tensor.clone() for name, tensor in deserialize(content).items()}
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """The metadata of a file. The library's ``safe_open`` tells them, too, but would lose memory with each tensor."""
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    return tensors, header.get("__metadata__", {})
+    found: dict[str, str] = header.get("__metadata__", {})
+    return found
 
 
 def _drop_others(directory: Path, round: int, tensors: str) -> None:
