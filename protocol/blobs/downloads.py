@@ -32,9 +32,7 @@ class Download:
         try:
             self._file = PartialFile(path)
         except OSError as error:
-            raise UnwritableError(
-                f"the blob {digest} cannot be written to {path.parent}: {refusal_of(error)}"
-            ) from error
+            raise unwritable(path, error) from error
 
     def receive(self, offset: int, size: int, data: Buffer) -> bool:
         """Take the bytes from ``offset`` on. Returns whether the blob is now complete, verified and in its place.
@@ -49,9 +47,7 @@ class Download:
             self._place()
         except OSError as error:
             self.close()
-            raise UnwritableError(
-                f"the blob {self.digest} cannot be written to {self.path.parent}: {refusal_of(error)}"
-            ) from error
+            raise unwritable(self.path, error) from error
         except BlobError:
             self.close()
             raise
@@ -98,6 +94,11 @@ class Download:
         if found != self.digest:
             raise BlobError(f"the blob {self.digest} arrived with the digest {found}; it has to be fetched again")
         self._file.put_in_place()
+
+
+def unwritable(path: Path, error: OSError) -> UnwritableError:
+    """The error if the system refuses to write a blob to its ``path``, whose name is its digest."""
+    return UnwritableError(f"the blob {path.name} cannot be written to {path.parent}: {refusal_of(error)}")
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Container
 from pathlib import Path
 
-from fedemu.protocol.blobs.downloads import Download
+from fedemu.protocol.blobs.downloads import Download, unwritable
 from fedemu.protocol.codec import Buffer
-from fedemu.protocol.errors import BlobError, UnwritableError
+from fedemu.protocol.errors import BlobError
 from fedemu.protocol.host.files import PartialFile, refusal_of, remove_abandoned
 from fedemu.protocol.host.mapping import mapped
 from fedemu.protocol.host.paths import exists
@@ -91,9 +91,7 @@ class BlobStore:
                     file.write(data, 0)
                     file.put_in_place()
             except OSError as error:
-                raise UnwritableError(
-                    f"the blob {digest} cannot be written to {path.parent}: {refusal_of(error)}"
-                ) from error
+                raise unwritable(path, error) from error
             self._verified.add(digest)
         return digest
 
