@@ -53,8 +53,10 @@ class BlobStore:
     def has(self, digest: Digest) -> bool:
         """Whether the blob is here, whole."""
         path = self.path(digest)
-        if digest in self._verified or not exists(path):
-            return exists(path)
+        if not exists(path):
+            return False
+        if digest in self._verified:
+            return True
         try:
             if digest_of_file(path) == digest:
                 self._verified.add(digest)
