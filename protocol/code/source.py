@@ -52,11 +52,11 @@ def files_of(place: str) -> dict[str, Path]:
         if main.name == "__init__.py":
             files = {file.relative_to(main.parent).as_posix(): file for file in main.parent.rglob("*.py")}
     found = {file.resolve() for file in files.values()}
-    waiting = [(name, file, _package_of(place, package, name)) for name, file in files.items()]
+    waiting = [(file, _package_of(place, package, name)) for name, file in files.items()]
     if package:
         _add(package, files, found, waiting)
     while waiting:
-        _, file, around = waiting.pop()
+        file, around = waiting.pop()
         for module in _imports(file, around):
             _add(module, files, found, waiting)
         if len(files) > MOST_FILES:
@@ -97,8 +97,11 @@ def interpreter() -> list[str]:
     return [sys.executable] if here else [sys.executable, "-P"]
 
 
-def _add(module: str, files: dict[str, Path], found: set[Path], waiting: list[tuple[str, Path, str]]) -> None:
-    """Add the files that an import of ``module`` would run, if they are the user's own and were not found before."""
+def _add(module: str, files: dict[str, Path], found: set[Path], waiting: list[tuple[Path, str]]) -> None:
+    """Add the files that an import of ``module`` would run, if they are the user's own and were not found before.
+
+    Those whose imports are to be looked at are ``waiting``, each with the package in which it stands.
+    """
     for name, spec in _specs(module):
         if not spec.has_location or spec.origin is None:
             continue
@@ -108,7 +111,7 @@ def _add(module: str, files: dict[str, Path], found: set[Path], waiting: list[tu
         if file.resolve() not in found:
             found.add(file.resolve())
             files[f"import {name}"] = file
-            waiting.append((name, file, name if file.name == "__init__.py" else name.rpartition(".")[0]))
+            waiting.append((file, name if file.name == "__init__.py" else name.rpartition(".")[0]))
 
 
 def _imports(file: Path, package: str) -> Iterator[str]:
