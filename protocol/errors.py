@@ -1,4 +1,4 @@
-"""Every error that fedemu raises on purpose.
+"""The errors that fedemu raises on purpose. Rooms have a few more, which are kinds of these.
 
 FedemuError
 ├── ConfigurationError      exit 2: a setting, a file or an argument is wrong
@@ -14,7 +14,8 @@ FedemuError
 ├── QuorumError             exit 3: too few replies in every attempt of a round
 ├── UnreachableError        exit 3: the other side never came, or is gone for good
 ├── Interrupted             exit 4: stopped by a signal; the run can be resumed from its checkpoint
-└── TrainingError           a program failed on a device's data; the outcome is ``failed``
+├── TrainingError           a program failed on a device's data; the outcome is ``failed``
+└── MachineFault            there was no memory, or a GPU failed; another process does the job
 
 A run that diverges is not an error: it ends with the outcome ``diverged``.
 """

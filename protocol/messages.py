@@ -14,6 +14,7 @@ from msgspec import Meta
 
 PROTOCOL_VERSION = 1
 UNABLE = "unable"
+"""The reason of the Bye by which a machine tells that it cannot take part, or go on. Its ``detail`` says why."""
 REVOKED = "revoked"
 """The reason of the Bye by which an edge tells that a machine behind it is not approved any more."""
 SILENT = "silent"
@@ -176,7 +177,7 @@ class Declined(Message):
 
 
 class Bye(Message):
-    """The device leaves. With the reason ``UNABLE`` a machine cannot take part, or go on, and ``detail`` says why."""
+    """The device or the machine leaves. ``detail`` goes with the reason ``UNABLE``: a sentence for people."""
 
     reason: Name = ""
     detail: Sentence = ""

@@ -111,8 +111,9 @@ def run(job: ServerJob, place: Place, stepped: Callable[[int], None]) -> None:
     """Run the job to its end, from its newest checkpoint or from its beginning.
 
     Where there may be a checkpoint, the carry is replaced by what a load would give back, on the device where it lies.
-    So a job that was killed computes with the same bits in the same memory layout as one that was not. There is one
-    the first time, and then if the last is older than ``SAVE_SECONDS``. It also draws the same numbers in each step.
+    So a job that was killed computes with the same bits in the same memory layout as one that was not. It also draws
+    the same numbers in each step. A checkpoint is written there the first time, and later whenever the last one is
+    older than ``SAVE_SECONDS``.
     """
 
     def keep(finished: bool) -> None:

@@ -1,6 +1,6 @@
 """ZMTP 3.0, the protocol of ZeroMQ connections, as far as a DEALER or ROUTER without keys needs it. Without sockets.
 
-The specification is https://rfc.zeromq.org/spec/23/. ``line.py`` uses this within a machine, where the threads of the
+The specification is https://rfc.zeromq.org/spec/23/. ``line.py`` uses this in processes in which the threads of the
 ZeroMQ library would cost more than the messages.
 
 There is one extension. If both sides have told in their handshake that they take sealed memory (``SEALED``), a large
