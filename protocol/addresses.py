@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.files import refusal_of
+from fedemu.protocol.host.paths import LONGEST_OF_SOCKET
 
 if TYPE_CHECKING:
     from zmq import ZMQError
 
 BACKLOG: Final = 4096
 """The most connections that wait to be accepted. A fleet of thousands connects within a second."""
-_LONGEST_IPC_PATH: Final = 107
 
 _REASONS: Final = {
     errno.EADDRINUSE: "it is in use by another process; choose another port or path, or stop that process",
@@ -30,7 +30,7 @@ _REASONS: Final = {
     errno.EPROTONOSUPPORT: "only tcp:// and ipc:// are supported",
     errno.ENOENT: "its folder does not exist",
     errno.ENOTDIR: "its folder does not exist",
-    errno.ENAMETOOLONG: f"the path is longer than {_LONGEST_IPC_PATH} bytes; choose a shorter folder",
+    errno.ENAMETOOLONG: f"the path is longer than {LONGEST_OF_SOCKET} bytes; choose a shorter folder",
 }
 
 
@@ -44,7 +44,7 @@ def check_address(address: str, listening: bool) -> None:
             f"the address {address!r} starts with {scheme}://; only tcp:// and ipc:// are supported"
         )
     if scheme == "ipc":
-        if len(os.fsencode(rest)) > _LONGEST_IPC_PATH:
+        if len(os.fsencode(rest)) > LONGEST_OF_SOCKET:
             raise ConfigurationError(f"the address {address!r} is unusable: {_REASONS[errno.ENAMETOOLONG]}")
         return
     host, _, port = rest.rpartition(":")

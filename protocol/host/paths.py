@@ -12,6 +12,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
+LONGEST_OF_SOCKET: Final = 107
+"""The most bytes of the path of a socket."""
 _ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """What the system says of a path that leads nowhere."""
 

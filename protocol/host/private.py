@@ -19,13 +19,12 @@ from typing import Final
 
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import refusal_of
-from fedemu.protocol.host.paths import exists
+from fedemu.protocol.host.paths import LONGEST_OF_SOCKET, exists
 
 PREFIX: Final = "fedemu-private-"
 """The beginning of the names of these folders."""
 _LONGEST_NAME: Final = 16
 """The most bytes of the name of a socket in such a folder."""
-_LONGEST_PATH: Final = 107
 
 
 @contextmanager
@@ -116,7 +115,7 @@ def _make_in(place: Path) -> tuple[Path, int] | None:
     """A new locked folder in ``place``. None if paths in it are too long. Raises OSError if it takes no sockets."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
-        if len(os.fsencode(folder)) + 1 + _LONGEST_NAME > _LONGEST_PATH:
+        if len(os.fsencode(folder)) + 1 + _LONGEST_NAME > LONGEST_OF_SOCKET:
             folder.rmdir()
             return None
         lock = None
