@@ -13,7 +13,6 @@ import os
 import struct
 import termios
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -77,11 +76,9 @@ class Connections:
         loop: ReaderLoop,
         bounds: Bounds | None,
         broken: BrokenHandshakes | None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bounds = bounds or BOUNDLESS
         self._broken = broken
-        self._clock = clock
         self._open: dict[int, Connection] = {}
         self._by_peer: dict[bytes, Connection] = {}
         self._past: dict[bytes, None] = {}
@@ -136,7 +133,7 @@ class Connections:
             self._by_peer[peer] = connection
             self._silent.pop(connection.descriptor, None)
             self._strangers += 1
-        connection.heard = self._clock()
+        connection.heard = time.monotonic()
         return True
 
     @property
@@ -174,7 +171,7 @@ class Connections:
         if self._freed:
             self._freed = False
             give_memory_back()  # what is kept would hide the next connection's
-        now = self._clock()
+        now = time.monotonic()
         self._doubtful = [each for each in self._doubtful if not self._is_gone(each)]
         if self._has_grown() or now >= self._due:
             suspects = self._judge(now)
@@ -189,7 +186,7 @@ class Connections:
 
     def _look_at_memory(self) -> None:
         self._watch = None
-        if self._has_grown() and self._judge(self._clock(), strangers_only=True):
+        if self._has_grown() and self._judge(time.monotonic(), strangers_only=True):
             self._due = 0.0
         self._keep_watch()
 
@@ -272,7 +269,7 @@ class Connections:
         self._gone(descriptor)
         if inode is None:
             return None
-        made = self._open[descriptor] = self._silent[descriptor] = Connection(descriptor, inode, self._clock())
+        made = self._open[descriptor] = self._silent[descriptor] = Connection(descriptor, inode, time.monotonic())
         return made
 
     def _is_gone(self, connection: Connection) -> bool:

@@ -61,7 +61,6 @@ class DirectRouter:
         linger_seconds: float,
         buffer: memoryview,
         over: Callable[[DirectRouter], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._door, self.address = _listen(address)
         self.bytes_received = 0
@@ -75,7 +74,6 @@ class DirectRouter:
         self._linger = linger_seconds
         self._buffer = buffer
         self._over = over
-        self._clock = clock
         self._peers: dict[bytes, _Peer] = {}
         self._names = itertools.count(random.getrandbits(32))
         self._timer: Any = None
@@ -110,7 +108,7 @@ class DirectRouter:
     def look(self) -> None:
         if not self._closed:
             require_door(self.address)
-        now, bounds = self._clock(), self._bounds
+        now, bounds = time.monotonic(), self._bounds
         strangers = [peer for peer in self._peers.values() if not (peer.spoken and bounds.knows(peer.name))]
         strangers.sort(key=lambda peer: peer.heard)
         too_many = len(strangers) - bounds.strangers
@@ -172,7 +170,7 @@ class DirectRouter:
 
     def _welcome(self, sock: socket.socket) -> None:
         name = b"\0" + (next(self._names) % 2**32).to_bytes(4, "big")
-        peer = _Peer(name, self._clock())
+        peer = _Peer(name, time.monotonic())
         try:
             peer.line = Line(
                 self._watch,
@@ -198,7 +196,7 @@ class DirectRouter:
     def _take(self, peer: _Peer, frames: list[Buffer]) -> None:
         if self._closed:
             return
-        peer.heard, peer.spoken = self._clock(), True
+        peer.heard, peer.spoken = time.monotonic(), True
         self.bytes_received += sum(map(len, frames))
         if (stopped := self._screen(peer.name, frames)) is not None:
             self._rejected(peer.name, stopped)
