@@ -46,9 +46,9 @@ class Exchange:
         observers: Observers,
         apart: Apart,
         sink: Sink,
-        branches: Branches[Contribution] | None = None,
+        branches: Branches[Contribution] | None,
     ) -> None:
-        """``sink`` gets what is accepted. With ``branches`` edges keep the replies.
+        """``sink`` gets what is accepted. With ``branches`` edges keep the replies; None if each comes by itself.
 
         ``refused`` is told the reason for which a reply cannot be used.
         """

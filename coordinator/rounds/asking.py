@@ -81,7 +81,7 @@ class Asking:
         numerics: Numerics,
         run: RunDirectory,
         observers: Observers,
-        holdings: Holdings | None = None,
+        holdings: Holdings | None,
     ) -> None:
         self._settings = settings
         self._service = service

@@ -48,7 +48,7 @@ class Rounds(Generic[S]):
         numerics: Numerics,
         beside: Numerics,
         observers: Observers,
-        computed: Callable[[], dict[str, Any]] = dict,
+        computed: Callable[[], dict[str, Any]],
     ) -> None:
         self.perturbed = standing.perturbed
         self._state = standing.state

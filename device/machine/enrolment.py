@@ -40,9 +40,9 @@ class Enrolment:
         host: str,
         *,
         compute: Compute | None = None,
-        leases: Iterable[str] = (),
-        connect_seconds: float = 60.0,
-        lost_seconds: float = 120.0,
+        leases: Iterable[str],
+        connect_seconds: float,
+        lost_seconds: float,
     ) -> None:
         self.granted: Granted | None = None
         self.state: Literal["seeking", "member"] = "seeking"

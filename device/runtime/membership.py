@@ -115,7 +115,7 @@ class Membership:
         """Stay without a connection for ``seconds``, then come back on a new one."""
         self.mode, self._back = "away", now + seconds
 
-    def fall_silent(self, seconds: float, now: float, until: float = math.inf) -> None:
+    def fall_silent(self, seconds: float, now: float, until: float) -> None:
         """Keep the connection open and say nothing for ``seconds``, but at least until the coordinator must notice.
 
         It notices after ``expiry`` seconds; one interval more is for its timer. The silence ends earlier if a message

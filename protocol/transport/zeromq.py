@@ -132,8 +132,8 @@ class ZmqRouter(Endpoint):
         rejected: Callable[[bytes, ProtocolError], None],
         screen: Screen,
         closed: Callable[[Endpoint], None],
-        keys: ServerKeys | None = None,
-        connections: Connections | None = None,
+        keys: ServerKeys | None,
+        connections: Connections | None,
     ) -> None:
         super().__init__(socket, loop, decoder, closed)
         self._approved = None if keys is None else keys.approved
@@ -268,7 +268,7 @@ class ZmqDealer(Endpoint):
         received: Callable[[Envelope], None],
         rejected: Callable[[ProtocolError], None],
         closed: Callable[[Endpoint], None],
-        watch: HandshakeWatch | None = None,
+        watch: HandshakeWatch | None,
     ) -> None:
         super().__init__(socket, loop, decoder, closed)
         self._received = received
