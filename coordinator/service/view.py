@@ -26,12 +26,8 @@ class FleetView:
         """
         roster, time = self._service.roster, self._service.timeline.time
         absent, online, away, crashed = (code(doing) for doing in ("absent", "online", "away", "crashed"))
-        columns = roster.columns
-        if roster.planned is None:
-            here, came = np.zeros(len(columns), bool), columns.incarnation >= 0
-            here[list(roster.connected)] = True
-        else:
-            here = came = roster.leases.held()
+        columns, here = roster.columns, roster.here()
+        came = columns.incarnation >= 0 if roster.planned is None else here
         states = np.where(roster.online(time) & (columns.away <= time), online, away).astype(np.uint8)
         states[~came] = absent
         cut_off = came & ~here
