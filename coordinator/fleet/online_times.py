@@ -48,10 +48,10 @@ class OnlineTimes:
 
     def arrival(self, time: float) -> float | None:
         """The first time from ``time`` on at which the device is on-line, None if none is known."""
-        place = bisect_right(self._starts, time) - 1
-        if place >= 0 and time < self._ends[place]:
+        online, _, end = self.spell(time)
+        if online:
             return time
-        return self._starts[place + 1] if place + 1 < len(self._starts) else None
+        return end if end < math.inf else None
 
 
 class AnnouncedTimes:
@@ -102,7 +102,7 @@ class AnnouncedTimes:
             for device, moment in zip(devices, since, strict=True)
             if (times := self._times.get(device)) is not None
         )
-        return min((arrival for arrival in arrivals if arrival is not None and arrival < math.inf), default=None)
+        return min((arrival for arrival in arrivals if arrival is not None), default=None)
 
 
 def horizon(time: float, seconds: float) -> float:
