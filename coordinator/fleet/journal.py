@@ -53,13 +53,13 @@ class LeaseJournal:
                 file.truncate(len(whole))
                 os.fsync(file.fileno())
         for number, line in enumerate(whole.splitlines(), 1):
-            text, _, checksum = line.rpartition(b"} ")
-            text = text + b"}" if text else line
+            before, has_checksum, checksum = line.rpartition(b"} ")
+            written = before + b"}" if has_checksum else line
             try:
-                entry = json.loads(text)
+                entry = json.loads(written)
             except (ValueError, RecursionError):
                 entry = None
-            if not isinstance(entry, dict) or (text is not line and b"%08x" % zlib.crc32(text) != checksum):
+            if not isinstance(entry, dict) or (has_checksum and b"%08x" % zlib.crc32(written) != checksum):
                 raise self._damaged(number)
             yield entry
 

@@ -105,8 +105,8 @@ class Leases:
             if not lease.fits(key):
                 raise RefusedError("lease_unknown", "This lease belongs to another machine's key; enrol without one.")
             if lease.peer is not None and not lease.hung_up:
-                host = f" on {lease.host}" if lease.host else ""
-                raise RefusedError("lease_taken", f"The lease is held by a live supervisor{host}.")
+                place = f" on {lease.host}" if lease.host else ""
+                raise RefusedError("lease_taken", f"The lease is held by a live supervisor{place}.")
             if key and not lease.key:
                 self._give(lease, key)
                 self._note({"owned": token, "key": key})

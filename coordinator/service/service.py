@@ -125,10 +125,9 @@ class Service:
 
         Of a fleet that sleeps each machine has to wake a device.
         """
-        settings = self._settings
-        missing, roster = self.roster.missing, self.roster
+        settings, roster = self._settings, self.roster
         came = await self._announced(
-            missing, roster.is_missing, settings.start_timeout, "the run gives up", START_SECONDS
+            roster.missing, roster.is_missing, settings.start_timeout, "the run gives up", START_SECONDS
         )
         if came and settings.clock == "wall":
             await self._let_return()
