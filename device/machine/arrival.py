@@ -110,7 +110,7 @@ class Arrival:
         """The number of this machine's devices."""
         return sum(stop - start for start, stop in self.granted.ranges)
 
-    @property
+    @cached_property
     def sleeping(self) -> bool:
         """Whether the devices sleep until they are asked."""
         wake = self._plan.code.wake
