@@ -134,7 +134,7 @@ class Fetches:
 
     def restart(self, now: float) -> Step:
         """The connection is a new one, so ask again for all chunks that have not come on the old one."""
-        return self._again(float("inf"), now)
+        return Step(self._again(math.inf, now), [], [])
 
     def tick(self, now: float) -> Step:
         """Ask again for chunks that have not come in time, and give up blobs that failed to come too often."""
@@ -148,7 +148,7 @@ class Fetches:
                     del self._fetches[digest]
                     self._store.abandon(digest)
                     lost.append((digest, BlobError(f"The coordinator does not send the blob {digest}.")))
-        return Step(self._again(now - PATIENCE, now).needs, [], lost)
+        return Step(self._again(now - PATIENCE, now), [], lost)
 
     def _adapt(self, length: int, seconds: float) -> None:
         """A chunk of so many bytes took so long. One that was asked for before the last change tells nothing new."""
@@ -157,14 +157,15 @@ class Fetches:
         elif length <= self._length and seconds > SLOW:
             self._length = max(length // 2, LEAST)
 
-    def _again(self, asked_until: float, now: float) -> Step:
+    def _again(self, asked_until: float, now: float) -> list[Need]:
+        """The requests for all chunks that were asked for by a time and have not come, and for others that now fit."""
         needs = []
         for digest, fetch in self._fetches.items():
             for offset, (length, _) in [each for each in fetch.asked.items() if each[1][1] <= asked_until]:
                 del fetch.asked[offset]
                 fetch.again.appendleft((offset, length))
             needs += self._ask(digest, now)
-        return Step(needs, [], [])
+        return needs
 
     def _ask(self, digest: Digest, now: float) -> list[Need]:
         fetch = self._fetches[digest]
