@@ -234,12 +234,11 @@ class ZmqRouter(Endpoint):
             if self._connections is not None and self._connections.parting:
                 self._connections.drained()
             return False
-        frames = self._frames()
-        if self._connections is None or self._connections.heard(peer, self._first):
-            self._handle(peer, key, frames)
-        else:
-            self._handle(peer, key, frames)
-            self._connections.last_heard(peer)
+        frames, connections = self._frames(), self._connections
+        is_there = connections is None or connections.heard(peer, self._first)
+        self._handle(peer, key, frames)
+        if connections is not None and not is_there:
+            connections.last_heard(peer)
         return True
 
     def _handle(self, peer: bytes, key: str, frames: Sequence[Buffer]) -> None:
