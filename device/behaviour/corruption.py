@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
 from fedemu.device.behaviour.faults import Corruption
-from fedemu.protocol.codec import ITEM_BYTES
+from fedemu.protocol.codec import ITEM_BYTES, Buffer
 from fedemu.protocol.messages import Result, TensorSpec
 
 
-def corrupt(result: Result, frames: Sequence[Any], kind: Corruption) -> tuple[Result, list[Any]]:
+def corrupt(result: Result, frames: Sequence[Buffer], kind: Corruption) -> tuple[Result, list[bytes]]:
     """The result with a payload that cannot be used.
 
     ``nan`` fills the first tensor of floats with NaN. ``shape`` gives the first tensor a wrong shape, with one element

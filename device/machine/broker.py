@@ -272,7 +272,7 @@ class Broker:
                 self._store.doubt(Digest(ref.digest))
         if isinstance(answer, Done) and answer.buffered is not None and answer.buffered_bytes is not None:
             self._observer.buffered(answer.device, answer.buffered, answer.buffered_bytes)
-        if isinstance(job.origin, bytes):
+        if job.origin is not None:
             self._router.send(job.origin, answer, frames)
 
     def _finished(self, trainer: int, finished: Finished) -> None:
@@ -286,7 +286,7 @@ class Broker:
         log.error("the job of device %d for ask %s is given up: %s", *job.key, why)
         self._observer.given_up()
         answer = JobFailed(device=job.submit.device, ask=job.submit.ask, reason=reason, detail=why)
-        if isinstance(job.origin, bytes):
+        if job.origin is not None:
             self._router.send(job.origin, answer)
 
     def _look(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from fedemu.device.bus import Submit
 from fedemu.protocol.ids import Digest
@@ -34,8 +33,8 @@ class QueuedJob:
     """
 
     submit: Submit
-    frames: Sequence[Any]
-    origin: Hashable
+    frames: Sequence[memoryview]
+    origin: bytes | None
     deaths: int = 0
 
     @property
@@ -156,7 +155,7 @@ class JobQueue:
         self._lacking.pop(key, None)
         self._behind.discard(key)
 
-    def abandon(self, origin: Hashable) -> None:
+    def abandon(self, origin: bytes) -> None:
         """A peer is gone, so forget its jobs that have not begun."""
         for job in [job for job in self._jobs.values() if job.origin == origin]:
             self.withdraw(job.key)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from fedemu.device.bus import Done, JobFailed, Joined, Submit, Withdraw
 from fedemu.device.process.poll_loop import PollLoop, Timer
 from fedemu.device.runtime.actions import Action, Connect, Crash, Disconnect, Leave, Retire, Send, Sleep, Tell
 from fedemu.device.runtime.runtime import DeviceRuntime
-from fedemu.protocol.codec import DOWN, Envelope
+from fedemu.protocol.codec import DOWN, Buffer, Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.transport.interface import Dealer, Dialer
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # a device process has a loop of its own, and does not import
     DeviceLoop = PollLoop | asyncio.AbstractEventLoop
 
 End = Crash | Leave | Sleep | Retire
-TellSupervisor = Callable[[Joined | Submit | Withdraw, Sequence[Any]], None]
+TellSupervisor = Callable[[Joined | Submit | Withdraw, Sequence[Buffer]], None]
 
 
 class DevicePeer:
@@ -53,7 +53,7 @@ class DevicePeer:
         """Begin this life after ``away`` seconds."""
         self._perform(self.runtime.start(self._loop.time(), away))
 
-    def trained(self, answer: Done | JobFailed, frames: Sequence[Any]) -> None:
+    def trained(self, answer: Done | JobFailed, frames: Sequence[Buffer]) -> None:
         """A trainer has answered a job of this device."""
         self._perform(self.runtime.trained(answer, frames, self._loop.time()))
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from fedemu.device.bus import ATTACH_SECONDS, TO_PROCESS, Asleep, Attach, Crashed, Done, JobFailed, Quit, Rouse
 from fedemu.device.pipe import Setup
@@ -21,7 +21,7 @@ from fedemu.device.process.birth import Birthplace
 from fedemu.device.process.peer import DevicePeer, End
 from fedemu.device.process.poll_loop import PollLoop
 from fedemu.device.runtime.actions import Crash, Leave, Retire, Sleep
-from fedemu.protocol.codec import Envelope
+from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.host.files import refusal_of
 from fedemu.protocol.messages import Message
@@ -111,7 +111,7 @@ class DeviceProcess:
     def _crash_alone(self, device: int, incarnation: int) -> None:
         self._bus.send(Crashed(device=device, incarnation=incarnation))
 
-    def _tell(self, message: Message, frames: Sequence[Any]) -> None:
+    def _tell(self, message: Message, frames: Sequence[Buffer]) -> None:
         self._bus.send(message, frames)
 
     def _received(self, envelope: Envelope) -> None:

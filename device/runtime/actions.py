@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fedemu.device.bus import Joined, Submit, Withdraw
+from fedemu.protocol.codec import Buffer
 from fedemu.protocol.messages import Up
 
 
@@ -15,7 +15,7 @@ class Send:
     """Send a message to the coordinator."""
 
     message: Up
-    frames: Sequence[Any] = ()
+    frames: Sequence[Buffer] = ()
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Tell:
     """Send a message to the supervisor, over the bus."""
 
     message: Joined | Submit | Withdraw
-    frames: Sequence[Any] = ()
+    frames: Sequence[Buffer] = ()
 
 
 @dataclass(frozen=True)

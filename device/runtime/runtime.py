@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, assert_never
+from typing import assert_never
 
 from fedemu.device.behaviour.availability import TooFarAhead
 from fedemu.device.behaviour.behaviour import Behaviour
@@ -20,6 +20,7 @@ from fedemu.device.runtime.membership import Membership
 from fedemu.device.runtime.wall import WallClock
 from fedemu.device.runtime.work import WorkInHand, announcement, replies, submission, take_in_hand
 from fedemu.protocol import messages as wire
+from fedemu.protocol.codec import Buffer
 from fedemu.protocol.ids import AskId
 
 MAX_INTERVALS = 65_536
@@ -72,7 +73,7 @@ class DeviceRuntime:
                 actions += self._send(held, now) if held.phase == "trained" else self._drop_out(held, now)
         return actions
 
-    def receive(self, message: wire.Down, frames: Sequence[Any], now: float) -> list[Action]:
+    def receive(self, message: wire.Down, frames: Sequence[Buffer], now: float) -> list[Action]:
         """A message has come from the coordinator, on the present connection."""
         if not self.member.heard(now):
             match message:
@@ -108,7 +109,7 @@ class DeviceRuntime:
             case _:
                 assert_never(message)
 
-    def trained(self, answer: Done | JobFailed, frames: Sequence[Any], now: float) -> list[Action]:
+    def trained(self, answer: Done | JobFailed, frames: Sequence[Buffer], now: float) -> list[Action]:
         """A trainer has done the job of this device, or the job failed."""
         held = self._in_hand.get(answer.ask)
         if isinstance(answer, Done) and answer.wrote_own:
@@ -167,7 +168,7 @@ class DeviceRuntime:
             if held.phase == "trained" and held.schedule.corruption is not None
         ]
 
-    def _work(self, work: wire.Work, frames: Sequence[Any], now: float) -> list[Action]:
+    def _work(self, work: wire.Work, frames: Sequence[Buffer], now: float) -> list[Action]:
         if self._store.versions:
             self._store.supersede(AskId.parse(work.state) if work.state else None, work.durable_round)
         self._time = max(self._time, work.start)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from msgspec.structs import replace
@@ -18,6 +18,7 @@ from fedemu.device.memory.holding import Holding
 from fedemu.device.memory.store import OwnStore
 from fedemu.device.memory.stream import DeviceStream
 from fedemu.device.runtime.actions import Send, Tell
+from fedemu.protocol.codec import Buffer
 from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import Failed, Result, Scheduled, TensorSpec, Work
 
@@ -31,7 +32,7 @@ class WorkInHand:
 
     ask: AskId
     work: Work
-    frames: Sequence[Any]
+    frames: Sequence[Buffer]
     schedule: Schedule
     holding: Holding
     phase: Literal["scheduled", "training", "trained"] = "scheduled"
@@ -42,7 +43,7 @@ class WorkInHand:
     due: float = math.inf
     """The time on the monotonic clock at which to do the next thing: drop out as planned, or send the result."""
 
-    def renew(self, work: Work, frames: Sequence[Any]) -> bool:
+    def renew(self, work: Work, frames: Sequence[Buffer]) -> bool:
         """Take ``work`` for the work in hand if it asks the same. Otherwise return False, and change nothing.
 
         The coordinator's durable round may have advanced, and it may have begun another life: if it asks the same, the
@@ -62,7 +63,7 @@ class WorkInHand:
 
 
 def take_in_hand(
-    work: Work, frames: Sequence[Any], behaviour: Behaviour, stream: DeviceStream, store: OwnStore
+    work: Work, frames: Sequence[Buffer], behaviour: Behaviour, stream: DeviceStream, store: OwnStore
 ) -> WorkInHand:
     """Schedule work that has come, by the device's samples and behaviour."""
     ask = AskId.parse(work.ask)
@@ -112,7 +113,7 @@ def submission(held: WorkInHand, device: DeviceId, stream: DeviceStream, store: 
     return Tell(job, (*frames, *held.frames))
 
 
-def replies(held: WorkInHand, answer: Done | JobFailed, frames: Sequence[Any]) -> list[Send]:
+def replies(held: WorkInHand, answer: Done | JobFailed, frames: Sequence[Buffer]) -> list[Send]:
     """The messages that tell the coordinator how a job ended, with the planned faults of the schedule."""
     if isinstance(answer, JobFailed):
         failed = Failed(ask=answer.ask, reason=answer.reason, detail=answer.detail, epoch=held.work.epoch)

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
-from fedemu.protocol.host.files import write_at
+from fedemu.protocol.host.files import Buffer, write_at
 from fedemu.protocol.host.mapping import mapped
 
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -35,7 +35,7 @@ class Place(NamedTuple):
     offset: int
 
 
-def seal(buffers: Sequence[Any]) -> list[memoryview] | None:
+def seal(buffers: Sequence[Buffer]) -> list[memoryview] | None:
     """Copies of buffers in sealed memory, read-only. None if there is no room for them.
 
     The buffers must not all be empty. The memory is given back when nothing refers to the copies any more.

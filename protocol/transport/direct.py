@@ -13,7 +13,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from fedemu.protocol.addresses import check_address
 from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
@@ -21,7 +21,7 @@ from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.lookup import Lookup, Lookups, Target
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.direct_router import DirectRouter
-from fedemu.protocol.transport.interface import Bounds, Screen, let_all_pass
+from fedemu.protocol.transport.interface import Bounds, Handle, Screen, let_all_pass
 from fedemu.protocol.transport.line import Line, SocketLoop, incoming_for, read_buffer
 
 _MOST_WAITING: Final = 2000
@@ -170,7 +170,7 @@ class DirectDealer:
         """Whether the Dealer is closed. It may still have something to send."""
         self._over = False
         self._pause = _RECONNECT_SECONDS[0]
-        self._timer: Any = None
+        self._timer: Handle | None = None
         self._line: Line | None = None
         self._looking: Lookup | None = None
         """The question where the host is, while nobody has answered it."""

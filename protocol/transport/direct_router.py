@@ -13,14 +13,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from fedemu.protocol.addresses import BACKLOG, check_address, reason, refuse_taken, require_door
 from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
 from fedemu.protocol.errors import ConfigurationError, ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.descriptors import Turns
-from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, Screen
+from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, Handle, Screen
 from fedemu.protocol.transport.line import Line, SocketLoop, incoming_for
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class DirectRouter:
         self._over = over
         self._peers: dict[bytes, _Peer] = {}
         self._names = itertools.count(random.getrandbits(32))
-        self._timer: Any = None
+        self._timer: Handle | None = None
         self._closed = False
         self._watch = Turns(loop)
         self._open_door()

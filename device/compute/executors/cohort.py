@@ -63,7 +63,7 @@ class Cohort:
     examples: NDArray[np.int64]
     label_counts: NDArray[np.int64]
     stages: Sequence[Lines]
-    facts: tuple[Tensor, ...]
+    facts: tuple[Tensor, Tensor]
     """The facts in the two tensors that ``unpacked`` takes, with one row per job."""
     own: Tree
     each: Tree
@@ -289,7 +289,7 @@ def _facts(
     steps: NDArray[np.int64],
     label_counts: NDArray[np.int64],
     device: torch.device,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor]:
     rates = {key: program.learning_rate(*key) for key in {(job.round, job.task) for job in jobs}}
     rows = [(job.round, job.task, job.own is None, job.device) for job in jobs]
     counts = np.concatenate([examples[:, None], steps[:, None], np.array(rows, np.int64), label_counts], axis=1)
