@@ -132,7 +132,7 @@ class Forker:
                 return
             if pid in self._children:
                 number = self._children.pop(pid)
-                self.say(Ended(number=number, pid=pid, code=os.waitstatus_to_exitcode(status)))
+                self.say(Ended(number=number, code=os.waitstatus_to_exitcode(status)))
 
     def _end_children(self) -> None:
         for pid in self._children:

@@ -69,7 +69,6 @@ class Ended(Message):
     """
 
     number: Index
-    pid: Index
     code: int
 
 

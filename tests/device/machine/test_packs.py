@@ -196,7 +196,7 @@ async def test_the_death_of_a_pack_is_told_for_each_device_in_it_and_another_tak
     machine.packs.wake([4, 7, 9])
     machine.join(4, 7, 9)
     zygotes[0].say(Forked(number=0, pid=7_777_777))
-    zygotes[0].say(Ended(number=0, pid=7_777_777, code=-9))
+    zygotes[0].say(Ended(number=0, code=-9))
     await until(lambda: machine.ended == [0], "the end of a pack")
     assert (machine.died, dict(machine.packs.pids)) == ([life(4), life(7)], {})
     assert machine.counts["awake"] == 1
@@ -341,7 +341,7 @@ async def test_devices_that_have_retired_live_again_when_their_machine_gets_its_
         zygotes[0].say(Forked(number=number, pid=7_777_777))
     for device in (4, 5):
         here.joined(*life(device))
-    zygotes[0].say(Ended(number=1, pid=7_777_777, code=RETIRED))
+    zygotes[0].say(Ended(number=1, code=RETIRED))
     await until(lambda: len(here.pids) == 1, "the end of one of them")
     here.wanted_again(lambda number, lives: roused.append((number, [*lives])))
     await until(lambda: len(zygotes[0].forked) == 3, "its next life")
@@ -350,7 +350,7 @@ async def test_devices_that_have_retired_live_again_when_their_machine_gets_its_
     assert (number, [device for device, _ in lives]) == (0, [4, 5])
     assert all(life(4, 1)[1] < incarnation < life(4, 2)[1] for _, incarnation in lives)
     here.joined(*lives[0])  # device 4 had retired; 5 lives on
-    zygotes[0].say(Ended(number=0, pid=7_777_777, code=-9))
+    zygotes[0].say(Ended(number=0, code=-9))
     await until(lambda: len(zygotes[0].forked) == 4, "the next life of the other process")
     assert died == [lives[0], life(5)], "the coordinator is told of lives that it knows"
     assert zygotes[0].forked[3].lives == ((4, lives[0][1] + BIRTH_STRIDE), life(5, 2))
@@ -374,7 +374,7 @@ async def test_a_process_is_given_up_that_ends_again_and_again_without_joining_a
         assert failures == []
         if joins:
             alone.joined(4, FIRST + number * BIRTH_STRIDE)
-        zygotes[0].say(Ended(number=0, pid=7_777_777, code=code))
+        zygotes[0].say(Ended(number=0, code=code))
     await until(lambda: failures, "the end of the machine")
     assert str(failures[0]) == (
         "Device process 0 failed 2 times in a row; at last it ended with code 5; see the output above."

@@ -117,7 +117,7 @@ async def test_a_trainer_that_is_about_to_be_started_again_is_started_once_if_th
     nursery = Nursery(lambda: following)
     async with launched(nursery, 2, pytest.fail) as trainers:
         await until(lambda: len(trainers.pids) == 2, "the trainers were forked")
-        nursery.heard(Ended(number=0, pid=1, code=-9))
+        nursery.heard(Ended(number=0, code=-9))
         nursery.end.set_result(-9)
         await until(lambda: following.forked, "the next nursery has forked")
         assert following.forked == [0, 1]
@@ -156,10 +156,10 @@ async def test_a_trainer_that_ends_again_and_again_before_it_is_ready_ends_the_m
             await until(lambda: 1 in trainers.pids, "trainer 1 was forked")
             if ready:
                 trainers.ready(1)
-            nursery.heard(Ended(number=1, pid=1, code=3))
+            nursery.heard(Ended(number=1, code=3))
             assert told == []
         await until(lambda: 1 in trainers.pids, "trainer 1 was forked")
-        nursery.heard(Ended(number=1, pid=1, code=4))
+        nursery.heard(Ended(number=1, code=4))
         assert (nursery.forked, dict(trainers.pids)) == ([0, 1, 1, 1, 1], {0: 2**22 + 1})
     assert str(told[0]) == "Trainer 1 failed 2 times in a row; at last it ended with code 4."
 
@@ -179,7 +179,7 @@ async def test_a_trainer_that_tells_why_it_cannot_go_on_is_killed_and_quoted(
             pid = trainers.pids[0]
             trainers.faulty(0, fault)
             assert killed.pop() == (pid, signal.SIGKILL)
-            nursery.heard(Ended(number=0, pid=pid, code=-9))
+            nursery.heard(Ended(number=0, code=-9))
     assert ended == [
         (0, "could not go on: the GPU is hot"),
         (0, "could not go on: device 3: no memory, mine.py:10"),
@@ -199,7 +199,7 @@ async def test_a_trainer_that_the_system_does_not_let_start_is_tried_again_and_t
     async with launched(nursery, 1, told.append) as trainers:
         await until(lambda: 0 in trainers.pids, "trainer 0 was forked")
         trainers.ready(0)
-        nursery.heard(Ended(number=0, pid=1, code=-9))
+        nursery.heard(Ended(number=0, code=-9))
         await until(lambda: nursery.forked == [0, 0], "trainer 0 was forked again")
         nursery.heard(NotForked(number=0, detail="no room"))
         await until(lambda: nursery.forked == [0, 0, 0], "trainer 0 was forked once more")
