@@ -25,7 +25,7 @@ from fedemu.protocol.wording import refusal
 
 READ_BYTES = 2**16
 FAILED = 1
-"""The exit code of a child after an error that it did not handle."""
+"""The exit code of such a process, or of a child, after an error that it did not handle."""
 
 
 class Waiting:

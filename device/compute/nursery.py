@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 
 from fedemu.device.compute.shell import Runner, run_trainer
-from fedemu.device.forking import Forker, begin, tell_end
+from fedemu.device.forking import FAILED, Forker, begin, tell_end
 from fedemu.device.pipe import TO_NURSERY, TrainerSetup
 from fedemu.protocol.code.named import load
 from fedemu.protocol.host.phases import mark
@@ -58,7 +58,7 @@ def run_nursery(arguments: list[str], open_runner: OpenRunner) -> int:
             Nursery(pipe, open_runner).serve()
         except Exception as error:
             tell_end("fedemu-nursery", error)
-            return 1
+            return FAILED
     return 0
 
 

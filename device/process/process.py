@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 from fedemu.device.bus import ATTACH_SECONDS, TO_PROCESS, Asleep, Attach, Crashed, Done, JobFailed, Quit, Rouse
+from fedemu.device.forking import FAILED
 from fedemu.device.pipe import Setup
 from fedemu.device.process.birth import Birthplace
 from fedemu.device.process.peer import DevicePeer, End
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from fedemu.device.process.peer import DeviceLoop
 
 RETIRED = 3
-FAILED = 1
 MOST_AWAKE = 1000
 """The devices of a pack for which there is room, where each has a connection of its own with keys."""
 MOST_ON_BUS = 2**31

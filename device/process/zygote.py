@@ -10,7 +10,7 @@ import socket
 import sys
 from pathlib import Path
 
-from fedemu.device.forking import Forker, begin, tell_end
+from fedemu.device.forking import FAILED, Forker, begin, tell_end
 from fedemu.device.pipe import TO_ZYGOTE, Broken, Fork, Setup, ZygoteReady
 from fedemu.device.process import process
 from fedemu.device.process.birth import Birthplace
@@ -72,7 +72,7 @@ class Zygote:
             return process.run(self._setup, self._birthplace, fork.number, fork.lives)
         except BaseException:
             process.log.exception("device process %d ends", fork.number)
-            return process.FAILED
+            return FAILED
 
 
 def main(arguments: list[str]) -> int:
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> int:
             mark("zygote", "forks")
         except Exception as error:
             tell_end("fedemu-zygote", error)
-            return 1
+            return FAILED
     return 0
 
 
