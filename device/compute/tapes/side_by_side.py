@@ -19,6 +19,7 @@ from fedemu.algorithms.layouts import Layout
 from fedemu.device.compute.tapes.elements import MULTIPLE
 from fedemu.device.compute.tapes.private_torch import operator_name
 from fedemu.device.compute.tapes.products import placed, trials
+from fedemu.device.compute.tapes.tape import parts
 
 Way = Callable[..., Any]
 
@@ -81,7 +82,7 @@ def _laid_out(way: Way, results: Sequence[Layout | None], *args: Any, **_: Any) 
         leaf
         if leaf is None or layout is None or leaf.stride() == layout.strides
         else torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype).copy_(leaf)
-        for leaf, layout in zip(_listed(way(*args)), results, strict=True)
+        for leaf, layout in zip(parts(way(*args)), results, strict=True)
     ]
     return made[0] if len(made) == 1 else tuple(made)
 
@@ -98,8 +99,7 @@ def _sides(name: str, args: Sequence[Any], results: Sequence[Layout | None], slo
             return None
         return Sides([0 if isinstance(each, Layout) else None for each in args], [0] * len(results))
     if name in _NORMS:
-        arguments, parts, written = _NORMS[name]
-        return Sides(arguments, parts, written) if first.shape[1] % slots == 0 else None
+        return Sides(*_NORMS[name]) if first.shape[1] % slots == 0 else None
     backward = name.endswith("backward")
     if args[_GROUPS[name]] % slots == 0:
         return Sides((1, 1, 0), (1, 0, 0)) if backward else Sides((1, 0, 0), (1,))
@@ -111,16 +111,12 @@ def _sides(name: str, args: Sequence[Any], results: Sequence[Layout | None], slo
 def _is_alike(way: Way, sides: Sides, args: Sequence[Any], slots: int) -> bool:
     draws = torch.Generator().manual_seed(0)
     for _ in range(trials(args[0].shape.numel())):
-        for leaf, side in zip(_listed(way(*_drawn(sides, args, slots, draws))), sides.results, strict=True):
+        for leaf, side in zip(parts(way(*_drawn(sides, args, slots, draws))), sides.results, strict=True):
             if leaf is not None and leaf.numel():
                 first, *others = leaf.chunk(slots, side)
                 if not all(torch.equal(first, other) for other in others):
                     return False
     return True
-
-
-def _listed(made: Any) -> Sequence[Any]:
-    return made if isinstance(made, list | tuple) else [made]
 
 
 def _drawn(sides: Sides, args: Sequence[Any], slots: int, draws: torch.Generator) -> Iterator[Any]:
@@ -179,7 +175,7 @@ def _one_by_one(name: str, sides: Sides, slots: int, function: Way, *args: Any) 
         for i, side in enumerate(sides.arguments):
             if isinstance(args[i], Tensor) and side is not None:
                 given[i] = args[i].chunk(slots, side)[slot].contiguous()
-        made.append(_listed(function(*given)))
+        made.append(parts(function(*given)))
         for i in sides.written:
             if args[i] is not None:
                 args[i].chunk(slots, 0)[slot].copy_(given[i])
