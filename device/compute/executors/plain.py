@@ -13,13 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.models.randomness.private_functions import keeping_activations
-from fedemu.device.compute.tapes.private_torch import (
-    inside_transform,
-    tree_flatten,
-    tree_map_only,
-    tree_unflatten,
-)
+from fedemu.algorithms.models.randomness.private_functions import inside_transform, keeping_activations
+from fedemu.device.compute.tapes.private_torch import tree_flatten, tree_map_only, tree_unflatten
 from fedemu.protocol.generators import seeded
 
 

@@ -36,7 +36,6 @@ __all__ = [
     "WeakTensorKeyDictionary",
     "changes_memory",
     "has_product",
-    "inside_transform",
     "operator_name",
     "product",
     "product_formula",
@@ -150,11 +149,6 @@ def written_arguments(operator: Any, args: Sequence[Any]) -> list[Any]:
     """Those of the positional arguments ``args`` that the operator writes to."""
     aliases = [schema.alias_info for schema in operator._schema.arguments]
     return [value for value, alias in zip(args, aliases, strict=False) if alias is not None and alias.is_write]
-
-
-def inside_transform() -> bool:
-    """Whether a transformation of ``torch.func`` is around this call, such as ``vmap``."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 @contextmanager

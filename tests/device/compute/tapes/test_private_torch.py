@@ -14,7 +14,7 @@ from torch.utils import _python_dispatch
 from torch.utils.checkpoint import checkpoint
 
 import fedemu.device.compute.tapes.private_torch as private_torch
-from fedemu.algorithms.models.randomness.private_functions import keeping_activations
+from fedemu.algorithms.models.randomness.private_functions import inside_transform, keeping_activations
 from fedemu.device.compute.tapes.private_torch import (
     LOG_SOFTMAX,
     OperationReplacer,
@@ -22,7 +22,6 @@ from fedemu.device.compute.tapes.private_torch import (
     WeakTensorKeyDictionary,
     changes_memory,
     has_product,
-    inside_transform,
     operator_name,
     product,
     reference_to_memory,
@@ -253,5 +252,7 @@ def test_it_can_be_told_whether_a_transformation_is_around() -> None:
     look(torch.ones(2))
     torch.func.vmap(look)(torch.ones(2, 2))
     torch.func.grad(look)(torch.ones(2))
-    remedy = f"torch {torch.__version__} keeps its transformations elsewhere. Write inside_transform of {FILE} anew."
-    assert seen == [False, True, True], remedy
+    assert seen == [False, True, True], (
+        f"torch {torch.__version__} keeps its transformations elsewhere. Write inside_transform and inside_vmap of "
+        "algorithms/models/randomness/private_functions.py anew."
+    )
