@@ -29,13 +29,18 @@ class Lookup:
     """One question under way. It calls all who have asked ``told``: with the target, or with None if there is none."""
 
     def __init__(self, loop: Watch, host: str, port: int, over: Callable[[], None]) -> None:
-        """Calls ``over`` before the others. Raises OSError if no descriptors are left."""
+        """Calls ``over`` before the others. Raises OSError if no descriptors are left, or no further one is watched."""
         self.told: list[Callable[[Target | None], None]] = []
         self._loop = loop
         self._over = over
         self._found: list[Target] = []
         self._descriptor, writing = os.pipe()
-        loop.add_reader(self._descriptor, self.ready)
+        try:
+            loop.add_reader(self._descriptor, self.ready)
+        except OSError:
+            os.close(self._descriptor)
+            os.close(writing)
+            raise
         try:
             start_new_thread(_look, (host, port, self._found, writing))
         except RuntimeError:  # this user has too many threads

@@ -254,6 +254,17 @@ async def test_attempts_to_connect_come_more_and_more_rarely_until_one_succeeds(
     network.close()
 
 
+def test_a_question_whose_answer_the_system_cannot_watch_leaves_no_descriptor() -> None:
+    class Full:
+        def add_reader(self, descriptor: int, callback: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="No space"):
+        lookup.Lookup(Full(), "coordinator.example", 5555, print)  # type: ignore[arg-type]
+    assert os.listdir("/proc/self/fd") == before
+
+
 @pytest.mark.parametrize(
     ("place", "refusal"),
     [((Lookups, "find"), OSError(errno.EMFILE, "Too many open files")), ((lookup, "start_new_thread"), RuntimeError())],
