@@ -98,14 +98,14 @@ class Asking:
         Raises ConfigurationError if nobody is asked, and replies are needed, and QuorumError if no device is on-line,
         now or at any time that is known.
         """
-        settings, timeline = self._settings, self._service.timeline
+        settings, service, compute = self._settings, self._service, self._numerics.compute
         with self._waiting(tally):
             cohort, wanted = await self._cohort(ask_id, ask, tally)
         if tally.announced != ask_id.attempt:
             tally.announced = ask_id.attempt
-            self._observers.round_started(ask_id.round, ask_id.attempt, timeline.time, len(cohort))
+            self._observers.round_started(ask_id.round, ask_id.attempt, service.timeline.time, len(cohort))
         keeps = tally.diagnosis is not None or collects(ask.reduce)
-        parts = await self._numerics.compute(self._prepare, ask_id, ask, context, cohort, keeps)
+        parts = await compute(self._prepare, ask_id, ask, context, cohort, keeps)
         terms = Terms(
             ask=ask_id,
             cohort=cohort,
@@ -118,16 +118,16 @@ class Asking:
             optional=ask.optional,
         )
         kind: type[AskMachine] = VirtualAsk if settings.clock == "virtual" else WallAsk
-        machine = kind(terms, self._service.roster.connected)
-        service = self._service
-        compute = self._numerics.compute
+        machine = kind(terms, service.roster.connected)
         folding = Folding(ask.reduce, parts.template.leaves, compute, keeps)
         branches = self._branches(parts, ask, tally) if settings.clock == "virtual" else None
-        roster, tell, refused = service.roster, service.tell, service.reception.screening.refused
-        exchange = Exchange(parts, machine, roster, tell, refused, self._observers, compute, folding, branches)
+        exchange = Exchange(
+            parts, machine, service.roster, service.tell, service.reception.screening.refused, self._observers,
+            compute, folding, branches,
+        )  # fmt: skip
         try:
             with self._waiting(tally):
-                await self._service.perform(exchange)
+                await service.perform(exchange)
             self._conclude(exchange, tally)
             needed = 0 if ask.optional else max(1, ceil_share(settings.quorum, wanted))
             accepted = len(machine.accepted)
