@@ -32,7 +32,7 @@ MOST_WAITS = 120
 
 
 class Step(NamedTuple):
-    """The requests to send to the coordinator now, the blobs that have arrived, and those given up with the reason."""
+    """The requests to send further up now, the blobs that have arrived, and those given up with the reason."""
 
     needs: list[Need]
     arrived: list[Digest]
@@ -158,7 +158,7 @@ class Fetches:
             self._length = max(length // 2, LEAST)
 
     def _again(self, asked_until: float, now: float) -> list[Need]:
-        """The requests for all chunks that were asked for by a time and have not come, and for others that now fit."""
+        """The requests for chunks that have not come, if asked for by ``asked_until``, and for those after them."""
         needs = []
         for digest, fetch in self._fetches.items():
             for offset, (length, _) in [each for each in fetch.asked.items() if each[1][1] <= asked_until]:

@@ -53,7 +53,7 @@ def account(error: BaseException) -> str:
     lines = [f"{said}, {place(last)}"]
     if len(frames) > _MOST_FRAMES:
         lines.append(f"{_INDENT}... {len(frames) - _MOST_FRAMES} more of your frames before these")
-    return "\n".join([*lines, *(f"{_INDENT}{_told(frame)}" for frame in frames[-_MOST_FRAMES:])])
+    return "\n".join([*lines, *(f"{_INDENT}{_shown(frame)}" for frame in frames[-_MOST_FRAMES:])])
 
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
@@ -142,7 +142,8 @@ def _ours(error: BaseException) -> bool:
     return innermost is not None and (innermost.line or "").startswith("raise ") and _among(innermost.filename, _FLOORS)
 
 
-def _told(frame: traceback.FrameSummary) -> str:
+def _shown(frame: traceback.FrameSummary) -> str:
+    """A frame on one line: its place, its function and its statement."""
     name = "" if frame.name == "<module>" else f" in {frame.name}"
     line = textwrap.shorten(frame.line or "", _LONGEST_LINE, placeholder=" ...")
     return f"{place(frame)}{name}: {line}" if line else f"{place(frame)}{name}"
