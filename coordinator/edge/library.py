@@ -19,12 +19,12 @@ KEPT_ROUNDS = 2
 
 
 class Library:
-    """Serves from ``folder``. ``ask`` sends a message further up, and ``send`` one to a peer below."""
+    """Serves from ``folder``. ``say`` sends a message further up, and ``send`` one to a peer below."""
 
     def __init__(
         self,
         folder: Path,
-        ask: Callable[[wire.Message], None],
+        say: Callable[[wire.Message], None],
         send: Callable[[bytes, wire.Message, Sequence[Buffer]], None],
         clock: Callable[[], float],
         offered: Callable[[int], None],
@@ -36,10 +36,10 @@ class Library:
         """
         self._store = BlobStore(folder)
         self._fetches = Fetches(self._store)
-        self._ask = ask
+        self._say = say
         self._send = send
         self._clock = clock
-        self._offer = offered
+        self._offered = offered
         self._asked = asked
         self._latest = ""
         self._known: dict[Digest, wire.BlobRef] = {}
@@ -73,7 +73,7 @@ class Library:
         for ref in refs:
             if self._known.get(Digest(ref.digest)) != ref:
                 self._known[Digest(ref.digest)] = ref
-                self._offer(ref.size)
+                self._offered(ref.size)
 
     def answer(self, peer: bytes, need: wire.Need) -> bool:
         """Answer a request now or later. False if the blob is not known here, so that others have to be asked."""
@@ -113,7 +113,7 @@ class Library:
 
     def _step(self, step: Step) -> None:
         for need in step.needs:
-            self._ask(need)
+            self._say(need)
         for digest in step.arrived:
             for (peer, _), need in self._waiting.pop(digest, {}).items():
                 self._serve(peer, need)
