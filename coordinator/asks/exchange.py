@@ -319,7 +319,7 @@ class Exchange:
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Give):
-                _, frames = self.parts.by_device.get(action.device, ((), ()))
+                _, frames = self.parts.part_of(action.device)
                 self._send(action.device, self._works[action.device], frames)
             else:
                 self._send(action.device, action.message, ())

@@ -56,12 +56,16 @@ class AskParts:
         """The emulated bytes of a reply."""
         return self.template.bytes_without(self.measured)
 
+    def part_of(self, device: DeviceId) -> Part:
+        """What this device gets and no other. Most asks give nothing to single devices."""
+        return self.by_device.get(device, ((), ()))
+
     def work(self, device: DeviceId, state: AskId | None, download: int) -> tuple[Work, Sequence[Buffer]]:
         """What a device is told, and its buffers. ``state`` is the version of its own state that counts.
 
         ``download`` are the bytes of the shared trees that it has to download.
         """
-        specs, frames = self.by_device.get(device, ((), ()))
+        specs, frames = self.part_of(device)
         work = Work(
             ask=str(self.ask),
             program=self.program,

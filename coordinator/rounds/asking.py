@@ -366,7 +366,7 @@ def _line(exchange: Exchange) -> dict[str, Any]:
 def _require_readable(parts: AskParts, cohort: Sequence[DeviceId]) -> None:
     """Raise ConfigurationError if a device of the cohort could not read its work. It would be silent."""
     # Devices differ in the trees of their own alone, and most of these have the same form.
-    for device in {parts.by_device.get(device, ((), ()))[0]: device for device in cohort}.values():
+    for device in {parts.part_of(device)[0]: device for device in cohort}.values():
         work, frames = parts.work(device, None, 0)
         try:
             DOWN.decode(encode(work, frames))
