@@ -220,7 +220,7 @@ async def test_a_machine_with_another_key_takes_no_device_with_a_stolen_lease(
 
 
 async def test_a_connection_that_sends_too_much_is_closed_and_told_of_once(
-    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
     fleet = make_fleet(2)
     plan = make_plan(devices=2, per_round=2, over_selection=1.0, rounds=2)
@@ -372,7 +372,7 @@ WRONG_BUNDLE = Bundle(channels=(1,), frames=(8,))
 
 @pytest.mark.parametrize("flood", [wire.Heartbeat(), EMPTY_BUNDLE, STRANGE_CLOSINGS, WRONG_BUNDLE])
 async def test_an_edge_without_devices_may_send_no_more_than_a_stranger(
-    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until, flood: wire.Message
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, flood: wire.Message
 ) -> None:
     fleet = make_fleet(2)
     quotas = Quotas(messages_per_second=20.0)

@@ -197,7 +197,7 @@ def test_the_next_own_state_is_in_place_before_the_result_is_told(train: Any, tm
     assert read_own(tmp_path / "3" / "next")["m"].tolist() == [9.0]
 
 
-def test_bfloat16_in_the_own_state_and_in_the_buffer_comes_back_to_the_program(train: Any, tmp_path: Path) -> None:
+def test_bfloat16_in_the_own_state_and_in_the_buffer_comes_back_to_the_program(train: Any) -> None:
     half = torch.tensor([[1.5], [-2.0]], dtype=torch.bfloat16)
     buffer = Buffer(np.array([4, 9]), np.array([0, 0]), 1, 2, answered={"a": half}, notes={"n": half})
     recorder = Recorder(lambda job: replace(a_result(job, {"m": half}), buffer=buffer))

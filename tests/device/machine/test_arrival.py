@@ -200,7 +200,7 @@ async def test_a_fault_that_nobody_expects_ends_the_machine_and_not_only_its_tim
 
 
 async def test_a_grant_that_comes_while_the_machine_is_being_stopped_is_no_fault(
-    memory_coordinator: Any, plan: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    memory_coordinator: Any, plan: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, faults = memory_coordinator(), []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))

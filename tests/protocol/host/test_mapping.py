@@ -40,7 +40,7 @@ def test_a_mapping_cannot_be_written(tmp_path: Path) -> None:
         assert bytes(view) == b"content"
 
 
-def test_what_cannot_be_mapped_is_an_os_error(tmp_path: Path) -> None:
+def test_what_cannot_be_mapped_is_an_os_error() -> None:
     reader, writer = os.pipe()
     try:
         with pytest.raises(OSError, match="No such device"):

@@ -485,7 +485,7 @@ async def test_a_router_on_plain_sockets_hands_on_the_last_words_of_a_peer_befor
 
 
 async def test_a_router_on_plain_sockets_takes_no_memory_for_the_size_that_a_stranger_says(
-    make: Make, eventually: Eventually, socket_path: Any
+    make: Make, socket_path: Any
 ) -> None:
     place = make(address=f"ipc://{socket_path}", plain=True)
     strangers = [place.stranger() for _ in range(8)]
