@@ -22,7 +22,10 @@ class MachineObserver(Protocol):
         """The coordinator is back after a silence, or it has started again."""
 
     def devices(self, counts: Mapping[str, int]) -> None:
-        """The numbers of devices that are ``connected``, ``starting`` and ``stopped`` have changed."""
+        """The numbers of devices that are ``connected``, ``starting`` and ``stopped`` have changed.
+
+        Where devices sleep until they are asked, all count as connected, and ``awake`` are those that are members now.
+        """
 
     def restarted(self, kind: str) -> None:
         """A process has ended and is started again; ``kind`` is device, trainer or zygote."""
