@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedemu.algorithms.data.flat import Indices, check_offsets, row
 from fedemu.protocol.errors import ConfigurationError, DataError
-
-Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -50,15 +49,9 @@ class Partition:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Partition:
         """The inverse of ``to_arrays``. Raises DataError if the arrays are no partition."""
-        missing = [field.name for field in fields(cls) if field.name not in arrays]
-        if missing:
-            raise DataError(f"the partition lacks {', '.join(missing)}")
-        partition = cls(*(np.asarray(arrays[field.name]) for field in fields(cls)))
-        for name, array in partition.to_arrays().items():
-            if array.dtype != np.int64 or array.ndim != 1:
-                raise DataError(f"{name} of the partition is {array.dtype} {list(array.shape)}, not a row of int64")
-        _check_offsets("train", partition.train_offsets, partition.train_indices)
-        _check_offsets("validation", partition.validation_offsets, partition.validation_indices)
+        partition = cls(*(row(arrays, field.name, np.int64, "partition") for field in fields(cls)))
+        check_offsets(partition.train_offsets, partition.train_indices, "partition's training part")
+        check_offsets(partition.validation_offsets, partition.validation_indices, "partition's validation part")
         if len(partition.train_offsets) != len(partition.validation_offsets):
             raise DataError("the partition's training and validation parts are of different numbers of devices")
         return partition
@@ -98,10 +91,3 @@ def _flatten(parts: Sequence[Indices]) -> tuple[Indices, Indices]:
     offsets = np.zeros(len(parts) + 1, dtype=np.int64)
     np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)), out=offsets[1:])
     return offsets, np.concatenate([np.empty(0, dtype=np.int64), *parts])
-
-
-def _check_offsets(name: str, offsets: Indices, indices: Indices) -> None:
-    if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(indices) or np.any(np.diff(offsets) < 0):
-        raise DataError(f"the {name} offsets of the partition do not fit its {len(indices)} indices")
-    if len(indices) and indices.min() < 0:
-        raise DataError(f"the partition holds the negative {name} index {indices.min()}")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms.data.partition import Indices
+from fedemu.algorithms.data.flat import Indices
 from fedemu.protocol.errors import ConfigurationError, DataError
 
 MOST_DRAWS = 1000

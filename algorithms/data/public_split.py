@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms.data.partition import Indices, share_of
+from fedemu.algorithms.data.flat import Indices
+from fedemu.algorithms.data.partition import share_of
 from fedemu.protocol.errors import ConfigurationError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms.data.partition import Indices
+from fedemu.algorithms.data.flat import Indices
 from fedemu.protocol.errors import DataError
 
 _INDICES, _PERIODS, _STATE = "indices", "periods", "state"

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms.data.partition import Indices, Partition
-from fedemu.algorithms.streams.flat import check_offsets, offsets_of, owners_of, row, scalar
+from fedemu.algorithms.data.flat import Indices, check_offsets, offsets_of, owners_of, row, scalar
+from fedemu.algorithms.data.partition import Partition
 from fedemu.protocol.errors import DataError
 
 Times = NDArray[np.float64]

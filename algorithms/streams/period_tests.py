@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.algorithms.data.corpus import Corpus, Split
-from fedemu.algorithms.data.partition import Indices
+from fedemu.algorithms.data.flat import Indices, check_offsets, offsets_of, row, scalar
 from fedemu.algorithms.streams.arrivals import Arrivals
-from fedemu.algorithms.streams.flat import check_offsets, offsets_of, row, scalar
 from fedemu.protocol.errors import ConfigurationError
 
 

@@ -21,9 +21,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms.data.partition import Indices, Partition, share_of
+from fedemu.algorithms.data.flat import Indices, owners_of
+from fedemu.algorithms.data.partition import Partition, share_of
 from fedemu.algorithms.streams.arrivals import Arrivals
-from fedemu.algorithms.streams.flat import owners_of
 from fedemu.algorithms.streams.period_tests import PeriodTests, checked
 from fedemu.protocol.errors import ConfigurationError
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedemu.algorithms.data.partition import Indices, Partition
+from fedemu.algorithms.data.flat import Indices, owners_of
+from fedemu.algorithms.data.partition import Partition
 from fedemu.algorithms.data.partitioners import Labels
 from fedemu.algorithms.streams.arrivals import Arrivals
-from fedemu.algorithms.streams.flat import owners_of
 from fedemu.algorithms.streams.period_tests import PeriodTests, checked
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError

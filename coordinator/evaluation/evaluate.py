@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedemu.algorithms.data.corpus import NO_TARGET, Corpus, Split
+from fedemu.algorithms.data.flat import owners_of
 from fedemu.algorithms.interface import Model, Outputs, Tree, pure
 from fedemu.algorithms.measures.answers import right_answers
 from fedemu.algorithms.measures.continual import perplexity
-from fedemu.algorithms.streams.flat import owners_of
 from fedemu.algorithms.streams.period_tests import PeriodTests
 from fedemu.coordinator.evaluation.threads import in_order
 from fedemu.protocol.errors import ConfigurationError

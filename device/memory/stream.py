@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from fedemu.algorithms.data.partition import Indices
+from fedemu.algorithms.data.flat import Indices
 from fedemu.algorithms.streams.plan import StreamPlan
 
 

@@ -19,7 +19,7 @@ os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 
 from datasets import Dataset  # type: ignore[import-untyped]
 
-from fedemu.algorithms.data.partition import Indices
+from fedemu.algorithms.data.flat import Indices
 from fedemu.ops.data.source import LABEL
 from fedemu.ops.extras import require_flwr
 from fedemu.protocol.errors import ConfigurationError, DataError

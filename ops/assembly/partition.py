@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from fedemu.algorithms.data import partitioners
 from fedemu.algorithms.data.corpus import Corpus
-from fedemu.algorithms.data.partition import Indices, Partition
+from fedemu.algorithms.data.flat import Indices
+from fedemu.algorithms.data.partition import Partition
 from fedemu.ops.assembly.public_data import split_public
 from fedemu.ops.experiment import Data, Dirichlet, DirichletEqual, Flwr, Iid, Natural, PartitionSpec, Resampled, Shards
 from fedemu.protocol import seeds

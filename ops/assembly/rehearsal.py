@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from fedemu.algorithms.data.partition import Indices
+from fedemu.algorithms.data.flat import Indices
 from fedemu.algorithms.interface import Tree
 from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.ops.assembly.trial import tried_parts

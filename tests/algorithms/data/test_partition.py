@@ -80,12 +80,12 @@ def spoilt(**changes):
         (spoilt(train_indices=None), "lacks train_indices"),
         (spoilt(train_indices=np.zeros(4, dtype=np.int32)), "train_indices of the partition is int32"),
         (spoilt(train_indices=np.zeros((2, 2), dtype=np.int64)), r"int64 \[2, 2\]"),
-        (spoilt(train_offsets=np.array([0, 2, 3])), "train offsets of the partition do not fit its 4 indices"),
-        (spoilt(train_offsets=np.array([0, 5, 4])), "train offsets of the partition do not fit its 4 indices"),
-        (spoilt(train_offsets=np.array([1, 2, 4])), "train offsets"),
+        (spoilt(train_offsets=np.array([0, 2, 3])), "training part do not fit its 4 indices"),
+        (spoilt(train_offsets=np.array([0, 5, 4])), "training part do not fit its 4 indices"),
+        (spoilt(train_offsets=np.array([1, 2, 4])), "training part do not fit"),
         (spoilt(train_offsets=np.array([0, 4])), "different numbers of devices"),
-        (spoilt(train_offsets=np.array([], dtype=np.int64)), "train offsets"),
-        (spoilt(validation_indices=np.array([-1, 0])), "negative validation index -1"),
+        (spoilt(train_offsets=np.array([], dtype=np.int64)), "training part do not fit"),
+        (spoilt(validation_indices=np.array([-1, 0])), "validation part holds the negative index -1"),
     ],
 )
 def test_arrays_that_are_no_partition_are_refused(arrays, complaint):

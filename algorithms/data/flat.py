@@ -1,4 +1,4 @@
-"""Flat arrays with offsets, as streams use them: who owns which entry, and reading them back from a blob."""
+"""Flat arrays with offsets, as partitions and streams are: who owns which entry, and reading them back from a blob."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms.data.partition import Indices
 from fedemu.protocol.errors import DataError
+
+Indices = NDArray[np.int64]
 
 
 def owners_of(offsets: Indices) -> Indices:
