@@ -19,6 +19,7 @@ from fedemu.algorithms.incremental.remembering import RememberingFedAvg, Remembe
 from fedemu.algorithms.interface import Ask, Context, Facts, Forest, Reply, Script, Tree, total
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.losses import true_class
 from fedemu.algorithms.training.objective import LossFunction
 from fedemu.algorithms.trees import SUM_UNIT, scale
 from fedemu.protocol.errors import ConfigurationError
@@ -89,9 +90,9 @@ def sigmoid_cross_entropy(
     return (losses * share if importance is None else losses * share * importance).sum()
 
 
-def one_hot(labels: Tensor, classes: int, like: Tensor) -> Tensor:
-    """``[B, classes]`` in the dtype of ``like``. It is a comparison, so that it can be mapped over devices."""
-    return (torch.arange(classes, device=labels.device) == labels[:, None]).to(like.dtype)
+def one_hot(logits: Tensor, labels: Tensor) -> Tensor:
+    """``true_class`` as 0 and 1 in the dtype of ``logits``."""
+    return true_class(logits, labels).to(logits.dtype)
 
 
 def old_classes(classifier: Growing, previous: Tree, facts: Facts) -> Tensor:

@@ -23,6 +23,7 @@ from fedemu.algorithms.models.image_generator import Generator
 from fedemu.algorithms.models.layers import Linear
 from fedemu.algorithms.training.adam import Adam
 from fedemu.algorithms.training.local_sgd import Training
+from fedemu.algorithms.training.losses import true_class
 from fedemu.algorithms.trees import without
 
 GAN: Final = "gan."
@@ -196,8 +197,7 @@ def drawn_classes(seen: Tensor, noise: Tensor) -> Tensor:
 
 def row_cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
     """The cross-entropy of each row in nats, ``[batch]``."""
-    true = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
-    return -torch.where(true, logits.log_softmax(-1), 0).sum(-1)
+    return -torch.where(true_class(logits, targets), logits.log_softmax(-1), 0).sum(-1)
 
 
 def without_gan(variables: Tree) -> Tree:

@@ -49,7 +49,7 @@ def gradient_compensation(logits: Tensor, labels: Tensor, old: Tensor, weight: T
     Samples of the classes ``old [C]`` are one group, all others the other. Both have the mean weight 1, however well
     they have been learnt. It passes no gradient. ``logits [B, C]``, ``labels [B]``; ``weight [B]`` is 0 for padding.
     """
-    chosen = one_hot(labels, logits.shape[-1], logits)
+    chosen = one_hot(logits, labels)
     measure = 1 - (logits.detach().sigmoid() * chosen).sum(-1)
     of_old = (chosen * old).sum(-1)
     compensation = torch.zeros_like(measure)
@@ -75,7 +75,7 @@ class CompensatedLoss:
     def __call__(self, variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> Loss:
         outputs, buffers = self.classifier.apply(variables, batch.x, True)
         logits, seen = outputs.logits, variables[SEEN] > 0
-        targets = one_hot(batch.y, logits.shape[-1], logits)
+        targets = one_hot(logits, batch.y)
         if self.first:
             value = sigmoid_cross_entropy(logits, targets, seen, batch.weight)
             return Loss(value, buffers, {"loss": value.detach()}, outputs)

@@ -52,7 +52,7 @@ class RepresentationLoss:
 
     def __call__(self, variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> Loss:
         outputs, buffers = self.classifier.apply(variables, batch.x, True)
-        targets = one_hot(batch.y, outputs.logits.shape[-1], outputs.logits)
+        targets = one_hot(outputs.logits, batch.y)
         if self.distilling:
             old = old_classes(self.classifier, shared[PREVIOUS], facts)
             targets = remembered(self.classifier, shared[PREVIOUS], batch.x, targets, old)

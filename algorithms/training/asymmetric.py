@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedemu.algorithms.interface import REPLAYED, Batch, Facts
 from fedemu.algorithms.models.growing import Growing
+from fedemu.algorithms.training.losses import true_class
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class AsymmetricCrossEntropy:
         return {REPLAYED: ()} if self.model is None else {}
 
     def __call__(self, logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
-        true = torch.arange(logits.shape[-1], device=logits.device) == batch.y[:, None]
+        true = true_class(logits, batch.y)
         if self.model is not None:
             present = self.model.brought(facts)
             new = (true & present).any(-1)
@@ -55,7 +56,7 @@ def asymmetric_cross_entropy(logits: Tensor, targets: Tensor, new: Tensor, prese
     ``logits [B, C]``, ``targets [B]``, ``new [B]`` bool, ``present [C]`` bool. All targets of new rows with a positive
     weight must be present. The result is 0 for a batch of padding.
     """
-    true = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
+    true = true_class(logits, targets)
     # The true class is always one of them, so that a row of padding is finite.
     among = ~new[:, None] | present | true
     likelihoods = torch.where(among, logits, -torch.inf).log_softmax(-1)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedemu.algorithms.training.losses import true_class
+
 
 def new_class_cross_entropy(
     logits: Tensor, targets: Tensor, first_new_class: int | Tensor, weight: Tensor | None = None
@@ -29,7 +31,7 @@ def cross_entropy_among(logits: Tensor, targets: Tensor, classes: Tensor, weight
     ``logits [B, C]``, ``targets [B]``. The result is 0 if there are no such rows.
     """
     likelihoods = torch.where(classes, logits, -torch.inf).log_softmax(-1)
-    chosen = (torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]) & classes
+    chosen = true_class(logits, targets) & classes
     rows = chosen.any(-1).to(logits.dtype)
     return -_mean(torch.where(chosen, likelihoods, 0).sum(-1), rows if weight is None else rows * weight)
 
@@ -55,7 +57,7 @@ def task_temperature_cross_entropy(
     begun = old.any()
     scaled = torch.where(old, logits / temperatures[0], logits / temperatures[1])
     likelihoods = torch.where(both, torch.where(begun, scaled, logits), -torch.inf).log_softmax(-1)
-    chosen = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
+    chosen = true_class(logits, targets)
     losses = -torch.where(chosen & both, likelihoods, 0).sum(-1)
     rows = torch.ones_like(losses) if weight is None else weight
     of_old = _mean(losses, rows * (chosen & old).any(-1).to(rows.dtype))

@@ -41,7 +41,7 @@ def unchecked_reweighted_cross_entropy(
     # Selection alone puts infinities in and takes them out, so that no gradient multiplies them by 0.
     logarithms = torch.where(present, proportions, 1).to(logits.dtype).log()
     likelihoods = torch.where(present, logits + logarithms, -torch.inf).log_softmax(-1)
-    return -_mean(torch.where(_true_class(logits, targets), likelihoods, 0).sum(-1), weight)
+    return -_mean(torch.where(true_class(logits, targets), likelihoods, 0).sum(-1), weight)
 
 
 def distillation(logits: Tensor, teacher_logits: Tensor, temperature: float, weight: Tensor | None = None) -> Tensor:
@@ -68,7 +68,7 @@ def not_true_distillation(
     gradient. With ``classes [C]`` (bool) only these take part; a row of which no class is left has the loss 0. Lee et
     al. (2022), equation 11, times the T² of its equation 3.
     """
-    absent = hidden = _true_class(logits, targets)
+    absent = hidden = true_class(logits, targets)
     if classes is not None:
         absent = absent | ~classes
         # Where no class is left, softmax is over all of them and counts for nothing, so that its gradient is finite.
@@ -106,7 +106,7 @@ def dynamic_distillation(
     ``p_k`` and ``q`` are softmax at the temperature, and cross-entropy is at 1. The result is not multiplied by the
     squared temperature. A divergence that is weighted by classes can be negative. Flashback, equation 3.
     """
-    chosen = _true_class(logits, targets) * alpha_student
+    chosen = true_class(logits, targets) * alpha_student
     surprise = -(chosen * logits.log_softmax(-1)).sum(-1)
     student = (logits / temperature).log_softmax(-1)
     teachers = (teacher_logits / temperature).log_softmax(-1)
@@ -163,8 +163,11 @@ def curvature_penalty(params: Tree, fisher_sum: Tree, weighted_sum: Tree) -> Ten
     return torch.as_tensor(penalty)
 
 
-def _true_class(logits: Tensor, targets: Tensor) -> Tensor:
-    """Whether a logit is that of the target, ``[B, C]``. This is a comparison, because one_hot reads values."""
+def true_class(logits: Tensor, targets: Tensor) -> Tensor:
+    """Whether each of ``logits [B, C]`` is that of its row's target (``targets [B]``): ``[B, C]`` bool.
+
+    This is a comparison, because torch's one_hot reads values and cannot be mapped over devices.
+    """
     return torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
 
 
@@ -195,7 +198,7 @@ def _inverse_norm(vectors: Tensor, smallest_square: float) -> Tensor:
 
 
 def _require_present(targets: Tensor, proportions: Tensor, weight: Tensor | None) -> None:
-    absent = ~(_true_class(proportions, targets) & (proportions > 0)).any(-1)
+    absent = ~(true_class(proportions, targets) & (proportions > 0)).any(-1)
     if weight is not None:
         absent = absent & (weight > 0)
     if not _readable(absent) or not absent.any():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedemu.algorithms.data.corpus import NO_TARGET
 from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outputs, Tree
-from fedemu.algorithms.training.losses import proximal
+from fedemu.algorithms.training.losses import proximal, true_class
 from fedemu.algorithms.trees import without
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.wording import an_object
@@ -62,8 +62,7 @@ Term = Callable[[Model, Pass], Tensor]
 def cross_entropy(logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
     """The mean cross-entropy in nats, weighted by ``batch.weight``; 0 for a batch of padding."""
     share = batch.weight / batch.weight.sum().clamp(min=1)
-    # This is a comparison, because one_hot reads values and cannot be mapped over devices.
-    target = (torch.arange(logits.shape[-1], device=logits.device) == batch.y[:, None]) * share[:, None]
+    target = true_class(logits, batch.y) * share[:, None]
     return -(logits.log_softmax(-1) * target).sum()
 
 
