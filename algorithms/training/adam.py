@@ -1,4 +1,4 @@
-"""Adam as pure functions of tensors. It has the same shape as ``local_sgd.SGD``."""
+"""Adam as pure functions of tensors. It has the methods of ``local_sgd.SGD``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.interface import Tree
-from fedemu.algorithms.trees import map_leaves, zeros_like
+from fedemu.algorithms.trees import widened, zeros_like
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Adam:
 
     def begin(self, trained: Tree) -> Tree:
         """The memory before the first step: zeros, on the device of what is trained."""
-        zeros = zeros_like(map_leaves(_wide, trained))
+        zeros = zeros_like(widened(trained))
         device = next(iter(trained.values())).device
         return {
             **{f"mean/{name}": leaf for name, leaf in zeros.items()},
@@ -38,8 +38,9 @@ class Adam:
         steps = memory["steps"] + 1
         after: dict[str, Tensor] = {}
         kept: dict[str, Tensor] = {"steps": steps}
+        wide = widened(gradients)
         for name, leaf in trained.items():
-            gradient = _wide(gradients[name])
+            gradient = wide[name]
             mean = torch.lerp(memory[f"mean/{name}"], gradient, 1 - self.first_decay)
             square = torch.lerp(memory[f"square/{name}"], gradient.square(), 1 - self.second_decay)
             slope = mean / (1 - self.first_decay**steps)
@@ -47,7 +48,3 @@ class Adam:
             after[name] = (leaf - move).to(leaf.dtype)
             kept[f"mean/{name}"], kept[f"square/{name}"] = mean, square
         return after, kept
-
-
-def _wide(leaf: Tensor) -> Tensor:
-    return leaf.float() if leaf.dtype in (torch.float16, torch.bfloat16) else leaf
