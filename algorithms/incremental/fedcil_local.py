@@ -147,9 +147,7 @@ class AdversarialSGD(TaskSGD):
         lr = facts.lr.new_full((), self.generator_lr)
         making, memory = self.generator_optimiser.step(making, slopes, carry.memory, lr)
         after = {**judged_by, **{GENERATOR + name: leaf for name, leaf in changed.items()}, **making}
-        # The order of the names is part of a carry's form, so it must stay.
-        kept = {name: memory[name] for name in carry.memory}
-        return Adversarial(Training(after, momentum), kept), {"loss": surprise}
+        return Adversarial(Training(after, momentum), memory), {"loss": surprise}
 
     def finish(self, carry: Any, shared: Forest, own: Tree, facts: Facts) -> Outcome:
         return super().finish(carry.training, shared, own, facts)
