@@ -17,8 +17,8 @@ from fedemu.algorithms.training.objective import (
     Objective,
     Term,
     cross_entropy,
+    loss_with_terms,
     token_cross_entropy,
-    with_terms,
 )
 from fedemu.algorithms.training.wsm import reweighted_softmax
 from fedemu.protocol.code.own_code import account
@@ -90,7 +90,7 @@ class Ingredients:
             "notes": {**getattr(self.criterion, "notes", {}), **self.notes},
         }
         fields |= settings
-        fields["loss"] = with_terms(fields["model"], fields["loss"], self.terms)
+        fields["loss"] = loss_with_terms(fields["model"], fields["loss"], self.terms)
         return program(**fields)
 
     def require_public(self, method: str) -> None:

@@ -109,7 +109,7 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class WithTerms:
+class LossWithTerms:
     """A loss of a method's own plus local ``terms``. The terms see the forward pass of that loss.
 
     If the loss does not hand on its outputs, the terms cost one more forward pass of ``model``.
@@ -128,13 +128,13 @@ class WithTerms:
         return Loss(value, buffers, metrics)
 
 
-def with_terms(model: Model, loss: LossFunction, terms: tuple[Term, ...]) -> LossFunction:
+def loss_with_terms(model: Model, loss: LossFunction, terms: tuple[Term, ...]) -> LossFunction:
     """The loss plus local terms; without terms it is the loss itself."""
     if not terms:
         return loss
     if isinstance(loss, Objective):
         return replace(loss, terms=(*loss.terms, *terms))
-    return WithTerms(model, loss, terms)
+    return LossWithTerms(model, loss, terms)
 
 
 def proximity(coefficient: float) -> Term:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fedemu.algorithms.interface import Batch, Facts, Forest, Tree
 from fedemu.algorithms.models.feed_forward import mlp
-from fedemu.algorithms.training.objective import Loss, Objective, cross_entropy, proximity, with_terms
+from fedemu.algorithms.training.objective import Loss, Objective, cross_entropy, loss_with_terms, proximity
 from fedemu.protocol.errors import ConfigurationError
 
 ZERO = torch.tensor(0)
@@ -65,11 +65,11 @@ def test_terms_add_to_a_loss_of_a_methods_own_and_see_the_model_in_training(
 
     plain = loss(variables, whole, {}, {}, FACTS)
     terms = (lambda model, at: at.outputs.logits.sum(), lambda model, at: at.variables["fc2.bias"].square().sum())
-    found = with_terms(model, loss, terms)(variables, whole, {}, {}, FACTS)
+    found = loss_with_terms(model, loss, terms)(variables, whole, {}, {}, FACTS)
     added = model.apply(variables, whole.x, True)[0].logits.sum() + variables["fc2.bias"].square().sum()
     torch.testing.assert_close(found.value, plain.value + added)
     assert found.metrics == plain.metrics
-    assert with_terms(model, loss, ()) is loss
+    assert loss_with_terms(model, loss, ()) is loss
 
 
 def test_a_loss_or_a_term_that_is_no_single_number_is_named() -> None:
