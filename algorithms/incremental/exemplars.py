@@ -8,14 +8,13 @@ that they hold.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fedemu.algorithms.analytic.sums import SUMS, Summed, Sums
-from fedemu.algorithms.incremental.remembering import RememberingFedAvg, RememberingState, TaskSGD
+from fedemu.algorithms.incremental.remembering import PREVIOUS, RememberingFedAvg, RememberingState, TaskSGD
 from fedemu.algorithms.interface import Ask, Context, Facts, Forest, Reply, Script, Tree, total
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.training.ingredients import Ingredients
@@ -23,9 +22,6 @@ from fedemu.algorithms.training.losses import true_class
 from fedemu.algorithms.training.objective import LossFunction
 from fedemu.algorithms.trees import SUM_UNIT, scale
 from fedemu.protocol.errors import ConfigurationError
-
-PREVIOUS: Final = "previous"
-"""The key of the model of the last task, from which devices distil."""
 
 
 class SurveyingFedAvg(RememberingFedAvg):

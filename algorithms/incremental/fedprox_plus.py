@@ -10,7 +10,7 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from fedemu.algorithms.incremental.remembering import RememberingFedAvg, TaskSGD, classifier_of
+from fedemu.algorithms.incremental.remembering import PREVIOUS, RememberingFedAvg, TaskSGD, classifier_of
 from fedemu.algorithms.interface import Model
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.training.ingredients import Ingredients
@@ -27,7 +27,7 @@ def anchored(coefficient: float, classifier: Growing) -> Term:
     rows = {classifier.head.weight, classifier.head.bias}
 
     def term(model: Model, at: Pass) -> Tensor:
-        previous, trained = at.shared["previous"], without(at.variables, model.buffers)
+        previous, trained = at.shared[PREVIOUS], without(at.variables, model.buffers)
         known = previous[SEEN] > 0
 
         def reference(name: str, leaf: Tensor) -> Tensor:

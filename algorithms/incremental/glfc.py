@@ -21,7 +21,6 @@ from torch import Tensor
 
 from fedemu.algorithms.analytic.classifiers import right_answers
 from fedemu.algorithms.incremental.exemplars import (
-    PREVIOUS,
     SurveyingFedAvg,
     old_classes,
     one_hot,
@@ -30,7 +29,7 @@ from fedemu.algorithms.incremental.exemplars import (
     sigmoid_cross_entropy,
     survey_of,
 )
-from fedemu.algorithms.incremental.remembering import RememberingState, classifier_of
+from fedemu.algorithms.incremental.remembering import PREVIOUS, RememberingState, classifier_of
 from fedemu.algorithms.interface import Batch, Context, Facts, Forest, Script, Tree
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.training.ingredients import Ingredients

@@ -20,7 +20,6 @@ import torch
 from fedemu.algorithms.analytic.classifiers import class_sums, nearest_means
 from fedemu.algorithms.analytic.learner import with_head
 from fedemu.algorithms.incremental.exemplars import (
-    PREVIOUS,
     SurveyingFedAvg,
     old_classes,
     one_hot,
@@ -29,7 +28,7 @@ from fedemu.algorithms.incremental.exemplars import (
     sigmoid_cross_entropy,
     survey_of,
 )
-from fedemu.algorithms.incremental.remembering import RememberingState, classifier_of
+from fedemu.algorithms.incremental.remembering import PREVIOUS, RememberingState, classifier_of
 from fedemu.algorithms.interface import Batch, Context, Facts, Forest, Script, Tree
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.training.ingredients import Ingredients

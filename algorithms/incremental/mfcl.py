@@ -35,7 +35,13 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from fedemu.algorithms.incremental.generator.samples import judgement, synthetic
 from fedemu.algorithms.incremental.generator.training import Entropy, GeneratorSettings, GeneratorTraining, Targets
 from fedemu.algorithms.incremental.mfcl_local import NOISE, RehearsingSGD, StableLoss, generated, stored
-from fedemu.algorithms.incremental.remembering import RememberingFedAvg, RememberingState, TaskSGD, classifier_of
+from fedemu.algorithms.incremental.remembering import (
+    PREVIOUS,
+    RememberingFedAvg,
+    RememberingState,
+    TaskSGD,
+    classifier_of,
+)
 from fedemu.algorithms.interface import Context, Forest, Model, Reducer, Script, Tree, weighted_mean
 from fedemu.algorithms.methods.fednova import AVERAGES, Weights
 from fedemu.algorithms.models.growing import SEEN, Growing
@@ -49,7 +55,7 @@ from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
 
 JUDGED: Final = "judged"
-"""The key of the judgement of a generator. It is kept, but not sent to devices."""
+"""The key of the judgement of a generator, or of a synthesis. It is kept, but not sent to devices."""
 GeneratorBatch = Annotated[int, Field(ge=2)]
 """The size of a generator's batch. It is at least 2, because a batch of one has no variance to normalise by."""
 Weight = Annotated[float, Field(ge=0, le=1e6)]
@@ -87,7 +93,7 @@ class MFCL(RememberingFedAvg):
         previous = unwatched(state.variables)
         noise = seeds.generator(context.seed, round=context.round, purpose="generator/judged")
         judged = judgement(self._training, generator, state.variables, noise)
-        kept: dict[str, Tree] = {"previous": previous, "generator": generator, JUDGED: judged}
+        kept: dict[str, Tree] = {PREVIOUS: previous, "generator": generator, JUDGED: judged}
         if self._samples:
             draws = seeds.generator(context.seed, round=context.round, purpose="synthetic")
             kept["synthetic"] = synthetic(self._training, generator, self.classifier, previous, self._samples, draws)
@@ -96,7 +102,7 @@ class MFCL(RememberingFedAvg):
     def shared(self, kept: Forest) -> Forest:
         unsent = "generator" if self._samples else "synthetic"
         sent = {key: tree for key, tree in kept.items() if key not in (unsent, JUDGED)}
-        return sent if self._recall else {**sent, "previous": {SEEN: kept["previous"][SEEN]}}
+        return sent if self._recall else {**sent, PREVIOUS: {SEEN: kept[PREVIOUS][SEEN]}}
 
     def pictures(self, state: RememberingState, samples: int, seed: int) -> Tree:
         """Pictures of the classes of earlier tasks, ``samples`` of each class.
@@ -105,7 +111,7 @@ class MFCL(RememberingFedAvg):
         """
         if not state.kept:
             return {}
-        generator, previous = state.kept["generator"], state.kept["previous"]
+        generator, previous = state.kept["generator"], state.kept[PREVIOUS]
         draws = seeds.generator(seed, purpose="pictures")
         return synthetic(self._training, generator, self.classifier, previous, samples, draws)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.incremental.generator.training import Targets, intended_classes, told
-from fedemu.algorithms.incremental.remembering import TaskSGD
+from fedemu.algorithms.incremental.remembering import PREVIOUS, TaskSGD
 from fedemu.algorithms.interface import Batch, Facts, Forest, Kind, Model, Tree
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.models.image_generator import Generator
@@ -104,7 +104,7 @@ class StableLoss:
             tuned = self.classifier.classify(variables, outputs.features.detach())
             value = value + self.fine_tuning * cross_entropy(tuned, batch, facts)
         if self.distillation:
-            value = value + self.distillation * self._drift(outputs.features, batch, shared["previous"])
+            value = value + self.distillation * self._drift(outputs.features, batch, shared[PREVIOUS])
         return Loss(value, buffers, {"loss": learning.detach()}, outputs)
 
     def _drift(self, features: Tensor, batch: Batch, previous: Tree) -> Tensor:
@@ -123,7 +123,7 @@ def generated(generator: Generator, classifier: Growing, targets: Targets, signa
     """
 
     def synthetic(shared: Forest, noise: Tensor) -> tuple[Tensor, Tensor]:
-        previous = shared["previous"]
+        previous = shared[PREVIOUS]
         seen = previous[SEEN] > 0
         images = generator.images(shared["generator"], told(classifier, seen, noise, signal))
         if targets == "model":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from fedemu.algorithms.interface import (
     Ask,
@@ -27,6 +28,12 @@ from fedemu.algorithms.models.layer_statistics import Watched, unwatched
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.protocol.errors import ConfigurationError
+
+PREVIOUS: Final = "previous"
+"""The key, among the kept trees and those that devices get, of the global model at the end of the last task.
+
+Some methods keep only the classes that it has seen.
+"""
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ class RememberingFedAvg:
     def remember(self, state: RememberingState, context: Context) -> Script[Forest]:
         """A part of the round before ``context.task`` begins: the trees to keep of the tasks up to ``state.task``."""
         yield from ()
-        return {"previous": unwatched(state.variables)}
+        return {PREVIOUS: unwatched(state.variables)}
 
     def shared(self, kept: Forest) -> Forest:
         """The kept trees that are sent to devices, beside the model."""

@@ -11,7 +11,7 @@ from fedemu.algorithms.incremental.data_free.losses import bounding_loss, mean_o
 from fedemu.algorithms.incremental.data_free.rehearsal import parted
 from fedemu.algorithms.incremental.exemplars import old_classes
 from fedemu.algorithms.incremental.mfcl_local import RehearsingSGD
-from fedemu.algorithms.incremental.remembering import TaskSGD
+from fedemu.algorithms.incremental.remembering import PREVIOUS, TaskSGD
 from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Tree
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.training.class_losses import cross_entropy_among, distillation_among
@@ -69,7 +69,7 @@ class AnchoredDistillingLoss(AnchoredLoss):
     def __call__(self, variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> Loss:
         real, made = parted(batch, self.synthetic_batch)
         outputs, buffers = self.model.apply(variables, real.x, True)
-        new, old = self.classifier.brought(facts), shared["previous"][SEEN] > 0
+        new, old = self.classifier.brought(facts), shared[PREVIOUS][SEEN] > 0
         learning = cross_entropy_among(outputs.logits, real.y, new, real.weight)
         bound = bounding_loss(outputs.features, self._of(real), self.radius, real.weight)
         answers, buffers = self.model.apply({**variables, **buffers}, made.x, True)
@@ -77,7 +77,7 @@ class AnchoredDistillingLoss(AnchoredLoss):
         taught, features = (pool[name].index_select(0, made.y) for name in ("logits", "features"))
         kept = distillation_among(answers.logits, taught, old, self.temperature, made.weight)
         drift = mean_of((answers.features - features).square().mean(-1), made.weight)
-        current, previous = balance(old_classes(self.classifier, shared["previous"], facts).sum(), new.sum())
+        current, previous = balance(old_classes(self.classifier, shared[PREVIOUS], facts).sum(), new.sum())
         value = self.current * current * (learning + self.anchoring * bound)
         value = value + self.previous * previous * (kept + drift)
         return Loss(value, buffers, {"loss": learning.detach()})

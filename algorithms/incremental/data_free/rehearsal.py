@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedemu.algorithms.incremental.data_free.maker import SynthesisSettings
 from fedemu.algorithms.incremental.data_free.synthesis import Synthesis
-from fedemu.algorithms.incremental.mfcl import MOST_BYTES
+from fedemu.algorithms.incremental.mfcl import JUDGED, MOST_BYTES
 from fedemu.algorithms.incremental.mfcl_local import NOISE, RehearsingSGD, stored
-from fedemu.algorithms.incremental.remembering import RememberingFedAvg, RememberingState, TaskSGD
+from fedemu.algorithms.incremental.remembering import PREVIOUS, RememberingFedAvg, RememberingState, TaskSGD
 from fedemu.algorithms.interface import Batch, Context, Forest, Model, Script, Tree
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.training.ingredients import Ingredients, require_variance
@@ -27,9 +27,6 @@ from fedemu.algorithms.training.objective import LossFunction
 from fedemu.algorithms.trees import unflatten
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
-
-JUDGED: Final = "judged"
-"""The key of the judgement of the synthesis. It is kept, but not sent to devices."""
 
 
 class SampleRehearsal(RememberingFedAvg):
@@ -54,11 +51,11 @@ class SampleRehearsal(RememberingFedAvg):
         carry: Tree = yield self._synthesis.job(state.variables, self._shape, context)
         forest = unflatten(carry)
         seen = {SEEN: state.variables[SEEN]}
-        return {"previous": seen, "synthetic": forest["pool"], JUDGED: forest.get("judged", {})}
+        return {PREVIOUS: seen, "synthetic": forest["pool"], JUDGED: forest.get("judged", {})}
 
     def shared(self, kept: Forest) -> Forest:
         pool = kept["synthetic"]
-        return {"previous": kept["previous"], "synthetic": {name: pool[name] for name in ("x", *self._answers)}}
+        return {PREVIOUS: kept[PREVIOUS], "synthetic": {name: pool[name] for name in ("x", *self._answers)}}
 
     def pictures(self, state: RememberingState, samples: int, seed: int) -> Tree:
         """Pictures of the classes of earlier tasks, ``samples`` of each class, drawn from those that devices get.
@@ -68,7 +65,7 @@ class SampleRehearsal(RememberingFedAvg):
         if not state.kept:
             return {}
         pool, draws = state.kept["synthetic"], seeds.generator(seed, purpose="pictures")
-        found = [(pool["y"] == label).nonzero()[:, 0].numpy() for label in state.kept["previous"][SEEN].nonzero()[:, 0]]
+        found = [(pool["y"] == label).nonzero()[:, 0].numpy() for label in state.kept[PREVIOUS][SEEN].nonzero()[:, 0]]
         of_class = [some for some in found if len(some)]
         if not of_class:
             return {}

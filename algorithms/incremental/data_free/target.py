@@ -39,7 +39,7 @@ from fedemu.algorithms.incremental.data_free.maker import OPTIMISER, Momentum, S
 from fedemu.algorithms.incremental.data_free.rehearsal import SampleRehearsal, parted, programs
 from fedemu.algorithms.incremental.data_free.synthesis import Synthesis
 from fedemu.algorithms.incremental.mfcl import GeneratorBatch, Weight
-from fedemu.algorithms.incremental.remembering import classifier_of
+from fedemu.algorithms.incremental.remembering import PREVIOUS, classifier_of
 from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outputs, Tree
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.models.image_generator import Generator, NoiseSize, generator_for
@@ -114,7 +114,7 @@ class DistillingLoss:
         learning = cross_entropy_among(outputs.logits, real.y, among, real.weight)
         answers, buffers = self.model.apply({**variables, **buffers}, made.x, True)
         taught = shared["synthetic"]["logits"].index_select(0, made.y)
-        old = shared["previous"][SEEN] > 0
+        old = shared[PREVIOUS][SEEN] > 0
         kept = distillation_among(answers.logits, taught, old, self.temperature, made.weight)
         return Loss(learning + self.distillation * kept, buffers, {"loss": learning.detach()})
 
