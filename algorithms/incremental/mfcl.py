@@ -27,7 +27,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
@@ -45,7 +44,7 @@ from fedemu.algorithms.incremental.remembering import (
 from fedemu.algorithms.interface import Context, Forest, Model, Reducer, Script, Tree, weighted_mean
 from fedemu.algorithms.methods.fednova import AVERAGES, Weights
 from fedemu.algorithms.models.growing import SEEN, Growing
-from fedemu.algorithms.models.image_generator import EPSILON, Generator, NoiseSize, NormEpsilon, generator_for
+from fedemu.algorithms.models.image_generator import EPSILON, NoiseSize, NormEpsilon, generator_for
 from fedemu.algorithms.models.layer_statistics import unwatched, watched
 from fedemu.algorithms.models.low_precision import precision_of
 from fedemu.algorithms.training.ingredients import Ingredients
@@ -148,8 +147,8 @@ def mfcl(
     A weight of 0 leaves out its loss, and ``split = false`` lets all classes compete in the loss of new classes: these
     are the variants of table 5. ``noise`` 0 is the size with which the generator was published. ``norm_epsilon`` is the
     epsilon of batch normalisation in the generator's blocks. Raises ConfigurationError if the stream has no tasks, if
-    there is no generator for images of this size, if the model has no statistics, or if the noise has fewer values than
-    there are classes.
+    there is no generator for images of this size, if the model has no statistics, if the noise has too few values, or
+    if ``samples`` would take more than MOST_BYTES.
     """
     settings = GeneratorSettings(
         diversity=diversity,
@@ -167,9 +166,18 @@ def mfcl(
     def loss(model: Model, classifier: Growing) -> LossFunction:
         return StableLoss(model, classifier, synthetic_batch, split, fine_tuning, distillation, distillation_scale)
 
-    network = partial(generator_for, noise=noise, epsilon=norm_epsilon)
-    average, taught = AVERAGES[weights], distillation > 0
-    return _rehearsing("mfcl", ingredients, settings, network, synthetic_batch, samples, average, loss, taught)
+    return _rehearsing(
+        "mfcl",
+        ingredients,
+        settings,
+        noise=noise,
+        norm_epsilon=norm_epsilon,
+        synthetic_batch=synthetic_batch,
+        samples=samples,
+        average=AVERAGES[weights],
+        loss=loss,
+        taught=distillation > 0,
+    )
 
 
 def fedavg_gen(
@@ -209,16 +217,27 @@ def fedavg_gen(
     def loss(model: Model, classifier: Growing) -> LossFunction:
         return Objective(model)
 
-    network = partial(generator_for, noise=noise, epsilon=norm_epsilon)
-    average, taught = weighted_mean, False
-    return _rehearsing("fedavg_gen", ingredients, settings, network, synthetic_batch, samples, average, loss, taught)
+    return _rehearsing(
+        "fedavg_gen",
+        ingredients,
+        settings,
+        noise=noise,
+        norm_epsilon=norm_epsilon,
+        synthetic_batch=synthetic_batch,
+        samples=samples,
+        average=weighted_mean,
+        loss=loss,
+        taught=False,
+    )
 
 
 def _rehearsing(
     method: str,
     ingredients: Ingredients,
     settings: GeneratorSettings,
-    network: Callable[..., Generator],
+    *,
+    noise: int,
+    norm_epsilon: float,
     synthetic_batch: int,
     samples: int,
     average: Reducer,
@@ -227,12 +246,11 @@ def _rehearsing(
 ) -> MFCL:
     """MFCL's rounds with the local loss that ``loss`` makes from the watched model and the classifier.
 
-    ``network`` makes the generator from the shape of one sample and ``precision``.
-    ``taught`` says whether that loss asks the previous model.
+    ``taught`` says whether that loss asks the previous model. Errors are those of ``mfcl``.
     """
     classifier = classifier_of(ingredients, method)
     ingredients.require_cross_entropy(method)
-    generator = network(ingredients.input_shape, precision=precision_of(classifier))
+    generator = generator_for(ingredients.input_shape, noise, norm_epsilon, precision_of(classifier))
     if settings.targets == "noise" and generator.noise < ingredients.classes:
         raise ConfigurationError(
             f"the first values of the generator's noise stand for the {ingredients.classes} classes, but there are "
