@@ -52,7 +52,7 @@ def products(classes: int, constant: bool) -> Summed:
     return summed
 
 
-def right_answers(classes: int) -> Summed:
+def answers_by_class(classes: int) -> Summed:
     """Sums for accuracies by class: ``right [classes]`` of the samples that are answered correctly, and ``counts``."""
 
     def summed(outputs: Outputs, labels: Tensor, weight: Tensor) -> Tree:

@@ -19,7 +19,7 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from fedemu.algorithms.analytic.classifiers import right_answers
+from fedemu.algorithms.analytic.classifiers import answers_by_class
 from fedemu.algorithms.incremental.exemplars import (
     SurveyingFedAvg,
     old_classes,
@@ -122,4 +122,4 @@ def glfc(ingredients: Ingredients, compensation: NonNegativeFloat = 0.5, distill
     classifier = classifier_of(ingredients, "glfc")
     first, later = (CompensatedLoss(classifier, compensation, distillation, begins) for begins in (True, False))
     programs = programs_of(ingredients, "glfc", first, later)
-    return GLFC(*programs, classifier, survey_of(ingredients, classifier, right_answers(ingredients.classes)))
+    return GLFC(*programs, classifier, survey_of(ingredients, classifier, answers_by_class(ingredients.classes)))
