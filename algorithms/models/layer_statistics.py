@@ -104,7 +104,9 @@ def watched(model: Model, input_shape: tuple[int, ...]) -> Watched:
     variables = seen.init(0)
     with torch.no_grad():
         outputs, _ = seen.apply(variables, torch.zeros(2, *input_shape), False)
-    channels = {name.removesuffix(".mean"): len(leaf) for name, leaf in outputs.statistics.items() if _is_mean(name)}
+    channels = {
+        name.removesuffix(".mean"): len(leaf) for name, leaf in outputs.statistics.items() if name.endswith(".mean")
+    }
     if not channels:
         raise ConfigurationError(
             "a generator is trained by statistics of the model's layers, and this model has no layers that report any; "
@@ -124,10 +126,6 @@ def running_statistics(variables: Tree) -> Tree:
             if name.endswith(ending := f".running_{figure}"):
                 found[f"{name.removesuffix(ending)}.{figure}"] = leaf
     return found
-
-
-def _is_mean(name: str) -> bool:
-    return name.endswith(".mean")
 
 
 def unwatched(variables: Tree) -> Tree:

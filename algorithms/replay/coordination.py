@@ -37,7 +37,6 @@ from fedemu.algorithms.interface import (
     collect,
     total,
 )
-from fedemu.algorithms.replay.directions import Directions
 from fedemu.algorithms.replay.exchange import EACH, Settled, is_of
 from fedemu.algorithms.replay.lens import Lens
 from fedemu.algorithms.replay.queries import Select
@@ -183,10 +182,6 @@ def _solution(own: Tree) -> Floats:
     return solution
 
 
-def _linear(directions: Directions, aim: Tree | None) -> Floats | None:
-    return None if aim is None else directions.products(aim)
-
-
 @dataclass(frozen=True, eq=False)
 class GradientSum:
     """A device comes near its target by the convex relaxation, and answers with the sum of gradient directions ``G x``.
@@ -210,7 +205,8 @@ class GradientSum:
 
     def ask(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> tuple[Outcome, Tensor | None]:
         directions = self.lens.directions(memory, shared, facts)
-        linear = _linear(directions, target(memory, shared, own))
+        aim = target(memory, shared, own)
+        linear = None if aim is None else directions.products(aim)
         x = solve_capped_simplex(directions.gram, memory.budget, linear, start=_start(own, memory))
         summed = directions.weighted_sum(x)
         remembered = {_X: torch.from_numpy(x)}

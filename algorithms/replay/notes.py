@@ -43,7 +43,7 @@ class NotingLogits:
         outcome, keep = self.inner.ask(memory, shared, own, facts)
         if keep is None or not len(keep):
             return outcome, keep
-        noted = torch.as_tensor(self.lens.logits(memory, shared))
+        noted = self.lens.logits(memory, shared)
         before = memory.notes.get(LOGITS)
         if before is not None:
             noted = torch.cat([before.to(noted.device), noted[len(before) :]])

@@ -114,8 +114,7 @@ class Replay(Generic[S]):
 
     def _exchange(self, variables: Tree, context: Context) -> Generator[Any, Any, dict[str, Any]]:
         """Let devices select at the end of a period, after an exchange if they do so together. Returns the remarks."""
-        looks = self._settings.strategy in LOOKS_AT_MODEL or self._settings.logits
-        seen = looks or KEPT in self._select.measured
+        seen = _needs_model(self._settings) or KEPT in self._select.measured
         shared: Forest = {MODEL: variables} if seen else {}
         reduce = {CENSUS: total, KEPT: total} if KEPT in self._select.measured else {CENSUS: total}
         settled = Settled({}, None, {})
@@ -217,8 +216,12 @@ def _measured(settings: ReplaySettings) -> frozenset[str]:
     """The keys of what measures the objective of the kept samples. The model is one if only the measure needs it."""
     if settings.objective == "never" or (settings.objective == "cheap" and settings.strategy not in COMPUTES_GRADIENTS):
         return frozenset()
-    needs_model = settings.strategy in LOOKS_AT_MODEL or settings.logits
-    return frozenset({KEPT} if needs_model else {KEPT, MODEL})
+    return frozenset({KEPT} if _needs_model(settings) else {KEPT, MODEL})
+
+
+def _needs_model(settings: ReplaySettings) -> bool:
+    """Whether devices need the global model to select, or to note the logits of what they keep."""
+    return settings.strategy in LOOKS_AT_MODEL or settings.logits
 
 
 def _strategy(settings: ReplaySettings) -> Strategy:

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedemu.algorithms.interface import Augment, Batch, Facts, Forest, Model, Outcome, Plan, Stage, Tree
 from fedemu.algorithms.training.mixing import rows_matter
 from fedemu.algorithms.training.objective import Loss, LossFunction
-from fedemu.algorithms.trees import add, subtract, without, zeros_like
+from fedemu.algorithms.trees import add, only, subtract, without, zeros_like
 
 Direction = Callable[[Tree, Forest, Tree, Facts], Tree]
 """(gradients, shared, own, facts) -> what the optimiser uses in place of the gradients."""
@@ -139,7 +139,7 @@ class LocalSGD:
 
     def gradients(self, variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> tuple[Tree, Loss]:
         """The gradients of the loss by the trained variables, and the loss itself."""
-        buffers = {name: variables[name] for name in variables if name in self.model.buffers}
+        buffers = only(variables, self.model.buffers)
 
         def value(trained: Tree) -> tuple[Tensor, Loss]:
             loss = self.loss({**trained, **buffers}, batch, shared, own, facts)
