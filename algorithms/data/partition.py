@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,13 +78,18 @@ class Partition:
         return cls(*_flatten(train), *_flatten(held_out))
 
 
-def share_of(fraction: float, samples: int | Indices) -> Any:
+@overload
+def share_of(fraction: float, samples: int) -> float: ...
+@overload
+def share_of(fraction: float, samples: Indices) -> NDArray[np.float64]: ...
+def share_of(fraction: float, samples: int | Indices) -> float | NDArray[np.float64]:
     """``fraction · samples``, before it is rounded up or down.
 
     A product that is not whole by a rounding error alone counts as whole.
     So 0.29 of 100 samples are 29, although the product of the floats is a little less.
     """
-    return np.round(fraction * np.asarray(samples), 9)
+    share: float | NDArray[np.float64] = np.round(fraction * np.asarray(samples), 9)
+    return share
 
 
 def _flatten(parts: Sequence[Indices]) -> tuple[Indices, Indices]:

@@ -1,7 +1,8 @@
-"""What models use of torch's private parts: functions without a check, and which transformations are around a call.
+"""What models use of torch's private parts: functions that contexts see into, and what is around a call.
 
-torch's functions that are written in Python hand themselves to a context. A context such as ``Keyed`` is asked about
-``multi_head_attention_forward`` as a whole, and is not active inside of it. So it could not see the dropout there.
+A function of torch that is written in Python first checks whether a context, such as ``Keyed``, is open. If one is, the
+function hands itself to the context as a whole, and the context is not active inside of the function. So ``Keyed``
+could not see the dropout in ``multi_head_attention_forward``. A function without this check does not hide its parts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.utils import checkpoint
 
 
 def opened(function: Any) -> Callable[..., Any] | None:
-    """The function without that check. None if it is not written out in ``torch.nn.functional``."""
+    """The function without the check for contexts. None if it is not written in Python in ``torch.nn.functional``."""
     if isinstance(function, FunctionType) and function.__globals__ is torch.nn.functional.__dict__:
         return _opened(function)
     return None

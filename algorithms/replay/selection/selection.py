@@ -1,8 +1,8 @@
 """The selection of samples that a device keeps: the table of all strategies, and the names of this room in one place.
 
 A strategy takes ``Candidates``, a budget and a generator, and returns ascending positions. It never returns more than
-the budget. It returns all candidates if the budget allows it, and the same for the same state of the generator. Each
-kind of strategy has a module of its own.
+the budget. It returns all candidates if the budget allows it (except ``none``), and the same for the same state of the
+generator. Each kind of strategy has a module of its own.
 """
 
 from __future__ import annotations
