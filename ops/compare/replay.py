@@ -54,8 +54,6 @@ MEASURES = {
 class Point:
     """An experiment with replay. ``line`` is its strategy, ``samples`` is how many samples a device keeps.
 
-    ``place`` is that of its entry in the comparison.
-
     ``changes`` has one value per run for each measure that is compared with the run without replay, None for a run
     whose seed has no such run. ``by_period [runs, periods]`` is the change of the latest model on each period. If there
     is no run to compare with, it is the model's own perplexity or accuracy.
@@ -64,7 +62,6 @@ class Point:
     line: str
     samples: int
     entry: Entry
-    place: int
     changes: Mapping[str, Statistic]
     by_period: Floats
 
@@ -142,10 +139,10 @@ def replay_studies(entries: Sequence[Entry]) -> tuple[ReplayStudy, ...]:
             alike.setdefault(key, []).append(entry)
             groups.setdefault(key, Group(entry.runs[0].path, rest, entry.runs, entry.seeds))
     named = zip(labels(list(groups.values())), alike.values(), strict=True)
-    return tuple(_study(label, members, entries) for label, members in named if any(map(_samples, members)))
+    return tuple(_study(label, members) for label, members in named if any(map(_samples, members)))
 
 
-def _study(label: str, members: Sequence[Entry], entries: Sequence[Entry]) -> ReplayStudy:
+def _study(label: str, members: Sequence[Entry]) -> ReplayStudy:
     language = any(entry.figures["all_period_perplexity"].known for entry in members)
     without = next((entry for entry in members if not _samples(entry)), None)
     taken: set[tuple[str, int]] = set()
@@ -155,17 +152,17 @@ def _study(label: str, members: Sequence[Entry], entries: Sequence[Entry]) -> Re
             line = strategy_label(entry.experiment["replay"])
             line = entry.label if (line, samples) in taken else line
             taken.add((line, samples))
-            points.append(_point(line, samples, entry, entry.place, without, language))
+            points.append(_point(line, samples, entry, without, language))
     runs = sum(len(point.entry.runs) for point in points)
     unpaired = sum(1 for point in points for run in point.by_period if np.isnan(run).all())
     if without is not None and unpaired == runs:
         without = None
-        points = [_point(point.line, point.samples, point.entry, point.place, None, language) for point in points]
+        points = [_point(point.line, point.samples, point.entry, None, language) for point in points]
     return ReplayStudy(label, language, without, tuple(points), unpaired if without is not None else 0)
 
 
-def _point(line: str, samples: int, entry: Entry, place: int, without: Entry | None, language: bool) -> Point:
-    places = [None if without is None else _place_of_twin(entry, place, without) for place in range(len(entry.runs))]
+def _point(line: str, samples: int, entry: Entry, without: Entry | None, language: bool) -> Point:
+    twins = [None if without is None else _place_of_twin(entry, place, without) for place in range(len(entry.runs))]
     changes = {}
     by_period = []
     if without is not None:
@@ -175,16 +172,16 @@ def _point(line: str, samples: int, entry: Entry, place: int, without: Entry | N
                 changes[measure.key] = Statistic(
                     tuple(
                         None if twin is None else _change(measure, value, others[twin])
-                        for value, twin in zip(own, places, strict=True)
+                        for value, twin in zip(own, twins, strict=True)
                     )
                 )
-    for own_place, twin in enumerate(places):
-        latest = _latest(entry, own_place, language)
+    for place, twin in enumerate(twins):
+        latest = _latest(entry, place, language)
         if without is not None:
             other = np.full_like(latest, np.nan) if twin is None else _latest(without, twin, language)
             latest = relative_change(latest, other) if language else latest - other
         by_period.append(latest)
-    return Point(line, samples, entry, place, changes, np.array(by_period))
+    return Point(line, samples, entry, changes, np.array(by_period))
 
 
 def _place_of_twin(entry: Entry, place: int, without: Entry) -> int | None:

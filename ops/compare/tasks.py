@@ -43,7 +43,7 @@ Rows = Sequence[Row]
 
 @dataclass(frozen=True)
 class Method:
-    """An experiment of a study. ``costs`` has the keys ``COSTS``. ``place`` is that of its entry in the comparison.
+    """An experiment of a study. ``costs`` has the keys ``COSTS``.
 
     ``seen [runs, tasks]`` is the accuracy over the classes so far after each task, NaN for tasks not reached.
     """
@@ -52,7 +52,6 @@ class Method:
     entry: Entry
     costs: Mapping[str, Statistic]
     seen: Floats
-    place: int = 0
 
     @property
     def reached(self) -> str:
@@ -96,10 +95,7 @@ def task_studies(entries: Sequence[Entry]) -> tuple[TaskStudy, ...]:
     return tuple(
         TaskStudy(
             dataset,
-            tuple(
-                _method(label, entry, entry.place)
-                for label, entry in zip(_named(members, entries), members, strict=True)
-            ),
+            tuple(_method(label, entry) for label, entry in zip(_named(members, entries), members, strict=True)),
         )
         for dataset, members in by_data.items()
     )
@@ -112,14 +108,14 @@ def _named(members: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
     return labels([Group(entry.runs[0].path, entry.experiment, entry.runs, entry.seeds) for entry in members])
 
 
-def _method(label: str, entry: Entry, place: int) -> Method:
+def _method(label: str, entry: Entry) -> Method:
     of_runs = [_costs(run.rows) for run in entry.runs]
     costs = {key: Statistic(tuple(costs[key] for costs in of_runs)) for key in COSTS}
     seen = [_seen(run) for run in entry.runs]
     table = np.full((len(seen), max(map(len, seen))), np.nan)
     for line, values in zip(table, seen, strict=True):
         line[: len(values)] = values
-    return Method(label, entry, costs, table, place)
+    return Method(label, entry, costs, table)
 
 
 def _seen(run: Run) -> Floats:

@@ -238,7 +238,7 @@ def _looks(studies: Studies) -> dict[tuple[str, str], Look]:
     The colour is that of the first experiment of the line in the other pictures.
     """
     several = len(studies) > 1
-    keys = [(study.label, line, points[0].place) for study in studies for line, points in study.lines.items()]
+    keys = [(study.label, line, points[0].entry.place) for study in studies for line, points in study.lines.items()]
     return {
         (study, line): {
             **line_look(place),

@@ -32,7 +32,7 @@ def accuracy_by_task(studies: Studies) -> Figure | None:
         return None
     places: dict[str, int] = {}
     for method in (method for study in studies for method in study.methods):
-        places.setdefault(method.label, method.place)
+        places.setdefault(method.label, method.entry.place)
     across = min(_MOST_ACROSS, len(studies))
     down = -(-len(studies) // across)
     columns = legend_columns([*places]) + across
