@@ -171,11 +171,11 @@ class AlgorithmSpec(Section):
 class Local(Section):
     """Training at a device, by SGD. The learning rate is multiplied by ``lr_decay`` after each round.
 
-    With ``steps`` above 0 a device takes that many steps in a round, and ``epochs`` has no effect.
+    With ``lr_restart`` the learning rate begins again at ``lr`` in each period of the stream. With ``steps`` above 0 a
+    device takes that many steps in a round, and ``epochs`` has no effect.
 
-    With ``lr_restart`` it begins again at ``lr`` in each period of the stream. With ``precision = "bfloat16"`` the
-    products of matrices in training round inputs and results to 8 significant bits, at devices and in the coordinator's
-    server jobs. Variables stay float32, and models are evaluated in float32.
+    With ``precision = "bfloat16"`` the products of matrices in training round inputs and results to 8 significant bits,
+    at devices and in the coordinator's server jobs. Variables stay float32, and models are evaluated in float32.
 
     ``stack`` devices are computed at once where devices are stacked. 0 leaves the number to a table for each kind of
     model (``device/compute/rule.py``).
