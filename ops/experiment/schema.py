@@ -16,11 +16,11 @@ from fedemu.ops.experiment.experiment import Experiment
 from fedemu.ops.experiment.presets import part_names, part_table
 from fedemu.ops.experiment.runtime import Runtime
 from fedemu.ops.experiment.starter import KEYS, TABLES
+from fedemu.ops.experiment.tables.section import FILLED
 
 TITLE = "An experiment of fedemu"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
-_NO_SETTINGS = ("traces", "code")
 _NAMES = {"algorithm.name": "name", "algorithm.loss": "loss"}
 
 
@@ -30,7 +30,7 @@ def schema() -> dict[str, Any]:
     of_runtime = _plain(Runtime.model_json_schema())
     del of_runtime["properties"]["track"]  # in a file it is a table of its own
     defined: dict[str, Any] = {**found["$defs"], **of_runtime.pop("$defs", {}), "Runtime": of_runtime}
-    properties = {key: value for key, value in found["properties"].items() if key not in _NO_SETTINGS}
+    properties = {key: value for key, value in found["properties"].items() if key not in FILLED}
     properties["runtime"] = {"$ref": "#/$defs/Runtime"}
     properties["track"] = {"$ref": "#/$defs/Track"}
     _add_other_spellings(defined)
