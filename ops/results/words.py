@@ -14,7 +14,7 @@ from typing import Any
 
 from fedemu.coordinator.record.run import Run
 from fedemu.ops.experiment import Experiment
-from fedemu.ops.experiment.presets import methods, preset, presets
+from fedemu.ops.experiment.presets import part_names, preset, preset_names
 from fedemu.ops.experiment.sources import CONFIG_FILE
 from fedemu.ops.experiment.toml_text import toml_key, toml_value
 from fedemu.ops.figures import counted
@@ -179,8 +179,8 @@ def _options(table: Table) -> str:
 
 def _names_of_presets(name: str) -> Iterator[str]:
     """The presets that make an experiment of this name: ``digits+METHOD`` for ``digits-METHOD``."""
-    parts = [part for part, _ in methods()]
-    for setting, _ in presets():
+    parts = part_names()
+    for setting in preset_names():
         if name == setting:
             yield setting
         elif name.startswith(f"{setting}-"):
