@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 from fedemu.coordinator.record.run import Run
 from fedemu.ops.compare.comparable import compares, data_of
 from fedemu.ops.compare.entry import OF_DIAGNOSED, Entry, cut_short
+from fedemu.ops.results.periods import Floats
 
 Better = Literal["higher", "lower"]
 BETTER: Final[Mapping[str, Better]] = {
@@ -60,7 +61,7 @@ class Paired:
 
     def table(self) -> dict[str, Any]:
         """The test in the form of JSON."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return asdict(self)
 
 
 def best_of(entries: Sequence[Entry], key: str) -> int | None:
@@ -141,7 +142,7 @@ def _diagnosed(run: Run, key: str) -> tuple[int, ...]:
     return tuple(row.round for row in run.rows if row.number(key) is not None)
 
 
-def _p_values(differences: Any) -> tuple[float | None, float | None]:
+def _p_values(differences: Floats) -> tuple[float | None, float | None]:
     """The p-values of the paired t-test and of the signed-rank test. None if all pairs differ equally, as one does."""
     if np.ptp(differences) < _ROUNDING:
         return None, None
@@ -153,7 +154,7 @@ def _p_values(differences: Any) -> tuple[float | None, float | None]:
     return (t if math.isfinite(t) else None), _signed_rank(differences)
 
 
-def _signed_rank(differences: Any) -> float:
+def _signed_rank(differences: Floats) -> float:
     """The two-sided p-value of Wilcoxon's signed-rank test, exact also with ties.
 
     Differences of 0 have no sign and are left out. Those that differ by the rounding of floats alone share their rank.
@@ -181,4 +182,4 @@ def _corrected(tests: list[Paired]) -> list[Paired]:
     for rank, (p, place) in enumerate(order):
         largest = max(largest, min(1.0, p * (len(order) - rank)))
         adjusted[place] = largest
-    return [Paired(**{**test.table(), "adjusted": adjusted.get(place)}) for place, test in enumerate(tests)]
+    return [replace(test, adjusted=adjusted.get(place)) for place, test in enumerate(tests)]
