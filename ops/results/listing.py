@@ -77,18 +77,18 @@ def listed(directory: Path) -> Listed:
         state = "damaged"
     stale = finished != rounds
     return Listed(
-        directory,
-        known.get("name"),
-        _named(method[1], method[2], _terms(config), replay[1] if replay else "none") if method else None,
-        _whole(known.get("seed")),
-        state,
-        rounds,
-        of_rounds,
-        _number(row.get("accuracy") if stale else summary.get("final_accuracy")),
-        _number(row.get("wall_time") if stale else summary.get("wall_time")),
-        None if stale or not isinstance(summary.get("ended"), str) else summary["ended"],
-        None if stale or not isinstance(summary.get("model_digest"), str) else summary["model_digest"],
-        _size(directory),
+        directory=directory,
+        name=known.get("name"),
+        method=_named(method[1], method[2], _terms(config), replay[1] if replay else "none") if method else None,
+        seed=_whole(known.get("seed")),
+        state=state,
+        rounds=rounds,
+        of_rounds=of_rounds,
+        accuracy=_number(row.get("accuracy") if stale else summary.get("final_accuracy")),
+        seconds=_number(row.get("wall_time") if stale else summary.get("wall_time")),
+        ended=None if stale or not isinstance(summary.get("ended"), str) else summary["ended"],
+        digest=None if stale or not isinstance(summary.get("model_digest"), str) else summary["model_digest"],
+        size=_size(directory),
     )
 
 
