@@ -62,7 +62,7 @@ def fit(figure: Figure, width: float, font_size: float, titles: bool) -> None:
             figure.set_size_inches(width, figure.get_size_inches()[1] + max(taller, -0.2))
             figure.set_layout_engine("constrained", w_pad=0.03, h_pad=0.03)
         else:
-            _squeeze(figure, panels)
+            _squeeze(panels)
         for _ in range(2):  # shorter labels leave the panels more room, which may take more ticks
             figure.draw_without_rendering()
             _wrap_labels(figure, panels)
@@ -209,7 +209,7 @@ def _break(text: Text, room: float) -> None:
         text.set_text(textwrap.fill(words, max(8, int(0.97 * longest * room / length)), break_long_words=False))
 
 
-def _squeeze(figure: Figure, panels: list[Any]) -> None:
+def _squeeze(panels: list[Any]) -> None:
     """Make the texts around images fit: those beside them are turned, and those above them become smaller."""
     for axes in panels:
         column = axes.get_window_extent().width / max(1.0, axes.get_xlim()[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from fedemu.ops.experiment.sources import CONFIG_FILE, check_resume, read_frozen
 from fedemu.ops.experiment.traces import TRACES_FILE
 from fedemu.ops.experiment.unchanged import require_unchanged
 from fedemu.ops.figures import counted
+from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.files import usable
 from fedemu.protocol.host.paths import exists, is_file, is_folder
@@ -62,7 +62,7 @@ def reopen(
     directory: Path,
     overrides: Sequence[str],
     environment: Mapping[str, str],
-    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+    say: Callable[[str], None] = say,
 ) -> tuple[Experiment, Runtime]:
     """Look at a run to continue it. Returns its experiment, perhaps with more rounds, and the runtime.
 

@@ -62,8 +62,8 @@ def launch(
             awake: Sequence[int | socket.socket] = ()
             while rules.exit_code is None:
                 actions: list[Action] = []
-                for sign in received():
-                    actions += rules.signalled(sign, time.monotonic())
+                for _ in received():
+                    actions += rules.signalled(time.monotonic())
                 for child, code in children.endings():
                     react = rules.coordinator_ended if child == "coordinator" else rules.devices_ended
                     actions += react(code, time.monotonic())

@@ -102,7 +102,7 @@ class Launch:
         """Whether the run ends because of an error that the devices' supervisor has told. One that is killed cannot."""
         return self.devices_gave_up and self._ended["devices"] > 0
 
-    def signalled(self, sign: Signals, now: float) -> list[Action]:
+    def signalled(self, now: float) -> list[Action]:
         """The user wants to stop. The first signal asks for a checkpoint, the second one stops at once.
 
         What comes within ``TOGETHER_SECONDS`` of a signal is the same request.

@@ -39,7 +39,7 @@ def test_a_coordinator_that_is_killed_before_it_opened_is_named() -> None:
 
 def test_devices_are_not_called_for_a_run_that_is_stopping() -> None:
     launch = Launch()
-    launch.signalled(signal.SIGINT, now=1.0)
+    launch.signalled(now=1.0)
     assert launch.coordinator_opened() == []
     assert launch.coordinator_ended(4, now=2.0) == [Send("devices", signal.SIGTERM)]
     launch.devices_ended(LEFT_EARLY, now=2.1)
@@ -68,27 +68,27 @@ def test_devices_that_do_not_leave_are_terminated_and_then_killed() -> None:
 
 def test_the_first_ctrl_c_asks_the_coordinator_for_a_checkpoint_and_the_second_kills_it() -> None:
     launch = with_devices()
-    assert sends(launch.signalled(signal.SIGINT, now=1.0)) == [Send("coordinator", signal.SIGINT)]
-    assert sends(launch.signalled(signal.SIGINT, now=2.0)) == [Send("coordinator", signal.SIGKILL)]
+    assert sends(launch.signalled(now=1.0)) == [Send("coordinator", signal.SIGINT)]
+    assert sends(launch.signalled(now=2.0)) == [Send("coordinator", signal.SIGKILL)]
 
 
 def test_a_terminal_that_is_closed_asks_for_a_checkpoint_although_it_hangs_up_twice() -> None:
     launch = with_devices()
-    assert sends(launch.signalled(signal.SIGHUP, now=1.0)) == [Send("coordinator", signal.SIGINT)]
-    assert launch.signalled(signal.SIGHUP, now=1.001) == []
+    assert sends(launch.signalled(now=1.0)) == [Send("coordinator", signal.SIGINT)]
+    assert launch.signalled(now=1.001) == []
     assert launch.tick(1.0 + Patience().checkpoint) == [Send("coordinator", signal.SIGKILL)]
 
 
 def test_an_interrupted_coordinator_that_hangs_is_killed_in_the_end() -> None:
     launch = with_devices()
-    launch.signalled(signal.SIGTERM, now=1.0)
+    launch.signalled(now=1.0)
     assert launch.tick(1.0 + Patience().checkpoint) == [Send("coordinator", signal.SIGKILL)]
     assert Say("the coordinator was ended by SIGKILL") in launch.coordinator_ended(-signal.SIGKILL, now=40.0)
 
 
 def test_an_interrupted_run_ends_with_the_code_of_the_coordinator() -> None:
     launch = with_devices()
-    launch.signalled(signal.SIGINT, now=1.0)
+    launch.signalled(now=1.0)
     launch.devices_ended(0, now=1.5)
     launch.coordinator_ended(4, now=2.0)
     assert launch.exit_code == 4
@@ -96,7 +96,7 @@ def test_an_interrupted_run_ends_with_the_code_of_the_coordinator() -> None:
 
 def test_after_an_interruption_the_devices_are_not_waited_for_long() -> None:
     launch = with_devices()
-    launch.signalled(signal.SIGINT, now=1.0)
+    launch.signalled(now=1.0)
     launch.coordinator_ended(4, now=2.0)
     assert launch.tick(2.0 + Patience().retreat) == [Send("devices", signal.SIGTERM)]
 
@@ -104,7 +104,7 @@ def test_after_an_interruption_the_devices_are_not_waited_for_long() -> None:
 def test_a_signal_after_the_end_of_the_coordinator_ends_the_devices_at_once() -> None:
     launch = with_devices()
     launch.coordinator_ended(0, now=2.0)
-    assert launch.signalled(signal.SIGINT, now=2.1) == [Send("devices", signal.SIGTERM)]
+    assert launch.signalled(now=2.1) == [Send("devices", signal.SIGTERM)]
 
 
 def test_a_killed_coordinator_is_named_and_its_devices_are_ended_at_once() -> None:
@@ -117,7 +117,7 @@ def test_a_killed_coordinator_is_named_and_its_devices_are_ended_at_once() -> No
 
 def test_a_coordinator_that_left_before_it_began_has_told_nobody() -> None:
     launch = with_devices()
-    launch.signalled(signal.SIGINT, now=1.0)
+    launch.signalled(now=1.0)
     assert launch.coordinator_ended(LEFT_EARLY, now=1.1) == [Send("devices", signal.SIGTERM)]
     assert launch.tick(1.1 + Patience().termination - 0.1) == []  # they have the time to end what they started
     launch.devices_ended(LEFT_EARLY, now=6.0)
@@ -183,5 +183,5 @@ def test_devices_that_were_told_to_stop_do_not_stop_the_coordinator() -> None:
 
 def test_a_supervisor_that_dies_while_the_run_stops_is_not_started_again() -> None:
     launch = with_devices()
-    launch.signalled(signal.SIGINT, now=1.0)
+    launch.signalled(now=1.0)
     assert sends(launch.devices_ended(-signal.SIGKILL, now=1.5)) == []
