@@ -12,9 +12,6 @@ from typing import Any, Final
 from fedemu.coordinator.record.json_lines import plain
 from fedemu.ops.live.rows import COLUMNS
 
-Form = Callable[[Mapping[str, Any]], bool]
-"""Whether a line can be shown."""
-
 _ASK_NUMBERS: Final = ("round", "attempt", "start", "end", "wanted")
 
 

@@ -27,7 +27,6 @@ class Crew:
     """The processes of one supervisor, as it told them last."""
 
     supervisor: psutil.Process
-    zygote: int | None = None
     trainers: dict[int, int] = field(default_factory=dict)
     devices: dict[int, int] = field(default_factory=dict)
     """The process of each device."""
@@ -152,7 +151,6 @@ def _crew(found: Supervisor) -> Crew:
     crew = Crew(found.process)
     if feed is not None and feed[0].get("pid") == found.process.pid:
         told = feed[0]
-        crew.zygote = told.get("zygote")
         crew.trainers = {int(number): pid for number, pid in told.get("trainers", {}).items()}
         crew.devices = {device: pid for pid, devices in told.get("devices", ()) for device in devices}
         crew.waiting, crew.busy = int(told.get("waiting", 0)), list(told.get("busy", ()))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,11 +17,10 @@ from fedemu.protocol.host.paths import is_file
 
 MOST_BYTES = 2**25
 """The most bytes that one look reads. The rest comes with the next looks."""
-
-
 BLOCK_BYTES = 2**18
 """So many bytes are read at once from the end of a log."""
-Form = Callable[[dict[str, Any]], bool]
+Form = Callable[[Mapping[str, Any]], bool]
+"""Whether an object of a log can be shown, as ``forms.py`` tells it."""
 
 
 class Look(NamedTuple):
