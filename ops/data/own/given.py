@@ -40,9 +40,9 @@ def store(data: Any, cache: Path) -> str:
         with working_folder("partial-", folder) as scratch:
             content = scratch / "content"
             _write(held, content)
-            digest = _digest(content)[:_DIGITS]
+            digest = _digest(content)
             place = folder / digest
-            if exists(place) and _digest(place)[:_DIGITS] != digest:
+            if exists(place) and _digest(place) != digest:
                 shutil.rmtree(place)
             try:
                 content.rename(place)
@@ -69,7 +69,7 @@ def read(folder: Path) -> Any:
     Raises DataError if it is not what was handed over, by whose digest the folder is called.
     """
     try:
-        if _digest(folder)[:_DIGITS] == folder.name:
+        if _digest(folder) == folder.name:
             return _read(folder)
         cause = None
     except Exception as error:  # numpy and datasets raise errors of many types for damaged files
@@ -132,7 +132,7 @@ def _digest(folder: Path) -> str:
         if is_file(path) and path.name != "state.json":
             sha.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
             sha.update(path.read_bytes())
-    return sha.hexdigest()
+    return sha.hexdigest()[:_DIGITS]
 
 
 def _folder(cache: Path) -> Path:
