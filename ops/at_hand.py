@@ -11,7 +11,7 @@ from fedemu.ops.data.cache import cache_folder
 from fedemu.ops.data.corpora import source_of
 from fedemu.ops.data.source import entry_of, locate
 from fedemu.ops.experiment import Data, Experiment
-from fedemu.ops.homes import expanded, user_folder
+from fedemu.ops.homes import data_folder, expanded, user_folder
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.host.paths import is_file, is_folder
 
@@ -28,7 +28,7 @@ def needed(table: Mapping[str, Any], environment: Mapping[str, str]) -> Needed:
     """What the experiment of a preset reads, and what of it is not here."""
     dataset = table.get("data", {}).get("dataset", Data().dataset)
     files = list(dict.fromkeys(_files(table.get("availability")) + _files(table.get("profile"))))
-    folder = _data_folder(environment)
+    folder = data_folder(environment)
     here = [place for place in (Path.cwd(), folder) if place is not None]
     missing = [name for name in files if not any(is_file(place / name) for place in here)]
     if not _is_here(dataset, table, folder, environment):
@@ -38,7 +38,7 @@ def needed(table: Mapping[str, Any], environment: Mapping[str, str]) -> Needed:
 
 def where_looked(environment: Mapping[str, str]) -> str:
     """Where data are looked for, in words."""
-    folder = _data_folder(environment)
+    folder = data_folder(environment)
     if folder is None:
         chosen = "FEDEMU_DATA is not set"
     else:
@@ -72,11 +72,6 @@ def _hub_folder(environment: Mapping[str, str]) -> Path:
     if named := environment.get("HF_HOME"):
         return expanded(named) / "hub"
     return user_folder(environment, "XDG_CACHE_HOME", ".cache", "HF_HOME") / "huggingface" / "hub"
-
-
-def _data_folder(environment: Mapping[str, str]) -> Path | None:
-    chosen = environment.get("FEDEMU_DATA")
-    return expanded(chosen) if chosen else None
 
 
 def _files(table: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Paths that begin with a home folder: ``~``, ``~NAME``, and the folders of a user for state, cache and settings."""
+"""Paths that begin with a home folder: ``~``, ``~NAME``, and a user's folders for data, state, cache and settings."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ def expanded(path: str | Path) -> Path:
         raise ConfigurationError(
             f"{path} begins with ~, and this machine knows no such home folder; write the whole path"
         ) from None
+
+
+def data_folder(environment: Mapping[str, str]) -> Path | None:
+    """The folder in which data sets are looked for first, that of ``FEDEMU_DATA``. None if the variable is not set.
+
+    Raises ConfigurationError as ``expanded`` does.
+    """
+    chosen = environment.get("FEDEMU_DATA")
+    return expanded(chosen) if chosen else None
 
 
 def user_folder(environment: Mapping[str, str], variable: str, below: str, instead: str) -> Path:

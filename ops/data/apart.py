@@ -13,7 +13,7 @@ from fedemu.ops.data.corpora import source_of
 from fedemu.ops.data.source import Place, entry_of, locate
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.extras import require_flwr
-from fedemu.ops.homes import expanded
+from fedemu.ops.homes import data_folder
 from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.wording import ending
@@ -30,8 +30,7 @@ def find_data(experiment: Experiment) -> Place:
 
 
 def _place(experiment: Experiment) -> Place:
-    folder = os.environ.get("FEDEMU_DATA")
-    return locate(experiment.data.dataset, expanded(folder) if folder else None)
+    return locate(experiment.data.dataset, data_folder(os.environ))
 
 
 def entry_here(experiment: Experiment) -> Path:

@@ -14,7 +14,7 @@ from fedemu.ops.data.cache import Coloured, ReportShare, cache_folder, locked, r
 from fedemu.ops.data.readers import reader_of
 from fedemu.ops.data.source import LABEL, DataSource, Place, TextSource, entry_of, locate
 from fedemu.ops.experiment import AUTO, Data, Experiment, Flwr, Natural, Texts
-from fedemu.ops.homes import expanded
+from fedemu.ops.homes import data_folder
 from fedemu.protocol.errors import DataError, FedemuError
 from fedemu.protocol.host.files import is_of_disk, refusal_of
 from fedemu.protocol.ids import Digest
@@ -48,11 +48,10 @@ def open_corpus(experiment: Experiment, progress: ReportShare | None = None) -> 
         if corpus is None:
             raise DataError(f"the data that were sent to {sent} can't be read; run it again")
         return corpus
-    folder = os.environ.get("FEDEMU_DATA")
     return load_corpus(
         source_of(experiment.data, experiment.stream.columns),
         cache=cache_folder(os.environ),
-        data=expanded(folder) if folder else None,
+        data=data_folder(os.environ),
         progress=progress,
     )
 

@@ -24,7 +24,7 @@ from fedemu.ops.experiment.runtime import Runtime, Track
 from fedemu.ops.experiment.tables.section import FILLED
 from fedemu.ops.experiment.traces import TRACES_FILE, traces_text, with_traces
 from fedemu.ops.experiment.without_effect import WithoutEffect
-from fedemu.ops.homes import expanded
+from fedemu.ops.homes import data_folder
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
 from fedemu.protocol.host.paths import exists, is_file, is_folder
@@ -77,8 +77,8 @@ def load_experiment(
     if without_effect is not None:
         without_effect.look(experiment, runtime, chosen)
     folders = [folder or Path.cwd()]
-    if environment.get("FEDEMU_DATA"):
-        folders.append(expanded(environment["FEDEMU_DATA"]))
+    if data := data_folder(environment):
+        folders.append(data)
     return with_traces(experiment, folders, folder / TRACES_FILE if folder else None), runtime
 
 
