@@ -6,8 +6,9 @@ The first line of a shipped file is a comment that describes it. A sweep with si
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -112,7 +113,26 @@ def is_sweep(source: str) -> bool:
 
 def shipped_names() -> list[str]:
     """The names of the sweeps that come with fedemu."""
-    return sorted(each.stem for each in SHIPPED.glob("*.toml"))
+    return names_in(SHIPPED)
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names by which the TOML files of a folder are called, sorted."""
+    return sorted(each.stem for each in folder.glob("*.toml"))
+
+
+def file_of(source: str, folder: Path, what: str) -> Path:
+    """The file that ``source`` names: by its path, or by its name a shipped one in ``folder``.
+
+    ``what`` such files are is said in the error, a ConfigurationError, if there is none.
+    """
+    if is_file(Path(source)):
+        return Path(source)
+    known = names_in(folder)
+    if source not in known:
+        hint = did_you_mean(source, known) or f"; the shipped {what}s are {', '.join(known)}"
+        raise ConfigurationError(f'there is no file and no {what} "{source}"{hint}')
+    return folder / f"{source}.toml"
 
 
 def load_sweep(source: str) -> Sweep:
@@ -120,13 +140,7 @@ def load_sweep(source: str) -> Sweep:
 
     Raises ConfigurationError if there is none, or if there is a mistake in it.
     """
-    path = Path(source)
-    if not is_file(path):
-        known = shipped_names()
-        if source not in known:
-            hint = did_you_mean(source, known) or f"; the shipped sweeps are {', '.join(known)}"
-            raise ConfigurationError(f'there is no file and no sweep "{source}"{hint}')
-        path = SHIPPED / f"{source}.toml"
+    path = file_of(source, SHIPPED, "sweep")
     table = plain_table(read_toml(path))
     try:
         for given in _tables(table.get("parts")):
@@ -171,7 +185,7 @@ def runs_of(part: Part) -> list[Planned]:
     sources: list[tuple[str, str | None]] = [(experiment, None) for experiment in part.experiments]
     methods: Sequence[str | None] = part.methods or [None]
     sources += [(preset, method) for preset in part.presets for method in methods]
-    if len(sources) * len(part.seeds) * _size(part.grid) > MOST_RUNS:
+    if len(sources) * len(part.seeds) * math.prod(map(len, part.grid.values())) > MOST_RUNS:
         raise ConfigurationError(f"the part {part.name or 'of the sweep'} has more than {MOST_RUNS:,} runs; name fewer")
     runs = []
     for seed in part.seeds:
@@ -203,13 +217,6 @@ def chosen(runs: Sequence[Planned], only: str | None) -> list[Planned]:
     if not found:
         raise ConfigurationError(f"--only {only} fits no run of the sweep, such as {runs[0].folder}")
     return found
-
-
-def _size(grid: Mapping[str, Sequence[Any]]) -> int:
-    size = 1
-    for values in grid.values():
-        size *= len(values)
-    return size
 
 
 def _tables(value: Any) -> list[dict[str, Any]]:

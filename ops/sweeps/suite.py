@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from fedemu.ops.data.apart import find_data
-from fedemu.ops.experiment.near import did_you_mean
 from fedemu.ops.experiment.presets import FOLDER
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.sweeps.methods import resolved
-from fedemu.ops.sweeps.plan import Part, Planned, chosen, load_sweep, runs_of
+from fedemu.ops.sweeps.plan import Part, Planned, chosen, file_of, load_sweep, names_in, runs_of
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, DataError
-from fedemu.protocol.host.paths import is_file
 
 SUITES = FOLDER / "suites"
 
 
 def suite_names() -> list[str]:
     """The names of the suites that come with fedemu."""
-    return sorted(path.stem for path in SUITES.glob("*.toml"))
+    return names_in(SUITES)
 
 
 def open_suite(source: str, size: str, added: Sequence[str], own_only: bool = False) -> list[Part]:
@@ -33,14 +30,7 @@ def open_suite(source: str, size: str, added: Sequence[str], own_only: bool = Fa
     With ``own_only`` nothing else has a run. Methods are added to presets, so a part that has none gets no run of them.
     Raises ConfigurationError if there is no such suite or size, or if methods are added and no part has presets.
     """
-    path = Path(source)
-    if not is_file(path):
-        known = suite_names()
-        if source not in known:
-            hint = did_you_mean(source, known) or f"; the shipped suites are {', '.join(known)}"
-            raise ConfigurationError(f'there is no file and no suite "{source}"{hint}')
-        path = SUITES / f"{source}.toml"
-    parts = load_sweep(str(path)).parts
+    parts = load_sweep(str(file_of(source, SUITES, "suite"))).parts
     sizes = list(dict.fromkeys(name for part in parts for name in part.sizes))
     if size not in sizes:
         there = f"it has {', '.join(sizes)}" if sizes else "it has none; give its parts sizes"
