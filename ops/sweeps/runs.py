@@ -66,7 +66,7 @@ class Progress:
     took: list[tuple[Planned, float]] = field(default_factory=list)
 
     def line(self, run: Planned, seconds: float, result: str) -> str:
-        """The line of a run that has ended after so many seconds."""
+        """Note that a run has ended after so many seconds. Returns the line that tells people of it."""
         self.took.append((run, seconds))
         place = f"{len(self.took)} of {len(self.left)}"
         rest = f"; about {span(left)} left" if (left := self.seconds_left()) else ""

@@ -124,7 +124,7 @@ class Study:
         return [(trial.number, self._choices(trial.params)) for trial in self._unfinished()]
 
     def tell(self, number: int, values: Sequence[float | None]) -> None:
-        """Tell the result of a trial: the figure of each of its runs. A trial without any has failed."""
+        """Tell the figure of each run of a trial. It has failed if one of them is None, or if there are none."""
         known = [value for value in values if value is not None]
         state = self._optuna.trial.TrialState
         if known and len(known) == len(values):

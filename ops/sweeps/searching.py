@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedemu.coordinator.record.run import Run, read_run
@@ -104,14 +105,10 @@ def _possible(
 
 def _runs(part: Part, number: int, choices: Sequence[Choice]) -> list[Planned]:
     """The runs of a trial, one for each seed, in a folder that names its number and its values."""
-    base = runs_of(part)
     named = f"trial-{number + 1:03d},{name_of([(key, _short(value)) for key, value in choices])}"
-    listed = tuple(choices)
     return [
-        Planned(
-            run.part, run.experiment, run.seed, (*run.overrides, *map(override_of, choices)), (), named, None, 0, listed
-        )
-        for run in base
+        replace(run, overrides=(*run.overrides, *map(override_of, choices)), name=named, listed=tuple(choices))
+        for run in runs_of(part)
     ]
 
 
