@@ -67,7 +67,6 @@ class Progress:
     devices: int
     clock: Callable[[], float]
     round: int = 0
-    attempt: int = 0
     running: bool = False
     accuracy: float | None = None
     best: float | None = None
@@ -114,7 +113,6 @@ class Progress:
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
         """An attempt at a round begins."""
         self.running = True
-        self.attempt = attempt
         self.virtual_time = virtual_time
 
     def server_job(self, name: str, round: int, step: int, steps: int) -> None:
