@@ -27,6 +27,7 @@ from fedemu.ops.notebook.sources import alias_of, codes_of, source_of, submodule
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_among_others
 from fedemu.protocol.host.paths import is_file
+from fedemu.protocol.wording import an_object
 
 FOLDER = Path("fedemu-cells")
 """The folder, in the working folder, that holds the files."""
@@ -126,7 +127,7 @@ class Written:
         if alias is not None:
             self._add_all(alias)
             return alias
-        raise self._refusal(f"it uses {name}, which is {_article(type(value).__name__)} and no code")
+        raise self._refusal(f"it uses {name}, which is {an_object(value)} and no code")
 
     def _add_all(self, source: str) -> None:
         for name in sorted(_used(source)):
@@ -176,7 +177,3 @@ def _is_plain(value: Any) -> bool:
 
 def _short(value: Any) -> str:
     return textwrap.shorten(repr(value), 60, placeholder=" ...")
-
-
-def _article(word: str) -> str:
-    return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"
