@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedemu.coordinator.record.row import Row
-from fedemu.coordinator.record.run import Line
+from fedemu.coordinator.record.run import Run
 from fedemu.ops.figures import percent
 from fedemu.ops.pages.parts import Table, numbers_by_name
 from fedemu.ops.report.plots.generated import Generated, samples_of_task
@@ -44,12 +44,11 @@ def generator_table(rows: Sequence[Row]) -> Table | None:
     return numbers_by_name(("task", *(name.replace("_", " ") for name in names)), lines)
 
 
-def missing_pictures(events: Sequence[Line]) -> list[str]:
+def missing_pictures(run: Run) -> list[str]:
     """A sentence for each task whose pictures could not be kept."""
-    failures = (event for event in events if event.get("event") == "pictures_failed")
     return [
         f"There are no pictures of task {int(failure.get('task') or 0) + 1}: {failure.get('detail')}"
-        for failure in failures
+        for failure in run.named("pictures_failed")
     ]
 
 

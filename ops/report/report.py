@@ -14,7 +14,7 @@ from fedemu.ops.report.generated import generator_table, missing_pictures
 from fedemu.ops.report.head import head, swatches
 from fedemu.ops.report.periods import period_table
 from fedemu.ops.report.plots.generated import is_broad
-from fedemu.ops.results.doubts import doubts
+from fedemu.ops.results.doubts import cause_of, doubts
 from fedemu.ops.results.periods import PeriodResults, period_results
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
@@ -41,7 +41,7 @@ def write_report(directory: Path) -> Path:
         "after": plots,
         "generated_is_broad": any(map(is_broad, made.values())),
         "generators": generator_table(run.rows),
-        "missing": missing_pictures(run.events),
+        "missing": missing_pictures(run),
     }
     page = directory / "report.html"
     write_whole(page, render("report.html", _context(run, period_results(run)) | pictures))
@@ -61,7 +61,7 @@ def _context(run: Run, results: PeriodResults | None) -> dict[str, object]:
     return {
         "name": str(summary.get("name") or name),
         "outcome": str(summary.get("outcome") or "unfinished"),
-        "cause": _cause(run),
+        "cause": cause_of(run.events, summary),
         "doubts": doubts(run.rows, summary),
         "perturbed": bool(summary.get("perturbed")),
         "directory": name,
@@ -74,9 +74,3 @@ def _context(run: Run, results: PeriodResults | None) -> dict[str, object]:
         "facts": facts_table(summary),
         "configuration": run.config,
     }
-
-
-def _cause(run: Run) -> str:
-    """Why a run diverged, as its events tell it. Empty for every other run."""
-    told = [str(event.get("detail")) for event in run.named("diverged")]
-    return told[-1] if told and (run.summary or {}).get("outcome") == "diverged" else ""

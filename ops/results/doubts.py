@@ -1,12 +1,12 @@
-"""Sentences for people about a run whose result is to be doubted.
+"""Sentences for people about a run whose result is to be doubted, and the cause of one that has none.
 
-It has learnt nothing, many replies were lost, or machines computed differently.
+It has learnt nothing, many replies were lost, or machines computed differently. A run without a result has diverged.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedemu.coordinator.record.row import Row
@@ -26,6 +26,12 @@ def doubts(rows: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:
     Machines that compute differently make a run that cannot be repeated to the bit.
     """
     return [*_learnt_nothing(rows, summary), *_lost_replies(rows), *_mixed(summary)]
+
+
+def cause_of(events: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
+    """The cause for which a run with these events and this summary diverged. Empty if it did not."""
+    told = [str(event.get("detail")) for event in events if event.get("event") == "diverged"]
+    return told[-1] if told and summary.get("outcome") == "diverged" else ""
 
 
 def _learnt_nothing(rows: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from fedemu.coordinator.record.row import Row, updates_per_second
 from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.record.summary import accuracy_of_last
 from fedemu.ops.figures import counted, decimal, per_second, percent, span
-from fedemu.ops.results.doubts import doubts
+from fedemu.ops.results.doubts import cause_of, doubts
 from fedemu.protocol.host.paths import exists
 from fedemu.protocol.messages import OUTCOMES
 
@@ -53,8 +53,7 @@ class Results:
     @property
     def cause(self) -> str:
         """The cause for which the run diverged. Empty if it did not."""
-        told = [str(event.get("detail")) for event in self.events if event.get("event") == "diverged"]
-        return told[-1] if told and self.summary.get("outcome") == "diverged" else ""
+        return cause_of(self.events, self.summary)
 
     @property
     def model(self) -> Path:

@@ -14,7 +14,7 @@ from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import read_generated
 from fedemu.coordinator.record.run_directory import RunDirectory, claim_folder
 from fedemu.ops.report import figures
-from fedemu.ops.report.generated import generated_plots, generator_table, missing_pictures
+from fedemu.ops.report.generated import generated_plots, generator_table
 from fedemu.ops.report.plots.generated import samples_of_task
 from fedemu.ops.report.report import write_report
 from fedemu.protocol.errors import ConfigurationError
@@ -148,10 +148,11 @@ def test_a_run_that_generates_nothing_has_no_such_section(run: Path) -> None:
 
 def test_a_failure_to_keep_pictures_is_told(run: Path) -> None:
     with RunDirectory(run) as directory:
+        directory.event("join", 0.0, 0.0, device=0)
         directory.event("pictures_failed", 1.0, 1.0, task=3, detail="no <space> left")
     text = write_report(run).read_text()
     assert '<p class="bad">There are no pictures of task 4: no &lt;space&gt; left</p>' in text
-    assert missing_pictures([{"event": "join"}]) == []
+    assert text.count("There are no pictures") == 1
 
 
 def test_a_damaged_file_is_named(run: Path) -> None:
