@@ -197,7 +197,7 @@ def colour_bar(figure: Figure, axes: Any, colours: Any, title: str, first: int =
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0)
     bar.ax.minorticks_off()
-    places = counted(count)
+    places = evenly_spaced(count)
     bar.set_ticks(places, labels=[str(place + first) for place in places])
 
 
@@ -207,7 +207,7 @@ def accuracy_bar(figure: Figure, image: Any, axes: Any, **look: Any) -> None:
     bar.outline.set_visible(False)
 
 
-def counted(count: int, most: int = 12) -> list[int]:
+def evenly_spaced(count: int, most: int = 12) -> list[int]:
     """At most ``most`` of the numbers from 0 to ``count - 1``, evenly spaced."""
     step = next((step for step in (1, 2, 5, 10, 20, 50, 100) if count <= step * most), max(1, count // most))
     return list(range(0, count, step))

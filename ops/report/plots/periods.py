@@ -22,7 +22,7 @@ from fedemu.ops.pages.style import (
     Floats,
     bare_figure,
     cell_map,
-    counted,
+    evenly_spaced,
     legend_below,
     marker,
     new_figure,
@@ -86,8 +86,8 @@ def period_matrix(results: PeriodResults) -> Figure | None:
     matrix.set_title(f"{_measure(results).capitalize()} on each period")
     matrix.set_xlabel(_tested_on(results))
     matrix.set_ylabel("model after period")
-    number_periods(matrix.xaxis, counted(periods, 10))
-    number_periods(matrix.yaxis, counted(reached, 20))
+    number_periods(matrix.xaxis, evenly_spaced(periods, 10))
+    number_periods(matrix.yaxis, evenly_spaced(reached, 20))
     matrix.grid(False)
     models = np.arange(reached)
     titles = ("perplexity", "rise") if results.language else ("accuracy", "points")

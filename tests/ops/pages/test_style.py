@@ -15,7 +15,7 @@ from fedemu.ops.pages.style import (
     PALETTE,
     STYLE,
     class_map,
-    counted,
+    evenly_spaced,
     legend_below,
     legend_columns,
     line_look,
@@ -47,8 +47,8 @@ def test_a_picture_is_drawn_in_fedemus_style_which_no_other_figure_keeps() -> No
 
 @pytest.mark.parametrize(("count", "first"), [(1, [0]), (12, [0, 1]), (13, [0, 2]), (64, [0, 10])])
 def test_ticks_are_few_and_evenly_spaced(count: int, first: list[int]) -> None:
-    assert counted(count)[: len(first)] == first
-    assert len(counted(count)) <= 12
+    assert evenly_spaced(count)[: len(first)] == first
+    assert len(evenly_spaced(count)) <= 12
 
 
 @pytest.mark.parametrize("letters", [2, 7, 12, 13, 21, 22, 23, 200])
