@@ -209,7 +209,7 @@ def accuracy_bar(figure: Figure, image: Any, axes: Any, **look: Any) -> None:
 
 def evenly_spaced(count: int, most: int = 12) -> list[int]:
     """At most ``most`` of the numbers from 0 to ``count - 1``, evenly spaced."""
-    step = next((step for step in (1, 2, 5, 10, 20, 50, 100) if count <= step * most), max(1, count // most))
+    step = next((step for step in (1, 2, 5, 10, 20, 50, 100) if count <= step * most), -(-count // most))
     return list(range(0, count, step))
 
 

@@ -45,7 +45,9 @@ def test_a_picture_is_drawn_in_fedemus_style_which_no_other_figure_keeps() -> No
     assert rendered(lambda: None) is None
 
 
-@pytest.mark.parametrize(("count", "first"), [(1, [0]), (12, [0, 1]), (13, [0, 2]), (64, [0, 10])])
+@pytest.mark.parametrize(
+    ("count", "first"), [(0, []), (1, [0]), (12, [0, 1]), (13, [0, 2]), (64, [0, 10]), (1211, [0, 101])]
+)
 def test_ticks_are_few_and_evenly_spaced(count: int, first: list[int]) -> None:
     assert evenly_spaced(count)[: len(first)] == first
     assert len(evenly_spaced(count)) <= 12
