@@ -21,9 +21,12 @@ from fedemu.protocol.host.files import write_whole
 
 _AT_ONCE: Final = 100
 """The parameters that one request to a server may have."""
+_METRICS_AT_ONCE: Final = 1000
+"""The metrics that it may have."""
 _TRIES: Final = "3"
 """How often a server that does not answer is asked again, which takes about 15 s."""
 _LONGEST: Final = 500
+"""The most characters of a parameter's value."""
 _LONGEST_NAME: Final = 200
 """The most bytes of a metric's name. MLflow takes 250 signs, and a folder 255 bytes."""
 SETTINGS: Final = "experiment.toml"
@@ -105,8 +108,8 @@ class MLflow:
         names = _names({*names_of(row), "finished_round"})
         told = {**numbers, "finished_round": float(row.round)}
         metrics = [self._entities.Metric(names[name], value, now, row.round) for name, value in told.items()]
-        for start in range(0, len(metrics), 1000):
-            self._client.log_batch(self._run, metrics=metrics[start : start + 1000])
+        for start in range(0, len(metrics), _METRICS_AT_ONCE):
+            self._client.log_batch(self._run, metrics=metrics[start : start + _METRICS_AT_ONCE])
 
     def flush(self) -> None:
         pass  # every call is durable when it returns

@@ -173,8 +173,9 @@ def _relaxed(row: Row) -> Floats:
 def _numbers_of(said: Mapping[str, Any], key: str) -> list[Any]:
     """A list of numbers among remarks. Empty if there is none of this name."""
     found = said.get(key)
-    known = isinstance(found, list) and all(isinstance(value, int | float | None) for value in found)
-    return found if isinstance(found, list) and known else []
+    if isinstance(found, list) and all(isinstance(value, int | float | None) for value in found):
+        return found
+    return []
 
 
 def _counts(lists: list[list[float]]) -> Floats:
