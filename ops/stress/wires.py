@@ -45,12 +45,12 @@ class Wires:
     Raises ConfigurationError if this user or this kernel may not make them.
     """
 
-    def __init__(self, names: Sequence[str], quality: Quality, seed: int = 1) -> None:
+    def __init__(self, names: Sequence[str], quality: Quality) -> None:
         if shutil.which("ip") is None:
             raise ConfigurationError("network namespaces need the command ip; install iproute2")
         self.addresses = {name: f"10.77.0.{number}" for number, name in enumerate(names, 1)}
         self._quality = quality
-        self._chance = random.Random(seed)
+        self._chance = random.Random(1)
         self._cut: frozenset[str] = frozenset()
         self._busy: dict[str, float] = defaultdict(float)
         self._spaces = {name: f"fedemu-{os.getpid()}-{name}" for name in names}

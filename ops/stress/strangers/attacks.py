@@ -6,6 +6,7 @@ None needs a place in the run, but each may use all that a stranger can learn fr
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import socket
@@ -97,7 +98,7 @@ def garbage(target: Target) -> None:
 def enrolling(target: Target) -> None:
     """Asks for places and blobs again and again, and says Hello with leases that it makes up."""
     with _dealer(target) as dealer:
-        for number in _count():
+        for number in itertools.count():
             dealer.send_multipart(encode(Enroll(count=DEVICES, host="x" * 256)))
             dealer.send_multipart(encode(Hello(device=number % DEVICES, incarnation=2**30, lease=f"{number:032x}")))
             dealer.send_multipart(encode(Need(digest="0" * 64, offset=0, length=MIB)))
@@ -130,7 +131,7 @@ def large_frame(target: Target) -> None:
 def idle_connections(target: Target) -> None:
     """Very many connections that say nothing, or end their handshake and say nothing more."""
     held: list[socket.socket] = []
-    for number in _count():
+    for number in itertools.count():
         with contextlib.suppress(OSError):
             held.append(dial(target.address))
             if number % 2 and target.keys is None:
@@ -175,7 +176,7 @@ def bundles(target: Target) -> None:
         )
     ]
     with _dealer(target) as dealer:
-        for number in _count():
+        for number in itertools.count():
             if not number % 100:
                 dealer.send_multipart(encode(Station()))
             dealer.send_multipart(kinds[number % len(kinds)])
@@ -185,7 +186,7 @@ def channels(target: Target) -> None:
     """An edge of nobody: Hello and Bye on ever new channels, for the devices of another machine's lease."""
     bye, dead = encode(Bye(reason=ASLEEP))[0], encode(Died(device=1, incarnation=0))[0]
     with _dealer(target) as dealer:
-        for number in _count():
+        for number in itertools.count():
             if not number % 10:
                 dealer.send_multipart(encode(Station()))
             first = number * DEVICES % 2**30
@@ -252,10 +253,3 @@ def _again(target: Target, play: Callable[[socket.socket], Any], pause: float = 
         with contextlib.suppress(OSError), dial(target.address) as connection:
             play(connection)
         time.sleep(pause)
-
-
-def _count() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1

@@ -25,8 +25,8 @@ def dial(address: str, seconds: float = 5.0) -> socket.socket:
     return socket.create_connection((host.strip("[]"), int(port)), seconds)
 
 
-def shake_hands(connection: socket.socket, identity: bytes = b"") -> None:
-    """Become a DEALER of the other side, which has no keys, under the name ``identity``."""
+def shake_hands(connection: socket.socket) -> None:
+    """Become a DEALER of the other side, which has no keys."""
     connection.sendall(GREETING)
     left = len(GREETING)
     while left:  # libzmq ends a connection on which more than a greeting comes at once
@@ -34,7 +34,7 @@ def shake_hands(connection: socket.socket, identity: bytes = b"") -> None:
         if not heard:
             raise ConnectionError("the other side has closed the connection before its greeting")
         left -= heard
-    ready = b"\x05READY" + _property(b"Socket-Type", b"DEALER") + _property(b"Identity", identity)
+    ready = b"\x05READY" + _property(b"Socket-Type", b"DEALER") + _property(b"Identity", b"")
     connection.sendall(frame(ready, _COMMAND))
 
 
