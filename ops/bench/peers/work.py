@@ -3,14 +3,15 @@
 ``work.npz`` holds ``x [n, ...]`` float32 (normalised) and ``y [n]`` int64 of all samples, ``test_x`` and ``test_y``,
 ``samples`` (the samples of device 0, then those of device 1, and so on), ``starts [devices + 1]`` (the part of
 ``samples`` that is a device's), ``cohorts [rounds, per_round]`` and ``settings``, a JSON text with ``model`` (``mlp``
-or ``cnn``), ``epochs``, ``batch_size``, ``lr`` and ``device`` (``cpu`` or ``cuda``).
+or ``cnn``), ``epochs``, ``batch_size``, ``lr`` and ``device`` (``cpu`` or ``cuda``), and for our own sides ``preset``
+and ``overrides``.
 
 A program that does the work gets the paths of this file and of its progress. It appends a line to the progress after
 each round. After the first round it waits for a line on its stdin, after the last one until its stdin is closed. Then
-it prints ``{"accuracy": ...}`` of its model on the
-test samples. Each round it trains ``per_round`` devices from the same model, with plain SGD on cross-entropy, on all
-their samples in a random order in each epoch, and adds the mean of their changes, weighted by their samples. A
-simulator that can be told which devices to train takes those of ``cohorts``.
+it prints ``{"accuracy": ...}`` of its model on the test samples. Each round it trains ``per_round`` devices from the
+same model, with plain SGD on cross-entropy, on all their samples in a random order in each epoch, and adds the mean of
+their changes, weighted by their samples. A simulator that can be told which devices to train takes those of
+``cohorts``.
 """
 
 from __future__ import annotations
