@@ -33,9 +33,9 @@ def columns(comparison: Comparison) -> dict[str, list[str]]:
         "runs": [str(len(entry.runs)) for entry in comparison.entries],
     }
     for title, (key, cell) in _columns(comparison.target, comparison.last).items():
-        cells = [cell(entry.figures[key]) for entry in comparison.entries]
-        if key not in _ONLY_WHERE_KNOWN or set(cells) != {NEVER}:
-            table[title] = cells
+        column = [cell(entry.figures[key]) for entry in comparison.entries]
+        if key not in _ONLY_WHERE_KNOWN or set(column) != {NEVER}:
+            table[title] = column
     table["outcome"] = [entry.outcome for entry in comparison.entries]
     return table
 
@@ -65,9 +65,9 @@ def task_table(study: TaskStudy) -> tuple[str, dict[str, list[str]]]:
     if len(set(reached)) > 1:
         table["tasks"] = reached
     for title, (key, cell) in _OF_TASKS.items():
-        cells_of_column = [cell(method.figures[key]) for method in study.methods]
-        if set(cells_of_column) != {NEVER}:
-            table[title] = cells_of_column
+        column = [cell(method.figures[key]) for method in study.methods]
+        if set(column) != {NEVER}:
+            table[title] = column
     return f"classes of {study.dataset}, task by task", table
 
 
@@ -79,9 +79,9 @@ def replay_tables(study: ReplayStudy) -> list[tuple[str, dict[str, list[str]]]]:
             {point.samples: _of_replay(study.value(point, measure), study, measure) for point in points}
             for points in study.lines.values()
         ]
-        cells = {f"N {size}": [line.get(size, NEVER) for line in lines] for size in study.sizes}
-        if any(set(column) != {NEVER} for column in cells.values()):
-            tables.append((f"{study.label}: {replay_title(study, measure)}", {"replay": list(study.lines), **cells}))
+        by_size = {f"N {size}": [line.get(size, NEVER) for line in lines] for size in study.sizes}
+        if any(set(column) != {NEVER} for column in by_size.values()):
+            tables.append((f"{study.label}: {replay_title(study, measure)}", {"replay": list(study.lines), **by_size}))
     return tables
 
 
