@@ -33,14 +33,12 @@ from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
 
 
-def local_curves(
-    directory: Path, experiment: Experiment, devices: int | Sequence[int] = 10, epochs: int = 0
-) -> dict[str, Any]:
+def local_curves(directory: Path, experiment: Experiment, devices: int | Sequence[int] = 10) -> dict[str, Any]:
     """The accuracy of devices' models after each epoch on their own distribution, and outside of it.
 
     The keys are those of ``local_curves.json`` (``docs/run_directory.md``). ``devices`` are device indices, or a number
-    of devices to draw. ``epochs`` is the number of epochs, by default that of the experiment. A device begins without
-    an own state, as on a first visit, and without a replay buffer.
+    of devices to draw. There are as many epochs as in the experiment. A device begins without an own state, as on a
+    first visit, and without a replay buffer.
 
     Raises ConfigurationError if the run has no checkpoint, if its data are others now, or if its method's rounds do not
     begin with the training of a model that the reply tells.
@@ -61,7 +59,7 @@ def local_curves(
     )
     models = [[parts.algorithm.variables(loaded.state)] * len(chosen)]
     executor = try_out(parts).executor
-    for count in range(1, (epochs or experiment.local.epochs) + 1):
+    for count in range(1, experiment.local.epochs + 1):
         models.append(_trained(parts, count, loaded.state, round, chosen, executor))
     accuracy: Floats = np.array([[evaluator.evaluate(model).class_accuracy for model in after] for after in models])
     return {

@@ -23,16 +23,14 @@ _ROOM: Final = 0.06
 """The room that is left above and below what is drawn, as a share of its height."""
 
 
-def fit_shares(
-    axes: Any, values: Any, name: str, which: Literal["x", "y"] = "y", lowest: float = 0.0, highest: float = 1.0
-) -> None:
+def fit_shares(axes: Any, values: Any, name: str, which: Literal["x", "y"] = "y", lowest: float = 0.0) -> None:
     """Scale an axis to shares: from a little below the least of ``values`` to a little above the largest.
 
-    ``name`` is what the axis shows. If the axis does not begin at 0, its label says so. NaN takes no part. Without any
-    value the axis goes from ``lowest`` to ``highest``, which it never leaves.
+    ``name`` is what the axis shows. If the axis does not begin at 0, its label says so. NaN takes no part. The axis
+    stays between ``lowest`` and 1, but for a little room above a line at 1. Without any value it has all of that.
     """
-    low, high = limits(values, lowest, highest)
-    above = 0.02 * (high - low) if high == highest else 0.0  # so that a line at the highest value is seen whole
+    low, high = limits(values, lowest)
+    above = 0.02 * (high - low) if high == 1.0 else 0.0  # so that a line at the highest value is seen whole
     axis = axes.xaxis if which == "x" else axes.yaxis
     axes.set(**{f"{which}lim": (low, high + above)})
     axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
@@ -50,15 +48,15 @@ def say_cut(axes: Any) -> None:
         axes.set_ylabel(f"{axes.get_ylabel()}\n(axis not from 0)")
 
 
-def limits(values: Any, lowest: float = 0.0, highest: float = 1.0) -> tuple[float, float]:
-    """Limits for an axis of the shares ``values``: round numbers with a little room around them."""
+def limits(values: Any, lowest: float = 0.0) -> tuple[float, float]:
+    """Limits for an axis of the shares ``values``: round numbers with a little room around them, ``lowest`` to 1."""
     known = np.asarray(values, dtype=np.float64)
     known = known[np.isfinite(known)]
     if not known.size:
-        return lowest, highest
+        return lowest, 1.0
     low, high = float(known.min()), float(known.max())
     room = max(_ROOM * (high - low), (_LEAST - (high - low)) / 2)
     low, high = low - room, high + room
     step = next((step for step in _STEPS if step >= (high - low) / 8), _STEPS[-1])
     low, high = step * math.floor(low / step + 1e-9), step * math.ceil(high / step - 1e-9)
-    return round(max(low, lowest), 4), round(min(high, highest), 4)
+    return round(max(low, lowest), 4), round(min(high, 1.0), 4)

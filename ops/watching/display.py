@@ -193,8 +193,8 @@ class PlainDisplay:
 class LiveDisplay(PlainDisplay):
     """Draws a picture in place, a few times a second. The last picture stays."""
 
-    def __init__(self, progress: Progress, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(progress, console, clock)
+    def __init__(self, progress: Progress, console: Console) -> None:
+        super().__init__(progress, console)
         self._live = Live(
             console=console,
             get_renderable=lambda: draw(self.progress),

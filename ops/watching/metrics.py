@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -27,8 +27,8 @@ TRAIN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30
 class CoordinatorMetrics:
     """An observer of a coordinator. It keeps the metrics that ``docs/metrics.md`` lists."""
 
-    def __init__(self, registry: CollectorRegistry, rounds: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """``rounds`` is the number of the run's last round. ``clock`` gives real seconds."""
+    def __init__(self, registry: CollectorRegistry, rounds: int) -> None:
+        """``rounds`` is the number of the run's last round."""
 
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(name, text, labels, registry=registry)
@@ -36,7 +36,7 @@ class CoordinatorMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=registry)
 
-        self._state = RunState(rounds, clock)
+        self._state = RunState(rounds, time.monotonic)
         registry.register(self._state)
         gauge("fedemu_rounds", "Rounds of the whole run.").set(rounds)
         self._round = gauge("fedemu_round", "Rounds finished.")

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.graphs.repeated import FindRecorder, graph_recorder, recorded_by
+from fedemu.algorithms.graphs.repeated import graph_recorder, recorded_by
 from fedemu.algorithms.incremental.generator.training import GeneratorSettings, GeneratorTraining
 from fedemu.algorithms.interface import Context, Labelled, Model, PublicData, ServerJob, Tree
 from fedemu.algorithms.models.feed_forward import cnn, lenet
@@ -98,7 +98,6 @@ def job_lines(
     tell: Tell,
     device: torch.device,
     jobs: Mapping[str, Callable[[], ServerJob]] = JOBS,
-    find: FindRecorder = graph_recorder,
 ) -> Iterator[JobLine]:
     """Measure each job ordinary and captured, in turns of two."""
     for name, make in jobs.items():
@@ -107,7 +106,7 @@ def job_lines(
         try:
             for captured in (False, True, False, True):
                 tell(f"gpu: {name}{', captured' if captured else ''}")
-                with jobs_compute_on(lambda: device), recorded_by(find if captured else lambda device: None):
+                with jobs_compute_on(lambda: device), recorded_by(graph_recorder if captured else lambda device: None):
                     steps, last = _played(make(), _WARM + effort.count(_STEPS))
                 times[captured] += steps
                 digests.add(last)
