@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -22,8 +21,9 @@ from fedemu.device.host.processors import default_trainers
 from fedemu.ops.data.cache import cache_folder
 from fedemu.ops.extras import EXTRAS
 from fedemu.ops.homes import expanded
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.paths import exists, is_folder
+from fedemu.protocol.host.private import temporary_folder
 
 DEVICES = 300
 """The number of devices for which the limits of the machine are checked: that of the default experiment."""
@@ -176,7 +176,10 @@ def _limits() -> list[Finding]:
 
 
 def _temporary_files() -> Finding:
-    temporary = Path(tempfile.gettempdir())
+    try:
+        temporary = temporary_folder()
+    except FedemuError as error:
+        return Finding("bad", "temporary files", str(error))
     free = shutil.disk_usage(temporary).free
     if free < 2**30:
         return Finding(

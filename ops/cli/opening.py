@@ -24,6 +24,7 @@ from fedemu.ops.running.words import is_complete
 from fedemu.ops.terminal import say
 from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.private import temporary_folder
 
 
 def open_run(
@@ -61,6 +62,7 @@ def open_run(
         require_metrics_ports(runtime)
         require_room_here(experiment, runtime)
     require_processor_here(runtime)
+    temporary_folder()  # without one a run could not begin
     check_trackers(runtime.track.to, runtime.track.out)
     if resume is None:
         find_data(experiment)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from fedemu.ops.data.cache import locked, read
 from fedemu.protocol.errors import DataError
-from fedemu.protocol.host.private import own_folder
+from fedemu.protocol.host.private import own_folder, temporary_folder
 
 BLOB_BYTES: Final = 32 * 2**20
 """The most bytes of a blob. So neither side holds more of the data than this in memory."""
@@ -74,4 +74,4 @@ def folder_of(digest: str) -> Path:
 
 def node_folder() -> Path:
     """The folder of this user on this node. Only this user can enter it. Raises ConfigurationError if it cannot be."""
-    return own_folder(Path(tempfile.gettempdir()) / f"fedemu-{os.getuid()}")
+    return own_folder(temporary_folder() / f"fedemu-{os.getuid()}")

@@ -18,6 +18,7 @@ from fedemu.ops.watching.logs import log_crash, log_failure
 from fedemu.protocol.code.own_code import Elsewhere, account, cause_of, own_frames, told, whole
 from fedemu.protocol.errors import FedemuError, lacks_memory
 from fedemu.protocol.host.files import is_full, refusal_of, shortage
+from fedemu.protocol.host.private import temporary_folder
 
 TOLD = "_FEDEMU_TOLD"
 """The environment variable with the file into which an error of somebody's own code is written, as ``Told`` in JSON.
@@ -106,6 +107,10 @@ def _unforeseen(error: Exception | SystemExit) -> int:
         complain(f"{error.filename or 'a file'} cannot be opened, because too many files are open; raise ulimit -n")
     elif isinstance(error, RuntimeError) and (lacking := shortage(error)) and not lacks_memory(error):
         complain(f"no thread can be started on this machine: {lacking}")
+    elif isinstance(error, OSError) and error.filename is None and (unplaced := _lacking_place()):
+        # Standard library and libraries ask for a folder of temporary files in ways of their own.
+        complain(str(unplaced))
+        return unplaced.exit_code
     elif own_frames(error):
         _tell(FedemuError(account(error)), INTERNAL_ERROR, error)
     elif isinstance(error, OSError) and error.errno in _OF_PATHS and error.filename is not None:
@@ -123,6 +128,15 @@ def _unforeseen(error: Exception | SystemExit) -> int:
         log = log_crash(error)
         complain(said if log is None else f"{said} (the traceback is in {log})")
     return INTERNAL_ERROR
+
+
+def _lacking_place() -> FedemuError | None:
+    """Why there is no folder for temporary files. None if there is one."""
+    try:
+        temporary_folder()
+    except FedemuError as error:
+        return error
+    return None
 
 
 def _is_nowhere() -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import refusal_of
+from fedemu.protocol.host.files import refusal_of, usable
 from fedemu.protocol.host.paths import LONGEST_OF_SOCKET, exists
 
 PREFIX: Final = "fedemu-private-"
@@ -50,7 +50,7 @@ def working_folder(prefix: str, place: Path | None = None) -> Iterator[Path]:
     None stands for the folder of temporary files. A process that is killed leaves its folder; the next call of this
     function with the same prefix and place removes it.
     """
-    place = place or Path(tempfile.gettempdir())
+    place = place or temporary_folder()
     _remove_leftovers(place, prefix)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
@@ -68,6 +68,22 @@ def working_folder(prefix: str, place: Path | None = None) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+def temporary_folder() -> Path:
+    """The folder of temporary files, in which this process can write.
+
+    If there is none, as in a container that may only be read, raises ConfigurationError, or FedemuError for a full
+    disk. Most libraries need this folder, too: torch and matplotlib may not even be imported without it.
+    """
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        place = Path(os.environ.get("TMPDIR") or "/tmp")
+        remedy = "set TMPDIR to a folder for temporary files"
+        with usable(place, remedy), tempfile.TemporaryFile(dir=place) as file:
+            os.write(file.fileno(), b"?")  # one of the two tells why the system refuses
+        return place
 
 
 def own_folder(path: Path) -> Path:
@@ -143,7 +159,7 @@ def _try_socket(path: Path) -> None:
 def _places() -> list[Path]:
     """Where such folders may be, the best place first."""
     named = os.environ.get("XDG_RUNTIME_DIR")
-    return [Path(place).absolute() for place in dict.fromkeys([named, tempfile.gettempdir(), "/tmp"]) if place]
+    return [Path(place).absolute() for place in dict.fromkeys([named, str(temporary_folder()), "/tmp"]) if place]
 
 
 def _remove_leftovers(place: Path, prefix: str) -> None:

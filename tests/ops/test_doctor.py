@@ -82,6 +82,14 @@ def test_a_folder_at_which_the_system_refuses_to_look_is_one_of_the_findings(tmp
     assert refused == {"data folder", "data cache"}
 
 
+def test_a_machine_without_a_place_for_temporary_files_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: ["/nowhere"])
+    monkeypatch.setenv("TMPDIR", "/nowhere")
+    found = find("temporary files", {})
+    assert (found.verdict, "set TMPDIR" in found.detail) == ("bad", True)
+
+
 def test_the_home_folder_of_a_user_who_is_not_there_is_one_of_the_findings() -> None:
     place = "~nobody-here/data"
     bad = [finding for finding in doctor.examine({"FEDEMU_DATA": place, "FEDEMU_CACHE": place}) if place in finding[2]]

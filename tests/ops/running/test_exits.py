@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,6 +70,18 @@ def test_a_working_folder_that_was_removed_is_named(
     gone.rmdir()
     assert exit_code_of(lambda: len(Path.cwd().parts)) == 2
     assert capsys.readouterr().err == "fedemu: the working folder no longer exists; change to another one\n"
+
+
+def test_a_library_that_finds_no_place_for_temporary_files_is_no_internal_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: ["/nowhere"])
+    monkeypatch.setenv("TMPDIR", "/nowhere")
+    assert exit_code_of(lambda: len(tempfile.gettempdir())) == 2
+    assert capsys.readouterr().err == (
+        "fedemu: /nowhere cannot be written: No such file or directory; set TMPDIR to a folder for temporary files\n"
+    )
 
 
 def test_too_many_open_files_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,14 @@ import pytest
 
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host import private
-from fedemu.protocol.host.private import PREFIX, leave_private, own_folder, private_folder, working_folder
+from fedemu.protocol.host.private import (
+    PREFIX,
+    leave_private,
+    own_folder,
+    private_folder,
+    temporary_folder,
+    working_folder,
+)
 
 
 @pytest.fixture
@@ -71,6 +78,20 @@ def test_a_working_folder_goes_with_its_process_or_with_the_next_one(
         assert first.stat().st_mode & 0o777 == 0o700
         assert {first, second} == set(place.iterdir())
     assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("make", [temporary_folder, lambda: private_folder().__enter__()], ids=["itself", "sockets"])
+def test_where_no_folder_for_temporary_files_can_be_written_the_first_is_named(
+    place: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], object]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
+    monkeypatch.setenv("TMPDIR", "/nowhere")
+    with pytest.raises(ConfigurationError) as refused:
+        make()
+    assert str(refused.value) == (
+        "/nowhere cannot be written: No such file or directory; set TMPDIR to a folder for temporary files"
+    )
 
 
 @pytest.mark.parametrize("moment", ["opened", "locked"])
