@@ -57,8 +57,8 @@ def _own_processes() -> Iterator[psutil.Process]:
     for entry in Path("/proc").iterdir():
         with suppress(psutil.Error, OSError):
             if entry.name.isdecimal() and entry.stat().st_uid == os.getuid():
-                name = (entry / "comm").read_text().strip()
-                if not name.startswith("fedemu-") or name == "fedemu-devices":
+                name = (entry / "comm").read_bytes().strip()  # it need not be text
+                if not name.startswith(b"fedemu-") or name == b"fedemu-devices":
                     yield psutil.Process(int(entry.name))
 
 

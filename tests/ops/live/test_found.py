@@ -34,6 +34,7 @@ def machines():
         start("fedemu-devices")
     print("all", flush=True)
 
+start("some-long-nameä")  # the kernel keeps 15 bytes, the last of which is half a letter
 print(start("fedemu-coordinator"), flush=True)
 start("fedemu-tree", machines) if sys.argv[2] == "edges" else machines()
 signal.pause()
