@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Final
 
-import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
@@ -19,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedemu.ops.pages.behind import plain_name, series_of
 from fedemu.ops.pages.colours import SLATE
-from fedemu.ops.pages.style import LINE_STYLES, MARKERS, STYLE, shortened
+from fedemu.ops.pages.style import LINE_STYLES, MARKERS, STYLE, in_style, shortened
 
 _STYLE: Final[Any] = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "path"}
 """Fonts are embedded in a PDF as TrueType. In an SVG letters are outlines, which look the same everywhere."""
@@ -44,7 +43,7 @@ def fit(figure: Figure, width: float, font_size: float, titles: bool) -> None:
     The titles of panels stay where there are several, because nothing else names them.
     """
     FigureCanvasAgg(figure)
-    with matplotlib.rc_context({**STYLE, "font.size": font_size}):
+    with in_style({"font.size": font_size}):
         was_wide, was_high = figure.get_size_inches()
         scale = width / was_wide
         rows = sum(-(-len(legend.get_texts()) // legend._ncols) for legend in _legends(figure))
@@ -73,7 +72,7 @@ def saved_for_paper(figure: Figure, kind: str) -> bytes:
     """The figure as a file. The same figure gives the same bytes, because no date is in it."""
     dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
     buffer = io.BytesIO()
-    with matplotlib.rc_context({**STYLE, **_STYLE}):
+    with in_style(_STYLE):
         figure.savefig(buffer, format=kind, dpi=_DPI, transparent=kind != "png", metadata=dates.get(kind))
     return buffer.getvalue()
 

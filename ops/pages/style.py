@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, ParamSpec
 
 import matplotlib
@@ -72,9 +73,20 @@ STYLE: Any = {
 P = ParamSpec("P")
 
 
+def in_style(further: Mapping[str, Any] | None = None) -> AbstractContextManager[None]:
+    """In this block pictures have fedemu's style, and nothing that people have set for theirs, as in ``matplotlibrc``.
+
+    ``further`` are settings of matplotlib that the block needs beside it.
+    """
+    now: Any = matplotlib.rcParams
+    own = {key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend" and value != now[key]}
+    style: Any = own | STYLE | dict(further or {})
+    return matplotlib.rc_context(style)
+
+
 def drawn(draw: Callable[P, Figure | None], *args: P.args, **kwargs: P.kwargs) -> Figure | None:
     """The figure that ``draw`` returns, in fedemu's style."""
-    with matplotlib.rc_context(STYLE):
+    with in_style():
         return draw(*args, **kwargs)
 
 
@@ -84,7 +96,7 @@ def saved(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
     ``Figure.savefig`` would draw it twice, the first time only to lay it out, which a single drawing does as well.
     """
     buffer = io.BytesIO()
-    with matplotlib.rc_context(STYLE):
+    with in_style():
         if kind == "png":
             figure.set_dpi(120)
             FigureCanvasAgg(figure).print_png(buffer)  # type: ignore[no-untyped-call]

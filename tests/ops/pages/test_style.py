@@ -42,6 +42,8 @@ def test_a_picture_is_drawn_in_fedemus_style_which_no_other_figure_keeps() -> No
     assert matplotlib.image.imread(io.BytesIO(png)).shape[:2] == (240, 360)  # 120 dots per inch
     assert seen == [STYLE["font.size"]]
     assert matplotlib.rcParams["font.size"] != STYLE["font.size"]
+    with matplotlib.rc_context({"text.usetex": True, "lines.linewidth": 9.0, "axes.titlepad": 40.0}):
+        assert rendered(draw, 3.0) == png, "what people have set for pictures of their own is no matter"
     assert rendered(lambda: None) is None
 
 
