@@ -16,8 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
-from rich.console import Console
-
 from fedemu.coordinator.fleet.admission import Quotas
 from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.record.summary import Summary
@@ -41,7 +39,7 @@ from fedemu.ops.running.timing import timed
 from fedemu.ops.running.words import at_address, conclude, liveness_line, title
 from fedemu.ops.terminal import say
 from fedemu.ops.track.live import followers
-from fedemu.ops.watching.display import open_display
+from fedemu.ops.watching.display import console_of_stderr, open_display
 from fedemu.ops.watching.feed import LIVE
 from fedemu.ops.watching.fleet_feed import FleetFeed
 from fedemu.ops.watching.logs import LogObserver, open_log
@@ -140,7 +138,7 @@ def coordinate(
         try:
             # What somebody's own code prints is for people.
             with contextlib.ExitStack() as shown, printed_for_people():
-                display = open_display(state, Console(stderr=True))
+                display = open_display(state, console_of_stderr())
 
                 def begin(address: str) -> None:
                     state.bring = bring(address)

@@ -5,6 +5,7 @@ Both are observers of the coordinator. They show what ``progress.py`` has gather
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -19,6 +20,7 @@ from rich.text import Text
 from fedemu.coordinator.observer import Absence, Direction, RunObserver
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.figures import counted, per_second, percent, span
+from fedemu.ops.terminal import can_redraw
 from fedemu.ops.watching.progress import Progress
 from fedemu.protocol.messages import OUTCOMES
 from fedemu.protocol.wording import is_milestone
@@ -48,6 +50,15 @@ class Display(RunObserver, Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+def console_of_stderr() -> Console:
+    """The console on which people see a run. A file is no terminal, whatever ``FORCE_COLOR`` says: nothing is redrawn.
+
+    Jobs of continuous integration set this variable so that their logs have colours.
+    """
+    forced = None if can_redraw(sys.stderr) else False
+    return Console(stderr=True, force_terminal=forced, force_interactive=forced)
 
 
 def open_display(progress: Progress, console: Console) -> Display:

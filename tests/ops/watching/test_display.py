@@ -11,7 +11,15 @@ from rich.console import Console
 from fedemu.coordinator.observer import Absence
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.figures import span
-from fedemu.ops.watching.display import JOB_LINE_SECONDS, LINE_SECONDS, LiveDisplay, PlainDisplay, draw, open_display
+from fedemu.ops.watching.display import (
+    JOB_LINE_SECONDS,
+    LINE_SECONDS,
+    LiveDisplay,
+    PlainDisplay,
+    console_of_stderr,
+    draw,
+    open_display,
+)
 from fedemu.ops.watching.progress import Progress
 
 
@@ -290,6 +298,15 @@ def test_a_terminal_that_can_redraw_gets_the_live_display_and_all_else_plain_lin
 ) -> None:
     console = Console(file=io.StringIO(), force_terminal=terminal, _environ={"TERM": term})
     assert type(open_display(progress, console)) is kind
+
+
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"])
+def test_stderr_that_leads_to_a_file_gets_plain_lines_whatever_is_said_of_colours(
+    progress: Progress, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    monkeypatch.setenv(variable, "1")
+    assert type(open_display(progress, console_of_stderr())) is PlainDisplay
 
 
 def test_the_live_picture_shows_round_model_fleet_and_pace(progress: Progress, clock: Clock) -> None:
