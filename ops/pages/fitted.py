@@ -17,6 +17,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
 from fedemu.ops.pages.behind import plain_name, series_of
+from fedemu.ops.pages.cells import fit_cells
 from fedemu.ops.pages.colours import SLATE
 from fedemu.ops.pages.style import LINE_STYLES, MARKERS, STYLE, in_style, shortened
 
@@ -66,6 +67,8 @@ def fit(figure: Figure, width: float, font_size: float, titles: bool) -> None:
             figure.draw_without_rendering()
             _wrap_labels(figure, panels)
             _part_ticks(figure)
+        for axes in panels:
+            fit_cells(axes)
 
 
 def saved_for_paper(figure: Figure, kind: str) -> bytes:
@@ -240,6 +243,9 @@ def _part_ticks(figure: Figure) -> None:
                 elif not _grow(figure, axes):
                     _every_second(axis)
                 figure.draw_without_rendering()
+            else:
+                if which == 0 and _touching(axis, which):
+                    axis.set_tick_params(rotation=90)
 
 
 def _touching(axis: Any, which: int) -> bool:

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from fedemu.ops.pages.axes import POINTS, SHARES, fit_shares, say_cut
+from fedemu.ops.pages.cells import fit_cells
 from fedemu.ops.pages.colours import BLUE, GREEN, GREY, INK, ON_BRIGHT, RED
 from fedemu.ops.pages.style import (
     ACCURACY_COLOURS,
@@ -38,6 +39,8 @@ from fedemu.ops.results.periods import PeriodResults, perplexity_of
 
 _MOST_NUMBERED = 16
 """With more periods than this, the cells of the matrix have no room for numbers."""
+_ROOMY = 8
+"""Up to this number of periods, a cell of the matrix has room for every number."""
 
 
 def period_curves(results: PeriodResults) -> Figure | None:
@@ -114,6 +117,9 @@ def period_matrix(results: PeriodResults) -> Figure | None:
     handles = [line for axes in (level, change) for line in axes.get_legend_handles_labels()[0]]
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    if periods > _ROOMY:
+        figure.draw_without_rendering()
+        fit_cells(matrix)
     return figure
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,23 @@ def test_pictures_are_drawn_of_few_periods_and_of_many(periods: int, reached: in
         assert png is not None
         height, width, _ = matplotlib.image.imread(io.BytesIO(png)).shape
         assert (width, height > 350, height < 900) == (672, True, True)
+
+
+def test_numbers_in_the_cells_of_a_matrix_do_not_touch_on_a_page_and_in_a_paper() -> None:
+    found = period_results(run([row(2 * period + 1, [0.9] * 16) for period in range(3)], language=True))
+    assert found is not None
+    figure = drawn(period_matrix, found)
+    assert figure is not None
+    for width in (None, 3.25):
+        if width is not None:
+            fit(figure, width, 8.0, titles=False)
+        figure.draw_without_rendering()
+        numbers = figure.axes[0].texts
+        assert [text.get_text() for text in numbers] == ["11.0"] * 48
+        assert all(text.get_visible() and text.get_fontsize() > 4 for text in numbers)
+        boxes = [text.get_window_extent() for text in numbers]
+        assert all(left.x1 <= right.x0 or left.x0 > right.x1 for left, right in pairwise(boxes))
+        assert all(above.y0 >= below.y1 for above, below in zip(boxes, boxes[16:], strict=False))
 
 
 def replayed(period: int, **said: Any) -> Row:
