@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, ParamSpec
@@ -44,6 +45,8 @@ ACCURACY_COLOURS = matplotlib.colormaps["viridis"].with_extremes(bad=(0.55, 0.6,
 ORDERED = LinearSegmentedColormap.from_list("ordered", ["#2f6fd6", "#8a5fd0", "#c9559b", "#de6a4a", "#c98a00"])
 """The colours of things in an order, such as periods. Each can be seen on white and on black."""
 _FONT = "DejaVu Sans"
+NO_LETTER = "Glyph "
+"""How matplotlib warns of a letter that the font lacks. Browsers have other fonts for it, so pages show it."""
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": [_FONT],
@@ -96,7 +99,8 @@ def saved(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
     ``Figure.savefig`` would draw it twice, the first time only to lay it out, which a single drawing does as well.
     """
     buffer = io.BytesIO()
-    with in_style():
+    with in_style(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", NO_LETTER)
         if kind == "png":
             figure.set_dpi(120)
             FigureCanvasAgg(figure).print_png(buffer)  # type: ignore[no-untyped-call]
@@ -171,8 +175,13 @@ def name_classes(axis: Any, names: Sequence[str], classes: int) -> bool:
 
 def can_name(names: Sequence[str]) -> bool:
     """Whether names of classes can stand at an axis: they are not just numbers, and the font has all their letters."""
+    return [*names] != [*map(str, range(len(names)))] and not letters_without_form("".join(names))
+
+
+def letters_without_form(text: str) -> str:
+    """The letters of a text that the font of figures lacks, each once. Boxes stand in their place, except on pages."""
     font = get_font(findfont(_FONT))
-    return [*names] != [*map(str, range(len(names)))] and all(map(font.get_char_index, map(ord, "".join(names))))
+    return "".join(letter for letter in dict.fromkeys(text) if letter != "\n" and not font.get_char_index(ord(letter)))
 
 
 def cell_map(axes: Any, table: Any, **look: Any) -> Any:

@@ -18,7 +18,7 @@ from fedemu.ops.pages.behind import Datum, data_behind
 from fedemu.ops.pages.files import write_figures
 from fedemu.ops.pages.fitted import fit
 from fedemu.ops.pages.paper import paper_of
-from fedemu.ops.pages.style import bare_figure, drawn, legend_below, new_figure
+from fedemu.ops.pages.style import bare_figure, drawn, legend_below, new_figure, saved
 from fedemu.protocol.errors import ConfigurationError
 
 LONG = "a method with a very long name and many settings, lr 0.1"
@@ -199,6 +199,21 @@ def test_texts_that_leave_no_room_for_a_plot_are_told_in_one_sentence(tmp_path: 
         "texts of 24 points leave no room for the plots of two-2in; choose a smaller --font-size or a larger --width"
     ]
     assert (paper.folder / "two-2in.pdf").is_file()
+
+
+@pytest.mark.filterwarnings("error")
+def test_letters_that_the_font_lacks_are_told_in_one_sentence(tmp_path: Path) -> None:
+    def named() -> Figure:
+        figure = bare_figure(3, 1)
+        figure.text(0, 0.5, "own:方法")
+        return figure
+
+    told: list[str] = []
+    paper = paper_of(tmp_path, ["png", "pdf"], [], None, False)
+    assert paper is not None
+    write_figures({"own": named}, paper, told.append)
+    assert told == ["the font of figures has no 方 法, so boxes stand in their place; write these names otherwise"]
+    assert "own:方法" in saved(named(), "svg").decode()  # a browser has a font for them
 
 
 @pytest.mark.parametrize(
