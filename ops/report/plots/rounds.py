@@ -67,7 +67,7 @@ def accuracy_and_loss(rows: Rows) -> Figure | None:
         other.grid(False)
         other.plot(rounds, loss, color=ORANGE, linewidth=1.6, linestyle="--", marker=dots, label="loss")
         other.set_ylabel("test loss (dashed)")
-        if min(loss) < max(loss) / 2:
+        if min(loss) < max(loss) / 2 or len(loss) == 1:  # two single dots in the middle would hide each other
             other.set_ylim(bottom=0)
         say_cut(other)
         other.spines[["top"]].set_visible(False)

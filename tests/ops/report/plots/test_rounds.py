@@ -13,7 +13,7 @@ from fedemu.coordinator.record.row import Row
 from fedemu.ops.pages.behind import data_behind
 from fedemu.ops.pages.style import Rows, drawn, saved
 from fedemu.ops.report.plots import rounds
-from fedemu.ops.report.plots.rounds import fleet_over_time, outcomes, round_forgetting
+from fedemu.ops.report.plots.rounds import accuracy_and_loss, fleet_over_time, outcomes, round_forgetting
 
 
 @pytest.mark.parametrize("evaluations", [50, 150])
@@ -31,6 +31,13 @@ def test_what_rare_evaluations_found_forgotten_is_seen(evaluations: int) -> None
     line = picture[len(picture) // 2]  # half of what was lost, below the mean
     coloured = (np.abs(line - line[0]).max(axis=1) > 0.3).sum()
     assert coloured > 0.6 * len(line)
+
+
+def test_the_dots_of_accuracy_and_loss_after_a_single_round_do_not_hide_each_other() -> None:
+    figure = accuracy_and_loss([Row(1, accuracy=0.5, loss=1.8)])
+    assert figure is not None
+    (of_accuracy, of_loss) = (axes.transData.transform(axes.lines[0].get_xydata()[0]) for axes in figure.axes)
+    assert of_loss[1] - of_accuracy[1] > 20
 
 
 @pytest.mark.parametrize("draw", [outcomes, fleet_over_time])
