@@ -113,7 +113,8 @@ def test_both_kinds_of_pages_have_the_same_head() -> None:
 
 
 def test_sections_without_pictures_or_tables_are_left_out() -> None:
-    assert "No round has finished yet." in render("report.html", REPORT | {"rounds": []})
+    for outcome, told in (("diverged", "No round has finished."), ("unfinished", "No round has finished yet.")):
+        assert told in render("report.html", REPORT | {"rounds": [], "outcome": outcome})
     section = {
         "heading": "Tasks",
         "pictures": [],
