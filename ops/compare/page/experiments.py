@@ -39,6 +39,8 @@ _FEW_ROUNDS = 4
 """A curve of fewer evaluated rounds is shown once, and not its second half again."""
 _MOST_NAMED = 14
 """Maps of more classes than this number them: a small map has no room for more names."""
+_AT_EDGE = 0.12
+"""A number above a dot is not centred if the dot is so close to the edge of its panel, as a share of its width."""
 _SMOOTH_FROM = 20
 """A jagged curve of this number of rounds or more is drawn as a running mean."""
 
@@ -127,9 +129,9 @@ def forgetting_and_accuracy(comparison: Comparison) -> Figure | None:
             dot = {"color": look["color"], "markeredgecolor": PAPER, "markersize": 9}
             bar = {"xerr": spread or None, "elinewidth": 1.6, "capsize": 3}
             axes.errorbar(mean, place, fmt="o", label=f"_{entry.label}, mean", **dot, **bar)
-            axes.annotate(percent(mean), (mean, place), (0, 7), textcoords="offset points", ha="center", fontsize=8)
         drawn = drawn or bool(shown)
         fit_shares(axes, _widened(shown), "", "x", lowest=0.0 if key == "final_accuracy" else -1.0)
+        _write_means(axes, comparison, key)
         axes.xaxis.set_major_locator(round_ticks(3))
         axes.set_title(title)
         axes.grid(False, axis="y")
@@ -269,6 +271,17 @@ def _of(entry: Entry, key: str) -> tuple[list[float], float | None, float]:
     """A figure of an entry: the values that are known, their mean, and their deviation."""
     figure = entry.figures[key]
     return figure.known, figure.mean, figure.deviation or 0.0
+
+
+def _write_means(axes: Any, comparison: Comparison, key: str) -> None:
+    """Write each mean above its dot, and inside the panel also at its edges."""
+    low, high = axes.get_xlim()
+    for place, entry in enumerate(comparison.entries):
+        _, mean, _ = _of(entry, key)
+        if mean is not None:
+            at = (mean - low) / (high - low)
+            beside = "left" if at < _AT_EDGE else "right" if at > 1 - _AT_EDGE else "center"
+            axes.annotate(percent(mean), (mean, place), (0, 7), textcoords="offset points", ha=beside, fontsize=8)
 
 
 def _widened(values: list[float]) -> list[float]:

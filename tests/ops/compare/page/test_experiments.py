@@ -112,7 +112,7 @@ def test_the_dots_of_final_accuracy_are_on_an_axis_of_their_own(close: Compariso
 
 def test_the_numbers_of_forty_experiments_stand_between_their_dots(tmp_path: Path) -> None:
     for place in range(40):
-        write_run(tmp_path / f"rate-{place}", [0.5, 0.6], local={"lr": 0.01 * (place + 1)})
+        write_run(tmp_path / f"rate-{place}", [0.5, 0.6 if place else 0.0], local={"lr": 0.01 * (place + 1)})
     figure = forgetting_and_accuracy(compare([tmp_path]))
     assert figure is not None
     figure.draw_without_rendering()
@@ -122,6 +122,8 @@ def test_the_numbers_of_forty_experiments_stand_between_their_dots(tmp_path: Pat
     number = axes.texts[1].get_window_extent()
     radius = first.get_markersize() / 2 * figure.dpi / 72
     assert lower + radius < number.y0 < number.y1 < upper - radius
+    assert axes.texts[0].get_text() == "0.0 %"
+    assert axes.texts[0].get_window_extent().x0 >= axes.get_window_extent().x0  # and not over the names at the axis
 
 
 def test_a_run_of_one_seed_has_no_deviation(tmp_path: Path) -> None:
