@@ -74,7 +74,7 @@ export class Chart {
       scales: { x: { time: false, range: (u, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: this.options.range ? { range: this.options.range } : {} },
       axes: [{ ...axis, size: 30, ...(this.options.xform ? { values: FORMS[this.options.xform][0] } : { values: whole, incrs: STEPS }) },
         { ...axis, values: this.form[0], size: 62 }],
-      series: [{}, ...drawn.map(([name, tone, , dash]) => ({ label: name, stroke: colour(tone), width: 2, spanGaps: true, dash, points: { show: (u) => u.data[0].length < 3 } }))],
+      series: [{}, ...drawn.map(([name, tone, , dash]) => ({ label: name, stroke: colour(tone), width: 2, spanGaps: true, dash, points: { show: (u, line) => u.data[line].filter(known).length < 3 } }))],
       hooks: { setCursor: [(u) => this.point(u, drawn)] },
     }, data, this.plot);
     this.keys.replaceChildren(...drawn.map(([name, tone, , dash]) => make("span", {}, swatch(tone, dash), name)));
