@@ -59,7 +59,7 @@ def pictures_of_seeds(folder: Path) -> None:
     run(folder, "fedemu run fleet.toml --seeds 0-2 --transport memory --out five-epochs")
     run(folder, "fedemu run fleet.toml --seeds 0-2 --transport memory --set local.epochs=1 --out one-epoch")
     run(folder, "fedemu compare five-epochs one-epoch --out epochs")
-    page(folder / "epochs/compare.html", "comparison.png", width=1200, height=1010)
+    page(folder / "epochs/compare.html", "comparison.png", width=1200, height=1240)
 
 
 def pictures_of_accidents(folder: Path) -> None:
