@@ -155,7 +155,7 @@ def round_forgetting_ecdf(comparison: Comparison) -> Figure | None:
             axes.ecdf(values, linewidth=1.8, **markers(entry.place, len(values)), **look)
     axes.xaxis.set_major_locator(round_ticks(6))
     axes.xaxis.set_major_formatter(SHARES)
-    axes.set_xlim(left=0)
+    axes.set(xlim=(0, None), ylim=(0, 1.02))  # so that a line at 100 % is seen whole
     axes.set_xlabel("round forgetting of at most")
     axes.yaxis.set_major_formatter(SHARES)
     axes.set_ylabel("rounds")

@@ -116,7 +116,7 @@ def round_forgetting_ecdf(rows: Rows) -> Figure | None:
     figure, axes = new_figure("Distribution of round forgetting (ECDF)")
     axes.xaxis.set_major_locator(round_ticks(6))
     axes.ecdf(values, color=RED, linewidth=2)
-    axes.set_xlim(left=0)
+    axes.set(xlim=(0, None), ylim=(0, 1.02))  # so that a line at 100 % is seen whole
     axes.set_xlabel("round forgetting of at most")
     axes.xaxis.set_major_formatter(SHARES)
     axes.yaxis.set_major_formatter(SHARES)
