@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import resource
 import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FunctionType, ModuleType
 
 import pytest
@@ -88,6 +89,24 @@ def files_end_at() -> Callable[[int], AbstractContextManager[None]]:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     return end_at
+
+
+@pytest.fixture
+def opened() -> Callable[[], set[str]]:
+    """``opened()``: the descriptors, each with what it leads to, that are open now and were not when the test began.
+
+    Those that are closed meanwhile do not matter: the collector may take what an earlier test has left.
+    """
+    before = _descriptors()
+    return lambda: _descriptors() - before
+
+
+def _descriptors() -> set[str]:
+    found = set[str]()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the one of the listing itself is closed
+            found.add(f"{descriptor}: {os.readlink(f'/proc/self/fd/{descriptor}')}")
+    return found
 
 
 @pytest.fixture

@@ -181,7 +181,7 @@ def arrows() -> Iterator[tuple[str, str, str]]:
                 yield here, there, f"{path.relative_to(ROOT)}:{line}"
 
 
-def circles(pairs: set[tuple[str, str]]) -> list[list[str]]:
+def circles(pairs: set[str]) -> list[list[str]]:
     """The sets of nodes that reach each other along the pairs."""
     sorter: TopologicalSorter[str] = TopologicalSorter()
     for source, target in pairs:

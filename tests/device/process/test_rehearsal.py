@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 
@@ -18,12 +17,13 @@ def birthplace(toy_birthplace: Callable[[int], Birthplace]) -> Birthplace:
     return toy_birthplace(3)
 
 
-def test_a_device_answers_every_ask_of_its_rehearsal_and_leaves_nothing(birthplace: Birthplace) -> None:
-    open_before = os.listdir("/proc/self/fd")
+def test_a_device_answers_every_ask_of_its_rehearsal_and_leaves_nothing(
+    birthplace: Birthplace, opened: Callable[[], set[str]]
+) -> None:
     heard = Counter(type(message).__name__ for message in play(birthplace, 1))
     assert heard["Scheduled"] == heard["Result"] == ASKS
     assert heard["Hello"] == heard["Presence"] == heard["Bye"] == 1
-    assert len(os.listdir("/proc/self/fd")) == len(open_before)
+    assert not opened()
     assert not birthplace.folder.exists()
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,15 @@ def regions(path: Path) -> int:
     return Path("/proc/self/maps").read_text().count(str(path))
 
 
-def test_a_mapping_outlives_the_file_and_its_descriptor_and_ends_with_the_last_view(tmp_path: Path) -> None:
+def test_a_mapping_outlives_the_file_and_its_descriptor_and_ends_with_the_last_view(
+    tmp_path: Path, opened: Callable[[], set[str]]
+) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(range(250)) * 100)
     descriptor = os.open(path, os.O_RDONLY)
-    before = len(os.listdir("/proc/self/fd"))
+    assert len(opened()) == 1
     array = np.frombuffer(mapped(descriptor, 25_000), np.uint8)[5:10]
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(opened()) == 1
     os.close(descriptor)
     path.unlink()
     assert array.tolist() == [5, 6, 7, 8, 9]

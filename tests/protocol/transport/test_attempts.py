@@ -83,16 +83,15 @@ async def test_a_name_server_that_does_not_answer_stops_no_loop_and_is_asked_onc
 
 
 async def test_a_name_is_sought_again_until_it_is_known(
-    tcp: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    tcp: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch, opened: Any
 ) -> None:
     server = NameServer(monkeypatch)
     server.answer.set()
-    before = len(os.listdir("/proc/self/fd"))
     tcp.dialer = DirectNetwork(asyncio.get_running_loop())
     tcp.join("tcp://nobody.example:5577").dealer.send(Heartbeat())
     await eventually(lambda: len(server.threads) == 2)
     tcp.dialer.close()
-    await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    await eventually(lambda: not opened())
 
 
 async def test_closing_waits_for_a_name_and_says_what_was_to_be_said(
@@ -110,17 +109,16 @@ async def test_closing_waits_for_a_name_and_says_what_was_to_be_said(
 
 
 async def test_closing_does_not_wait_for_a_name_longer_than_it_lingers(
-    tcp: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    tcp: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch, opened: Any
 ) -> None:
     server = NameServer(monkeypatch)
-    before = len(os.listdir("/proc/self/fd"))
     tcp.dialer = DirectNetwork(asyncio.get_running_loop(), linger_seconds=0.1)
     tcp.join("tcp://coordinator.example:5577").dealer.send(Heartbeat())
     await eventually(lambda: server.threads)
     tcp.dialer.close()
     assert not server.answer.is_set()
     server.answer.set()
-    await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    await eventually(lambda: not opened())
 
 
 async def test_a_closed_connection_ends_as_soon_as_its_last_words_are_sent(tcp: Any, eventually: Any) -> None:
@@ -254,15 +252,14 @@ async def test_attempts_to_connect_come_more_and_more_rarely_until_one_succeeds(
     network.close()
 
 
-def test_a_question_whose_answer_the_system_cannot_watch_leaves_no_descriptor() -> None:
+def test_a_question_whose_answer_the_system_cannot_watch_leaves_no_descriptor(opened: Any) -> None:
     class Full:
         def add_reader(self, descriptor: int, callback: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="No space"):
         lookup.Lookup(Full(), "coordinator.example", 5555, print)  # type: ignore[arg-type]
-    assert os.listdir("/proc/self/fd") == before
+    assert not opened()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -84,9 +83,9 @@ class Machine:
 
 
 @pytest.fixture
-async def place(eventually: Eventually) -> AsyncIterator[Place]:
+async def place(eventually: Eventually, opened: Any) -> AsyncIterator[Place]:
     """After a test no descriptor is left open, none is watched, and no callback of the loop has failed."""
-    before, loop = len(os.listdir("/proc/self/fd")), asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
     watched = {*loop._selector.get_map()}  # type: ignore[attr-defined]
     failures: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: failures.append(context))
@@ -94,7 +93,7 @@ async def place(eventually: Eventually) -> AsyncIterator[Place]:
     yield made
     made.close()
     assert {*loop._selector.get_map()} <= watched  # type: ignore[attr-defined]
-    await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    await eventually(lambda: not opened())
     assert not failures
 
 
