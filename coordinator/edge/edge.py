@@ -91,7 +91,7 @@ class Edge:
         """What edges below say of the keys of their peers."""
         self._behind = Behind(plan.told)
         self._proceeding: dict[bytes, str] = {}
-        """The ask for which each peer was last told to proceed."""
+        """The ask for which each peer was last told to proceed in its session."""
         self._ticked = self._loop.time()
         self._closed: Counter[str] = Counter()
         """The connections below that were closed, by reason."""
@@ -150,6 +150,7 @@ class Edge:
                     if self._is_of_another(peer, hello.lease):
                         self._relay.send(peer, _NOT_ITS_LEASE)
                         return None
+                    self._proceeding.pop(peer, None)
                     self._vouch(peer)
                 case "enroll":
                     self._vouch(peer)
@@ -272,6 +273,8 @@ class Edge:
                 self._summing.begin(wanted)
             case wire.Blob() as blob:
                 self._library.receive(blob, envelope.frames[0])
+            case wire.Refused(reason="unknown_blob"):
+                self._library.refused()
             case wire.Stop() as stop:
                 self._stop = stop
                 for station in self._summing.stations:

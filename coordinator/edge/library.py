@@ -92,6 +92,10 @@ class Library:
         """A chunk has come from further up."""
         self._step(self._fetches.receive(blob, data, self._clock()))
 
+    def refused(self) -> None:
+        """The other side lacks a blob that was asked for."""
+        self._fetches.refused()
+
     def restart(self) -> None:
         """The connection further up is a new one."""
         self._step(self._fetches.restart(self._clock()))

@@ -124,9 +124,7 @@ class Upward:
             match envelope.message:
                 case edge.Stationed() as stationed:
                     self._take_place(stationed, now)
-                case wire.Refused(reason="unknown_blob"):
-                    pass
-                case wire.Refused() as refused:
+                case wire.Refused() as refused if refused.reason != "unknown_blob":
                     self._refused(refused, now)
                 case _:
                     self._hear(envelope)

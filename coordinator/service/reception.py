@@ -28,7 +28,7 @@ from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.errors import BlobError, KeyRevoked, ProtocolError, RefusedError
 from fedemu.protocol.host.futures import fail
-from fedemu.protocol.ids import DeviceId
+from fedemu.protocol.ids import DeviceId, Digest
 from fedemu.protocol.messages import Message
 from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.wording import readable
@@ -222,6 +222,7 @@ class Reception:
 
     def _need(self, peer: bytes, message: wire.Need) -> None:
         """Send the chunk of a blob. A large one is read apart from the event loop."""
+        self.shelf.require(Digest(message.digest))
         self.underway.fetches(peer, self.timeline.now())
         if message.length <= SMALL_CHUNK:
             blob, data = self.shelf.answer(message)

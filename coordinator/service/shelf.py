@@ -66,12 +66,12 @@ class Shelf:
         FedemuError if there is one, and the disk does not give it: devices would wait for it, and nobody would know.
         """
         digest = Digest(need.digest)
-        self._require(digest)
+        self.require(digest)
         try:
             data = self._store.read(digest, need.offset, min(need.length, CHUNK))
             size = self._store.size(digest)
         except BlobError as error:
-            self._require(digest)  # its ask may have ended just now
+            self.require(digest)  # its ask may have ended just now
             if not isinstance(cause := error.__cause__, OSError) or shortage(cause):  # a shortage passes
                 raise
             folder = self._store.directory
@@ -80,6 +80,7 @@ class Shelf:
             ) from error
         return Blob(digest=need.digest, offset=need.offset, size=size), data
 
-    def _require(self, digest: Digest) -> None:
+    def require(self, digest: Digest) -> None:
+        """Raise BlobError if there is no such blob."""
         if digest not in self._kept and not any(digest in recent for recent in self._recent):
             raise BlobError(f"The blob {digest} does not belong to this run, or its ask is over.")

@@ -154,6 +154,8 @@ class CoordinatorLink:
                             self._step(self._fetches.restart(now))
                         self.placed_again()
                 case Refused() as refused:
+                    if self._fetches is not None and refused.reason == "unknown_blob":
+                        self._fetches.refused()
                     self._perform(self._enrolment.refuse(refused, now))
                 case Blob() as blob:
                     if self._fetches is not None:

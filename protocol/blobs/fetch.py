@@ -43,7 +43,8 @@ class Step(NamedTuple):
 class _Fetch:
     """A blob of ``size`` bytes. Ranges in ``again`` have to be asked for once more, bytes from ``next`` on at last.
 
-    ``asked`` are the ranges under way: the offset of each, its length, and when it was asked for.
+    ``asked`` are the ranges under way: the offset of each, its length, and when it was asked for. ``refused`` says that
+    the other side lacked a blob since: it may be this one.
     """
 
     size: int
@@ -52,6 +53,7 @@ class _Fetch:
     asked: dict[int, tuple[int, float]] = field(default_factory=dict)
     broken: int = 0
     waits: int = 0
+    refused: bool = False
 
     def take(self, most: int) -> tuple[int, int] | None:
         """The next offset and length to ask for; None if all were asked for. An empty blob has one byte to ask for."""
@@ -65,6 +67,13 @@ class _Fetch:
         offset, length = self.next, max(1, min(most, self.size - self.next))
         self.next += length
         return offset, length
+
+    def forget(self, asked_until: float) -> None:
+        """What was asked for by then has to be asked for once more."""
+        self.refused = False
+        for offset, (length, _) in reversed([each for each in self.asked.items() if each[1][1] <= asked_until]):
+            del self.asked[offset]
+            self.again.appendleft((offset, length))
 
 
 class Fetches:
@@ -89,13 +98,22 @@ class Fetches:
         return max(min(asked), self._came) + PATIENCE if asked else None
 
     def want(self, ref: BlobRef, now: float) -> Step:
-        """A blob is needed. If it is here, it counts as arrived now. If it is under way, it is not asked for again."""
+        """A blob is needed. If it is here, it counts as arrived now.
+
+        If it is under way, it is not asked for again, unless the other side may have refused it.
+        """
         digest = Digest(ref.digest)
         if self._store.has(digest):
             return Step([], [digest], [])
-        if digest not in self._fetches:
-            self._fetches[digest] = _Fetch(ref.size)
+        fetch = self._fetches.setdefault(digest, _Fetch(ref.size))
+        if fetch.refused:
+            fetch.forget(math.inf)
         return Step(self._ask(digest, now), [], [])
+
+    def refused(self) -> None:
+        """The other side lacks a blob, and does not say which one. One that is wanted anew is asked for again."""
+        for fetch in self._fetches.values():
+            fetch.refused = True
 
     def receive(self, blob: Blob, data: Buffer, now: float) -> Step:
         """A chunk has come; it is ignored if it was not asked for.
@@ -107,7 +125,7 @@ class Fetches:
         if fetch is None or (asked := fetch.asked.pop(blob.offset, None)) is None:
             return Step([], [], [])
         length, at = asked
-        self._came, fetch.waits = now, 0
+        self._came, fetch.waits, fetch.refused = now, 0, False
         self._adapt(length, now - at)
         try:
             if blob.size != fetch.size:
@@ -161,9 +179,7 @@ class Fetches:
         """The requests for chunks that have not come, if asked for by ``asked_until``, and for those after them."""
         needs = []
         for digest, fetch in self._fetches.items():
-            for offset, (length, _) in [each for each in fetch.asked.items() if each[1][1] <= asked_until]:
-                del fetch.asked[offset]
-                fetch.again.appendleft((offset, length))
+            fetch.forget(asked_until)
             needs += self._ask(digest, now)
         return needs
 

@@ -43,6 +43,8 @@ class Root:
         self.known: set[bytes] = set()
         self.heard: list[tuple[bytes, Any, tuple[memoryview, ...]]] = []
         self.needs = 0
+        self.lacks: set[str] = set()
+        """The blobs that it does not have."""
         self.edge: asyncio.Task[str] | None = None
         """The edge at ``edge``."""
         self.stationed = edge.Stationed(run="run", devices=devices, heartbeat_seconds=1.0, patience=5)
@@ -68,6 +70,8 @@ class Root:
                 self.hub.send(peer, self.stationed)
             case wire.Enroll(host="machine"):
                 self.hub.send(peer, GRANTED)
+            case wire.Need() if message.digest in self.lacks:
+                self.hub.send(peer, wire.Refused(reason="unknown_blob", detail="Its ask is over."))
             case wire.Need():
                 self.needs += 1
                 blob = wire.Blob(digest=message.digest, offset=message.offset, size=len(BLOB))

@@ -353,6 +353,33 @@ async def test_a_device_whose_result_is_on_its_way_is_not_told_to_proceed_again(
     assert await told("2.0.0") == 3
 
 
+async def test_a_device_is_told_to_proceed_in_each_session_however_much_its_machine_sends(
+    root: Any, join: Any, settle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hub, "is_sending", lambda hub, peer: True)
+    device = await join(0)
+    for incarnation in (1, 2):  # the second one is in the next life of the coordinator, which asks the same again
+        root.hub.send(root.of(0), wire.Proceed(ask="1.0.0"))
+        await settle()
+        assert device.kinds().count("proceed") == incarnation
+        device.dealer.send(wire.Hello(device=0, incarnation=incarnation, lease="lease"))
+        await settle()
+
+
+async def test_a_blob_that_the_next_life_of_the_coordinator_does_not_have_yet_is_fetched_at_its_offer(
+    root: Any, join: Any, settle: Any, blob: Any
+) -> None:
+    device, root.lacks = await join(0), {blob.digest}
+    root.hub.send(root.of(0), wire.Offer(blobs=(blob,), round=1))
+    await settle()
+    device.dealer.send(wire.Need(digest=blob.digest, offset=0, length=blob.size))
+    await settle()
+    root.lacks.clear()
+    root.hub.send(root.of(0), wire.Offer(blobs=(blob,), round=1))
+    await settle()
+    assert device.kinds()[-1] == "blob"
+
+
 async def test_an_edge_below_learns_at_its_own_edge_that_a_blob_is_not_known_there(
     root: Any, intrude: Any, settle: Any, blob: Any
 ) -> None:

@@ -273,7 +273,9 @@ async def test_the_ask_hears_of_results_on_their_way_and_of_machines_that_fetch_
     for device, peer in enumerate((b"sends", b"waits", b"fetches")):
         service.roster.enroll(b"machine of " + peer, 1, None, "", START)
         service.roster.connected[DeviceId(device)] = peer
-    reception.received(b"machine of fetches", Envelope(Need(digest="0" * 64, offset=0, length=1), ()))
+    known, unknown = service.shelf.keep("model", b"bytes").digest, "0" * 64
+    for peer, digest in ((b"machine of fetches", known), (b"machine of waits", unknown)):
+        reception.received(peer, Envelope(Need(digest=digest, offset=0, length=1), ()))
     reception.underway.tell(machine, START + 1)
     assert underway == [0, 2]
     sending.clear()

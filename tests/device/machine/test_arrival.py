@@ -23,7 +23,7 @@ from fedemu.protocol.blobs.fetch import MOST_WAITS
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import UP, Envelope, Packed
 from fedemu.protocol.errors import FedemuError, RefusedError
-from fedemu.protocol.messages import Bye, Compute, Enroll, Need, Offer
+from fedemu.protocol.messages import Bye, Compute, Enroll, Need, Offer, Refused
 from fedemu.protocol.transport.memory import MemoryNetwork
 
 
@@ -174,6 +174,23 @@ async def test_a_part_of_a_blob_that_does_not_come_is_asked_for_again(
         fetching = here.link.fetch(server.blob("model", b"weights"))
         assert (await asyncio.wait_for(fetching, 60)).read_bytes() == b"weights"
     assert len(lost) == 1
+
+
+async def test_a_blob_that_the_coordinator_did_not_have_is_asked_for_at_its_offer(
+    memory_coordinator: Any, plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, serve = memory_coordinator(), ScriptedCoordinator._serve
+    async with AsyncExitStack() as stack:
+        here = await arrive(plan(server), server.network, "here", stack)
+        ref = server.blob("model", b"weights")
+
+        def refuse_and_offer(peer: bytes, need: Need) -> None:
+            monkeypatch.setattr(server, "_serve", lambda peer, need: serve(server, peer, need))
+            server.router.send(peer, Refused(reason="unknown_blob", detail="Its ask is over."))
+            server.router.send(peer, Offer(blobs=(ref,), round=1))
+
+        monkeypatch.setattr(server, "_serve", refuse_and_offer)
+        assert (await asyncio.wait_for(here.link.fetch(ref), 4.0)).read_bytes() == b"weights"
 
 
 @pytest.mark.parametrize("when", ["message", "timer"])

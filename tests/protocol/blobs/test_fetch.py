@@ -50,6 +50,17 @@ def test_what_is_here_or_under_way_is_not_asked_for_again(fetches: Fetches, tmp_
     assert fetches.want(REF, 0.0).needs == []
 
 
+def test_a_blob_that_may_have_been_refused_is_asked_for_again_when_it_is_wanted_anew(fetches: Fetches) -> None:
+    asked = fetches.want(REF, 0.0).needs
+    fetches.refused()
+    assert fetches.want(REF, 1.0).needs == asked
+    assert fetches.want(REF, 1.0).needs == []
+    fetches.refused()
+    (first, *rest) = fetches.receive(*chunk(asked[0]), 2.0).needs
+    assert first.offset > asked[-1].offset
+    assert fetches.want(REF, 3.0).needs == []
+
+
 @pytest.mark.parametrize("data", [b"", b"x"])
 def test_a_blob_of_a_byte_or_none_is_asked_for_once(fetches: Fetches, data: bytes) -> None:
     ref = BlobRef(key="k", digest=digest_of(data), size=len(data))
