@@ -72,7 +72,7 @@ class Enrolment:
         if self.granted is None:
             return min(self._asked + AGAIN, self._began + self._connect_seconds)
         if self.state == "seeking":
-            return min(self._asked + AGAIN, self._connected + self._expiry, self._lost)
+            return min(self._asked + AGAIN, self._silent, self._lost)
         return min(self._beat_due, self._heard + self._expiry, self._lost)
 
     @property
@@ -185,7 +185,7 @@ class Enrolment:
                 self._beat_due = now + self.granted.heartbeat_seconds
                 return [Heartbeat()]
             return []
-        if now >= self._connected + self._expiry:
+        if now >= self._silent:
             return self._reconnect(now)
         return self._enroll(now) if now >= self._asked + AGAIN else []
 
@@ -194,6 +194,11 @@ class Enrolment:
         """The time at which this machine gives up, because the coordinator was silent or did not take it back."""
         refused_since = self._sought if self.granted is not None and self.state == "seeking" else math.inf
         return min(self._heard, refused_since) + self._lost_seconds
+
+    @property
+    def _silent(self) -> float:
+        """The time at which a new connection is tried, if nothing comes on this one until then."""
+        return max(self._connected, self._heard) + self._expiry
 
     @property
     def _expiry(self) -> float:

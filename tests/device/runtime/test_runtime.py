@@ -672,6 +672,18 @@ def test_a_coordinator_that_started_again_hears_hello_on_the_same_connection_onc
     assert Joined(device=7, incarnation=6) in messages(device.get(welcome()))
 
 
+def test_a_hello_that_went_to_a_coordinator_which_started_again_is_said_again_soon(new: Callable[..., Device]) -> None:
+    device = new()
+    device.start()
+    times = []
+    for incarnation in range(6, 12):
+        assert device.get(Refused(reason="unknown_peer", detail="")) == []
+        assert device.wait_until_due() == [Send(Hello(device=7, incarnation=incarnation, lease="lease"))]
+        times.append(device.now)
+    assert times == [0.25, 0.75, 1.75, 3.75, 7.75, 15.75]
+    assert Joined(device=7, incarnation=11) in messages(device.get(welcome()))
+
+
 def test_a_device_whose_lease_is_not_known_says_hello_again_and_ever_later(new: Callable[..., Device]) -> None:
     device = new()
     device.start()
