@@ -18,7 +18,7 @@ MOST_PATIENCE = 4
 A coordinator that is only slow must not be flooded with the Hellos of thousands of devices.
 """
 SOON_SECONDS = 0.25
-"""A device that is not known when it has just said Hello says it again so soon, if it is not welcomed until then."""
+"""A device whose Hello was refused, or may be lost, says it again so soon. The wait doubles each time."""
 GOLDEN_RATIO = 0.6180339887
 """The multiples of this number, without their whole parts, lie evenly between 0 and 1, however many there are."""
 
@@ -102,17 +102,16 @@ class Membership:
         """React to a refusal as superseded or unknown, or of the lease.
 
         Behind an edge that was away, a device may be back before its supervisor, with whom its lease is not known yet.
-        It says Hello again after one interval, and then ever later. So it does if it is not known after its Hello: this
-        may have gone to a coordinator that has started again meanwhile. After a refusal for any other reason, ``tick``
-        connects anew if the coordinator stays silent.
+        It says Hello again soon, and then ever later. So it does if it is not known after its Hello, which may have
+        gone to a coordinator that has started again meanwhile. After a refusal for any other reason, ``tick`` connects
+        anew if the coordinator stays silent.
         """
         if refused.reason == "superseded":
             return self.retire("superseded")
         if refused.reason == "unknown_peer" and self.mode == "member":
             return self._hello(now)
         if refused.reason in ("lease_unknown", "unknown_peer") and self.mode == "joining":
-            first = SOON_SECONDS if refused.reason == "unknown_peer" else self._interval
-            self._again = now + min(first * (1 << (self._hellos - 1)), MOST_PATIENCE * self.expiry)
+            self._again = now + min(SOON_SECONDS * (1 << (self._hellos - 1)), MOST_PATIENCE * self.expiry)
         return []
 
     def stay_away(self, seconds: float, now: float) -> None:

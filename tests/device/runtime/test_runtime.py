@@ -672,28 +672,19 @@ def test_a_coordinator_that_started_again_hears_hello_on_the_same_connection_onc
     assert Joined(device=7, incarnation=6) in messages(device.get(welcome()))
 
 
-def test_a_hello_that_went_to_a_coordinator_which_started_again_is_said_again_soon(new: Callable[..., Device]) -> None:
+@pytest.mark.parametrize("reason", ["lease_unknown", "unknown_peer"])
+def test_a_device_whose_supervisor_is_not_back_or_whose_hello_is_lost_says_it_again_and_ever_later(
+    new: Callable[..., Device], reason: str
+) -> None:
     device = new()
     device.start()
     times = []
-    for incarnation in range(6, 12):
-        assert device.get(Refused(reason="unknown_peer", detail="")) == []
+    for incarnation in range(6, 16):
+        assert device.get(Refused(reason=reason, detail="")) == []
         assert device.wait_until_due() == [Send(Hello(device=7, incarnation=incarnation, lease="lease"))]
         times.append(device.now)
-    assert times == [0.25, 0.75, 1.75, 3.75, 7.75, 15.75]
-    assert Joined(device=7, incarnation=11) in messages(device.get(welcome()))
-
-
-def test_a_device_whose_lease_is_not_known_says_hello_again_and_ever_later(new: Callable[..., Device]) -> None:
-    device = new()
-    device.start()
-    times = []
-    for incarnation in range(6, 12):
-        device.get(Refused(reason="lease_unknown", detail="its supervisor is not back yet"))
-        assert device.wait_until_due() == [Send(Hello(device=7, incarnation=incarnation, lease="lease"))]
-        times.append(device.now)
-    assert times == [2.0, 6.0, 14.0, 30.0, 62.0, 102.0]
-    assert Joined(device=7, incarnation=11) in messages(device.get(welcome()))
+    assert times == [0.25, 0.75, 1.75, 3.75, 7.75, 15.75, 31.75, 63.75, 103.75, 143.75]
+    assert Joined(device=7, incarnation=15) in messages(device.get(welcome()))
 
 
 def test_a_superseded_device_retires(new: Callable[..., Device]) -> None:
