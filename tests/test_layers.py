@@ -40,9 +40,9 @@ ORDER = {
     "ops": (
         "extras figures homes terminal | pages experiment/tables | experiment watching | data/own | data results "
         "| assembly compare keys report/plots track | report compare/page | at_hand doctor live | running "
-        "| edges engines | sweeps stress bench/measuring | stress/campaign stress/strangers bench/aggregation "
-        "bench/fleet bench/growth bench/peers/apps bench/selection bench/system bench/training bench/wire "
-        "| bench/peers | bench/gpu | bench notebook cli/shell | cli"
+        "| edges engines | sweeps stress bench/measuring | stress/campaign stress/recovery stress/strangers "
+        "bench/aggregation bench/fleet bench/growth bench/peers/apps bench/selection bench/system bench/training "
+        "bench/wire | bench/peers | bench/gpu | bench notebook cli/shell | cli"
     ),
 }
 """The rooms of each floor. A room imports from itself and from rooms further left, never from one behind the same bar.
@@ -355,6 +355,7 @@ def test_no_algorithm_is_named_outside_the_algorithms_and_the_tables_that_offer_
         "assembly/learning.py",
         "stress/scenarios.py",
         "stress/campaign/cases.py",
+        "stress/recovery/play.py",
         "stress/soak.py",
         "bench/training/workloads.py",
         "bench/peers/apps/flower_app.py",  # other simulators' own names

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedemu.ops.stress.campaign.cases import CaseResult
     from fedemu.ops.stress.network import WeatherResult
     from fedemu.ops.stress.play import ScenarioResult
+    from fedemu.ops.stress.recovery.play import RecoveryResult
     from fedemu.ops.stress.scenarios import Scale, Scenario
     from fedemu.ops.stress.strangers.play import AttackResult
 
@@ -40,12 +41,15 @@ NETWORK = "network"
 """The word that plays runs with bad wires between machines."""
 STRANGERS = "strangers"
 """The word that attacks runs instead."""
+RECOVERY = "recovery"
+"""The word that kills processes of runs, and measures when their rounds go on."""
+ALONE = (CAMPAIGN, SOAK, RECOVERY, NETWORK, STRANGERS)
 SCENARIO = "SCENARIO"
 _GOES_WITH = {
     "short": (SCENARIO,),
     "list_": (SCENARIO,),
-    "seed": (SCENARIO, CAMPAIGN, SOAK),
-    "minutes": (CAMPAIGN, SOAK),
+    "seed": (SCENARIO, CAMPAIGN, SOAK, RECOVERY),
+    "minutes": (CAMPAIGN, SOAK, RECOVERY),
     "cases": (CAMPAIGN,),
     "case": (CAMPAIGN,),
     "attack": (STRANGERS,),
@@ -64,7 +68,8 @@ def stress(
             metavar="SCENARIO...",
             help="The scenarios to play. Default: all of them. The word campaign plays random accidents at random "
             "moments of runs of random methods instead, case after case. The word soak plays a small fleet under churn "
-            "for a long time, and tells whether memory, descriptors, processes or files grow. The word strangers "
+            "for a long time, and tells whether memory, descriptors, processes or files grow. The word recovery kills "
+            "the coordinator, the edge and the machine of runs, and tells how soon rounds go on. The word strangers "
             "attacks a run of 40 devices in each way that the page on security names, without keys and with keys. The "
             "word network puts a coordinator and two machines into network namespaces, with delay, loss, little "
             "bandwidth and partitions between them.",
@@ -80,12 +85,16 @@ def stress(
         Path | None, typer.Option(metavar="DIR", help="A folder in which run directories and logs are kept.")
     ] = None,
     seed: Annotated[
-        int, typer.Option(metavar="N", help="scenarios, campaign, soak: the seed of what is disturbed, and when.")
+        int,
+        typer.Option(metavar="N", help="scenarios, campaign, soak, recovery: the seed of what is disturbed, and when."),
     ] = 1,
     minutes: Annotated[
         float,
         typer.Option(
-            min=0.5, max=100_000, metavar="N", help="campaign: begin no case after so many minutes. soak: last so long."
+            min=0.5,
+            max=100_000,
+            metavar="N",
+            help="campaign: begin no case after so many minutes. soak, recovery: last so long.",
         ),
     ] = 10.0,
     cases: Annotated[
@@ -110,7 +119,7 @@ def stress(
 
     The exit code is 0 if all scenarios passed, and 1 if one failed.
     """
-    alone = names[0] if names and len(names) == 1 and names[0] in (CAMPAIGN, SOAK, NETWORK, STRANGERS) else SCENARIO
+    alone = names[0] if names and len(names) == 1 and names[0] in ALONE else SCENARIO
     for name, words in _GOES_WITH.items():
         if given(context, name) and alone not in words:
             option = f"--{name.strip('_')}"
@@ -132,6 +141,13 @@ def stress(
             # A slope that is not known has no bounds, and JSON has no infinite numbers.
             print(json.dumps(plain({"passed": soaked.passed, **asdict(soaked)}), indent=1))
         return 0 if soaked.passed else FAILED
+    if names == [RECOVERY]:
+        from fedemu.ops.stress.recovery.telling import play_recovery
+
+        recovered: list[RecoveryResult] = []
+        with _folder(out, keep=lambda: not all(result.passed for result in recovered)) as folder:
+            recovered += play_recovery(folder, seed, minutes=minutes, kept=out is not None)
+        return _ended(recovered, format)
     if names == [NETWORK]:
         from fedemu.ops.stress.network import play_network
 
@@ -153,7 +169,7 @@ def stress(
         if name not in known:
             raise ConfigurationError(
                 f"there is no scenario {name!r}; choose from {', '.join(known)}, "
-                f"or {CAMPAIGN}, {SOAK}, {NETWORK} or {STRANGERS} alone"
+                f"or {', '.join(ALONE[:-1])} or {ALONE[-1]} alone"
             )
     chosen = [known[name] for name in dict.fromkeys(names or known)]
     if list_:
@@ -168,7 +184,9 @@ def stress(
     return _ended(results, format)
 
 
-def _ended(results: Sequence[CaseResult | WeatherResult | AttackResult | ScenarioResult], format: Format) -> int:
+def _ended(
+    results: Sequence[CaseResult | RecoveryResult | WeatherResult | AttackResult | ScenarioResult], format: Format
+) -> int:
     """Print the results if they are wanted as JSON. Returns the exit code."""
     if format is Format.JSON:
         print(json.dumps([asdict(result) | {"passed": result.passed} for result in results], indent=1))

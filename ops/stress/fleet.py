@@ -17,6 +17,7 @@ import psutil
 
 from fedemu.coordinator.record.json_lines import read_lines
 from fedemu.coordinator.record.row import Row, read_rows
+from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.paths import exists
@@ -251,6 +252,30 @@ def finished_rounds(run_directory: Path) -> int:
     """How many rounds of a run are over. This is cheap enough to be asked again and again."""
     path = run_directory / "metrics.jsonl"
     return path.read_bytes().count(b"\n") if exists(path) else 0
+
+
+def send_home(fleet: LiveFleet) -> list[str]:
+    """Interrupt the run, which has to stop with a checkpoint and to send its edges and machines home.
+
+    Returns what went wrong, in sentences.
+    """
+    assert fleet.coordinator is not None
+    fleet.signal(fleet.coordinator, signal.SIGTERM)
+    try:
+        code = fleet.wait_for_end(60.0)
+    except FleetTimeout as error:
+        return [str(error)]
+    complaints = [] if code == INTERRUPTED else [f"the coordinator ended with exit {code}: {fleet.tail(4)}"]
+    for kind, processes in (("a supervisor", fleet.supervisors), ("an edge", fleet.edges)):
+        for process in processes:
+            try:
+                left = process.wait(30)
+            except psutil.TimeoutExpired:
+                complaints.append(f"{kind} did not leave within 30 s after the run: {fleet.tail(4)}")
+            else:
+                if left != INTERRUPTED:
+                    complaints.append(f"{kind} ended with exit {left}: {fleet.tail(4)}")
+    return complaints
 
 
 @contextmanager

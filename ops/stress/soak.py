@@ -20,9 +20,8 @@ from pathlib import Path
 
 import psutil
 
-from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.launch import free_address, last_words
-from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, live_fleet
+from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, live_fleet, send_home
 from fedemu.ops.stress.slopes import Slope, slope_of
 from fedemu.protocol.host.files import write_whole
 from fedemu.protocol.host.paths import is_folder
@@ -152,7 +151,7 @@ def soak(
                     complaints.append(f"a supervisor ended by itself with exit {gone[0].returncode}: {words}")
             rounds = fleet.rounds()
             if not complaints:
-                complaints += _farewell(fleet)
+                complaints += send_home(fleet)
         complaints += [f"still running after the end: {process}" for process in fleet.leftovers()]
         complaints += [f"left behind: {path}" for path in sorted(Path(temporary).rglob("*")) if not is_folder(path)]
     slopes = judge(seconds, samples)
@@ -225,26 +224,6 @@ class _Deaths:
         if kill is not None and alive:
             self._fleet.signal(alive[kill.choice(sorted(alive))], signal.SIGKILL)
             self.killed += 1
-
-
-def _farewell(fleet: LiveFleet) -> list[str]:
-    """Interrupt the run, which has to stop with a checkpoint and to send its machine home."""
-    assert fleet.coordinator is not None
-    fleet.signal(fleet.coordinator, signal.SIGTERM)
-    try:
-        code = fleet.wait_for_end(60.0)
-    except FleetTimeout as error:
-        return [str(error)]
-    complaints = [] if code == INTERRUPTED else [f"the coordinator ended with exit {code}: {fleet.tail(4)}"]
-    for supervisor in fleet.supervisors:
-        try:
-            left = supervisor.wait(30)
-        except psutil.TimeoutExpired:
-            complaints.append(f"a supervisor did not leave within 30 s after the run: {fleet.tail(4)}")
-        else:
-            if left != INTERRUPTED:
-                complaints.append(f"a supervisor ended with exit {left}: {fleet.tail(4)}")
-    return complaints
 
 
 def _memory(process: psutil.Process) -> float:

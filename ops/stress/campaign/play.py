@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -31,17 +30,6 @@ LEFT_ALONE = (4, -signal.SIGKILL, -signal.SIGTERM)
 """The exit codes of processes that an accident has ended. They are started again."""
 FULL_DISK = 5
 """The exit code of a process whose disk is full."""
-
-
-def undisturbed(method: str, folder: Path, warm: WarmStart) -> str:
-    """The model digest of a run that nothing disturbs, played in one process."""
-    experiment, settings = METHODS[method]
-    directory, log = folder / f"undisturbed-{method}", folder / f"undisturbed-{method}.log"
-    words = [word for setting in (*COMMON, *settings) for word in ("--set", setting)]
-    run = warm.start(["run", experiment, "--transport", "memory", *words, "--out", str(directory)], log, os.environ)
-    if (code := run.wait(600)) != 0:
-        raise FleetTimeout(f"the undisturbed run of {method} ended with exit {code}: {log.read_text()[-500:]}")
-    return str(json.loads((directory / "summary.json").read_text())["model_digest"])
 
 
 def play_case(case: Case, folder: Path, digest: str, warm: WarmStart, seconds: float = 240.0) -> CaseResult:

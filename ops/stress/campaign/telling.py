@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedemu.ops.figures import counted
-from fedemu.ops.stress.campaign.cases import Case, CaseResult, case
-from fedemu.ops.stress.campaign.play import play_case, undisturbed
+from fedemu.ops.stress.campaign.cases import COMMON, METHODS, Case, CaseResult, case
+from fedemu.ops.stress.campaign.play import play_case
+from fedemu.ops.stress.undisturbed import undisturbed
 from fedemu.ops.stress.warm import WarmStart
 
 MOST_FAILURES: Final = 20
@@ -48,7 +49,9 @@ def play_campaign(
             played = case(seed, chosen)
             if played.method not in digests:
                 console.print(f"undisturbed run of {played.method}, for comparison ...")
-                digests[played.method] = undisturbed(played.method, folder, warm)
+                experiment, settings = METHODS[played.method]
+                directory = folder / f"undisturbed-{played.method}"
+                digests[played.method] = undisturbed(experiment, (*COMMON, *settings), directory, warm)
             result = play_case(played, folder / f"case-{chosen}", digests[played.method], warm)
             results.append(result)
             _tell(console, result, folder)

@@ -198,7 +198,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["stress", "--list", "wrong"], "there is no scenario 'wrong'; choose from mass-crash, flapping, slow-uploads,"),
     (["stress", "soak", "--list"], "--list is for fedemu stress SCENARIO; leave it out"),
     (["stress", "strangers", "--seed", "3", "--attack", "x"], "--seed is for fedemu stress SCENARIO or campaign or"),
-    (["stress", "--list", "--minutes", "3"], "--minutes is for fedemu stress campaign or soak; leave it out"),
+    (["stress", "--list", "--minutes", "3"], "--minutes is for fedemu stress campaign or soak or"),
     (["bench", "wire", "--problems", "3"], "--problems is for fedemu bench selection; leave it out"),
     (["sweep", "digits-small", "--out", "x", "--trials", "7"], "--trials is for a search; add --search KEY=LOW..HIGH"),
     (["stress", "soak", "--minutes", "0"], "--minutes 0 must be from 0.5 to 100000; see fedemu stress --help"),
@@ -206,6 +206,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["stress", "strangers", "--seconds", "inf", "--attack", "x"], "--seconds inf must be from 1 to 3600"),
     (["stress", "strangers", "--attack", "nope", "--out", "new"], "there is no attack 'nope'; choose from messages"),
     (["stress", "soak", "--edge"], "--edge is for fedemu stress strangers"),
+    (["stress", "recovery", "--cases", "3"], "--cases is for fedemu stress campaign; leave it out"),
 ]
 
 

@@ -1,0 +1,24 @@
+"""The run that nothing disturbs, against which a disturbed one is held."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedemu.ops.stress.fleet import FleetTimeout
+from fedemu.ops.stress.warm import WarmStart
+
+
+def undisturbed(experiment: str, settings: Sequence[str], directory: Path, warm: WarmStart) -> str:
+    """The model digest of a run with these settings, played in one process. ``directory`` becomes its run directory.
+
+    Raises FleetTimeout if the run does not end as it should.
+    """
+    log = directory.with_name(f"{directory.name}.log")
+    words = [word for setting in settings for word in ("--set", setting)]
+    run = warm.start(["run", experiment, "--transport", "memory", *words, "--out", str(directory)], log, os.environ)
+    if (code := run.wait(600)) != 0:
+        raise FleetTimeout(f"the undisturbed run of {experiment} ended with exit {code}: {log.read_text()[-500:]}")
+    return str(json.loads((directory / "summary.json").read_text())["model_digest"])

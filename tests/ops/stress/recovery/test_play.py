@@ -1,0 +1,42 @@
+"""A run whose processes are killed again and again: when it goes on, and what counts as lost."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from fedemu.ops.stress.recovery import play
+from fedemu.ops.stress.recovery.play import VICTIMS, RecoveryResult, recover
+from fedemu.ops.stress.warm import WarmStart
+
+
+def test_a_run_goes_on_after_each_kill_and_loses_nothing(tmp_path: Path, warm: WarmStart) -> None:
+    killed: list[str] = []
+    result = recover(
+        "both", tmp_path / "run", 12.0, random.Random(1), warm, told=lambda kill: killed.append(kill.victim)
+    )
+    assert result.complaints == ()
+    assert killed == [kill.victim for kill in result.kills]
+    assert len(killed) >= 2
+    assert {*killed} <= {*VICTIMS}
+    assert result.rounds >= play.ROUNDS_AFTER * len(killed)
+    assert all(0.0 < kill.seconds < play.MOST_SECONDS for kill in result.kills)
+
+
+def test_a_run_that_does_not_go_on_and_one_with_another_model_have_failed(
+    tmp_path: Path, warm: WarmStart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(play, "undisturbed", lambda *_: "f" * 64)
+
+    def result(name: str, seconds: float, most_seconds: float) -> RecoveryResult:
+        chance = random.Random(1)
+        return recover(
+            "as by default", tmp_path / name, seconds, chance, warm, victims=["coordinator"], most_seconds=most_seconds
+        )
+
+    (stuck,) = result("stuck", 60.0, 0.0).complaints
+    assert "after the coordinator was killed, did not happen within 0 s" in stuck
+    (differs,) = result("differs", 0.0, 60.0).complaints
+    assert differs.endswith(", undisturbed ffffffffffffffff")
