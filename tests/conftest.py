@@ -92,13 +92,13 @@ def files_end_at() -> Callable[[int], AbstractContextManager[None]]:
 
 
 @pytest.fixture
-def opened() -> Callable[[], set[str]]:
-    """``opened()``: the descriptors, each with what it leads to, that are open now and were not when the test began.
+def descriptors() -> Callable[[], set[str]]:
+    """``descriptors()``: those that are open, each with what it leads to.
 
-    Those that are closed meanwhile do not matter: the collector may take what an earlier test has left.
+    A test looks at what is there and was not before. That others are gone does not matter: the collector may take what
+    an earlier test has left.
     """
-    before = _descriptors()
-    return lambda: _descriptors() - before
+    return _descriptors
 
 
 def _descriptors() -> set[str]:

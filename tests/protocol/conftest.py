@@ -130,13 +130,13 @@ def socket_path(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["tcp", "ipc", "direct-tcp", "direct-ipc", "direct-direct", "ipc-direct", "memory"])
 async def wire(
-    request: pytest.FixtureRequest, socket_path: Path, opened: Callable[[], set[str]]
+    request: pytest.FixtureRequest, socket_path: Path, descriptors: Callable[[], set[str]]
 ) -> AsyncIterator[Wire]:
     """Each kind of network in turn.
 
     After a test no descriptor is left open, none is watched, and no callback of the loop has failed.
     """
-    loop = asyncio.get_running_loop()
+    before, loop = descriptors(), asyncio.get_running_loop()
     watched = {*loop._selector.get_map()}  # type: ignore[attr-defined]
     failures: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: failures.append(context))
@@ -156,7 +156,7 @@ async def wire(
     sent_buffers.stop()
     assert {*loop._selector.get_map()} <= watched  # type: ignore[attr-defined]
     await asyncio.sleep(0)  # what was to be called soon when the sides were closed
-    await _eventually(lambda: not opened())
+    await _eventually(lambda: not descriptors() - before)
     assert not failures
 
 

@@ -18,12 +18,13 @@ def birthplace(toy_birthplace: Callable[[int], Birthplace]) -> Birthplace:
 
 
 def test_a_device_answers_every_ask_of_its_rehearsal_and_leaves_nothing(
-    birthplace: Birthplace, opened: Callable[[], set[str]]
+    birthplace: Birthplace, descriptors: Callable[[], set[str]]
 ) -> None:
+    before = descriptors()
     heard = Counter(type(message).__name__ for message in play(birthplace, 1))
     assert heard["Scheduled"] == heard["Result"] == ASKS
     assert heard["Hello"] == heard["Presence"] == heard["Bye"] == 1
-    assert not opened()
+    assert not descriptors() - before
     assert not birthplace.folder.exists()
 
 

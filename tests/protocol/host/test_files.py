@@ -22,13 +22,13 @@ from fedemu.protocol.host.files import (
 
 
 @pytest.mark.parametrize("write", [write_whole, partial(write_whole, durable=True), write_among_others])
-def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path, opened, write):
-    path = tmp_path / "a.json"
+def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path, descriptors, write):
+    path, before = tmp_path / "a.json", descriptors()
     for content in (b"first, longer", "zwölf".encode()):
         write(path, content)
     assert path.read_bytes() == "zwölf".encode()
     assert os.listdir(tmp_path) == ["a.json"]
-    assert not opened()
+    assert not descriptors() - before
 
 
 def test_a_file_system_need_not_know_of_modes_nor_of_waiting_for_the_names_in_a_folder(tmp_path: Path, monkeypatch):

@@ -43,7 +43,7 @@ def test_only_this_user_can_enter_and_it_is_removed_at_the_end(place: Path) -> N
 
 
 def test_what_a_killed_process_has_left_is_removed_and_what_is_in_use_or_somebody_elses_stays(
-    place: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[[], set[str]]
+    place: Path, monkeypatch: pytest.MonkeyPatch, descriptors: Callable[[], set[str]]
 ) -> None:
     script = (
         "import os; from fedemu.protocol.host.private import private_folder\n"
@@ -51,7 +51,7 @@ def test_what_a_killed_process_has_left_is_removed_and_what_is_in_use_or_somebod
     )
     subprocess.run([sys.executable, "-c", script], check=False, env=os.environ | {"XDG_RUNTIME_DIR": str(place)})
     (left,) = place.glob(PREFIX + "*")
-    link = place / f"{PREFIX}link"
+    link, before = place / f"{PREFIX}link", descriptors()
     link.symlink_to(place)
     with monkeypatch.context() as somebody_else:
         somebody_else.setattr(os, "getuid", lambda: 12345)
@@ -60,7 +60,7 @@ def test_what_a_killed_process_has_left_is_removed_and_what_is_in_use_or_somebod
     with private_folder() as first, private_folder() as second:
         assert not left.exists()
         assert {first, second, link} == set(place.iterdir())
-    assert not opened()
+    assert not descriptors() - before
 
 
 def test_a_working_folder_goes_with_its_process_or_with_the_next_one(
@@ -99,7 +99,7 @@ def test_where_no_folder_for_temporary_files_can_be_written_the_first_is_named(
 def test_a_new_folder_that_another_process_takes_for_a_leftover_is_made_again(
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
-    opened: Callable[[], set[str]],
+    descriptors: Callable[[], set[str]],
     make: Callable[[], AbstractContextManager[Path]],
     moment: str,
 ) -> None:
@@ -119,14 +119,15 @@ def test_a_new_folder_that_another_process_takes_for_a_leftover_is_made_again(
 
     monkeypatch.setattr(tempfile, "mkdtemp", make_and_lose)
     monkeypatch.setattr(fcntl, "flock", lock_late)
+    before = descriptors()
     with make() as folder:
         assert [str(folder), folder.exists(), len(made)] == [made[1], True, 2]
-        assert len(opened()) == 1
-    assert not opened()
+        assert len(descriptors() - before) == 1
+    assert not descriptors() - before
 
 
 def test_a_place_that_takes_no_sockets_is_passed_over_and_left_clean(
-    place: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[[], set[str]]
+    place: Path, monkeypatch: pytest.MonkeyPatch, descriptors: Callable[[], set[str]]
 ) -> None:
     bind = private._try_socket
 
@@ -136,11 +137,12 @@ def test_a_place_that_takes_no_sockets_is_passed_over_and_left_clean(
         bind(path)
 
     monkeypatch.setattr(private, "_try_socket", refuse)
+    before = descriptors()
     with private_folder() as folder:
         assert place not in folder.parents
         assert list(place.iterdir()) == []
         assert list(folder.iterdir()) == []
-    assert not opened()
+    assert not descriptors() - before
 
 
 def test_a_place_with_a_long_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

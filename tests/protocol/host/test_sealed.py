@@ -45,8 +45,9 @@ def test_a_descriptor_that_was_passed_on_shows_the_same_memory() -> None:
 
 @pytest.mark.parametrize("kind", ["file", "unsealed", "pipe", "half sealed"])
 def test_memory_that_others_could_change_is_refused_and_its_descriptor_closed(
-    kind: str, tmp_path: Path, opened: Callable[[], set[str]]
+    kind: str, tmp_path: Path, descriptors: Callable[[], set[str]]
 ) -> None:
+    before = descriptors()
     if kind == "file":
         path = tmp_path / "file"
         path.write_bytes(b"abc")
@@ -61,18 +62,19 @@ def test_memory_that_others_could_change_is_refused_and_its_descriptor_closed(
             sealed.fcntl.fcntl(descriptor, sealed.fcntl.F_ADD_SEALS, sealed.fcntl.F_SEAL_WRITE)
     with pytest.raises(ValueError, match="not one of sealed memory"):
         adopt(descriptor)
-    assert not opened()
+    assert not descriptors() - before
 
 
 def test_sealed_memory_that_cannot_be_mapped_is_an_os_error_and_its_descriptor_closed(
-    opened: Callable[[], set[str]],
+    descriptors: Callable[[], set[str]],
 ) -> None:
+    before = descriptors()
     descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
     seals = sealed.fcntl.F_SEAL_SHRINK | sealed.fcntl.F_SEAL_GROW | sealed.fcntl.F_SEAL_WRITE
     sealed.fcntl.fcntl(descriptor, sealed.fcntl.F_ADD_SEALS, seals)
     with pytest.raises(OSError, match="Invalid argument"):
         adopt(descriptor)  # it is empty
-    assert not opened()
+    assert not descriptors() - before
 
 
 def test_a_buffer_of_which_the_kernel_takes_only_a_part_at_once_is_copied_as_a_whole(
@@ -84,28 +86,31 @@ def test_a_buffer_of_which_the_kernel_takes_only_a_part_at_once_is_copied_as_a_w
     assert (bytes(first), bytes(second)) == (b"abc", bytes(range(200)))
 
 
-def test_the_descriptor_goes_with_the_last_view(opened: Callable[[], set[str]]) -> None:
+def test_the_descriptor_goes_with_the_last_view(descriptors: Callable[[], set[str]]) -> None:
+    before = descriptors()
     views = seal([b"abc", b"def"])
     part = views[1][1:]
     del views
-    assert len(opened()) == 1
+    assert len(descriptors() - before) == 1
     assert bytes(part) == b"ef"
     del part
-    assert not opened()
+    assert not descriptors() - before
 
 
 def test_memory_beyond_the_descriptors_that_are_kept_can_be_read_and_has_no_place(
-    opened: Callable[[], set[str]],
+    descriptors: Callable[[], set[str]],
 ) -> None:
+    before = descriptors()
     views = [seal([bytes([number])])[0] for number in range(sealed.MOST_KEPT + 3)]
-    assert len(opened()) == sealed.MOST_KEPT
+    assert len(descriptors() - before) == sealed.MOST_KEPT
     assert [place_of(view) is None for view in views[-4:]] == [False, True, True, True]
     assert bytes(views[-1]) == bytes([sealed.MOST_KEPT + 2])
     del views
-    assert not opened()
+    assert not descriptors() - before
 
 
-def test_without_room_nothing_is_sealed(monkeypatch: pytest.MonkeyPatch, opened: Callable[[], set[str]]) -> None:
+def test_without_room_nothing_is_sealed(monkeypatch: pytest.MonkeyPatch, descriptors: Callable[[], set[str]]) -> None:
+    before = descriptors()
 
     def full(*arguments: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -119,4 +124,4 @@ def test_without_room_nothing_is_sealed(monkeypatch: pytest.MonkeyPatch, opened:
     with monkeypatch.context() as patch:
         patch.delattr(os, "memfd_create")
         assert seal([b"abc"]) is None
-    assert not opened()
+    assert not descriptors() - before

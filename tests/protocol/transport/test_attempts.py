@@ -83,15 +83,16 @@ async def test_a_name_server_that_does_not_answer_stops_no_loop_and_is_asked_onc
 
 
 async def test_a_name_is_sought_again_until_it_is_known(
-    tcp: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch, opened: Any
+    tcp: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch, descriptors: Any
 ) -> None:
     server = NameServer(monkeypatch)
     server.answer.set()
+    before = descriptors()
     tcp.dialer = DirectNetwork(asyncio.get_running_loop())
     tcp.join("tcp://nobody.example:5577").dealer.send(Heartbeat())
     await eventually(lambda: len(server.threads) == 2)
     tcp.dialer.close()
-    await eventually(lambda: not opened())
+    await eventually(lambda: not descriptors() - before)
 
 
 async def test_closing_waits_for_a_name_and_says_what_was_to_be_said(
@@ -109,16 +110,17 @@ async def test_closing_waits_for_a_name_and_says_what_was_to_be_said(
 
 
 async def test_closing_does_not_wait_for_a_name_longer_than_it_lingers(
-    tcp: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch, opened: Any
+    tcp: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch, descriptors: Any
 ) -> None:
     server = NameServer(monkeypatch)
+    before = descriptors()
     tcp.dialer = DirectNetwork(asyncio.get_running_loop(), linger_seconds=0.1)
     tcp.join("tcp://coordinator.example:5577").dealer.send(Heartbeat())
     await eventually(lambda: server.threads)
     tcp.dialer.close()
     assert not server.answer.is_set()
     server.answer.set()
-    await eventually(lambda: not opened())
+    await eventually(lambda: not descriptors() - before)
 
 
 async def test_a_closed_connection_ends_as_soon_as_its_last_words_are_sent(tcp: Any, eventually: Any) -> None:
@@ -252,14 +254,15 @@ async def test_attempts_to_connect_come_more_and_more_rarely_until_one_succeeds(
     network.close()
 
 
-def test_a_question_whose_answer_the_system_cannot_watch_leaves_no_descriptor(opened: Any) -> None:
+def test_a_question_whose_answer_the_system_cannot_watch_leaves_no_descriptor(descriptors: Any) -> None:
     class Full:
         def add_reader(self, descriptor: int, callback: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
+    before = descriptors()
     with pytest.raises(OSError, match="No space"):
         lookup.Lookup(Full(), "coordinator.example", 5555, print)  # type: ignore[arg-type]
-    assert not opened()
+    assert not descriptors() - before
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,9 @@ class Machine:
 
 
 @pytest.fixture
-async def place(eventually: Eventually, opened: Any) -> AsyncIterator[Place]:
+async def place(eventually: Eventually, descriptors: Any) -> AsyncIterator[Place]:
     """After a test no descriptor is left open, none is watched, and no callback of the loop has failed."""
-    loop = asyncio.get_running_loop()
+    before, loop = descriptors(), asyncio.get_running_loop()
     watched = {*loop._selector.get_map()}  # type: ignore[attr-defined]
     failures: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: failures.append(context))
@@ -93,7 +93,7 @@ async def place(eventually: Eventually, opened: Any) -> AsyncIterator[Place]:
     yield made
     made.close()
     assert {*loop._selector.get_map()} <= watched  # type: ignore[attr-defined]
-    await eventually(lambda: not opened())
+    await eventually(lambda: not descriptors() - before)
     assert not failures
 
 

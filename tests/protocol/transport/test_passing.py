@@ -56,14 +56,15 @@ class Sides:
 
 
 @pytest.fixture
-async def sides(socket_path: Path, opened: Any) -> AsyncIterator[Sides]:
+async def sides(socket_path: Path, descriptors: Any) -> AsyncIterator[Sides]:
+    before = descriptors()
     made = Sides(DirectNetwork(asyncio.get_running_loop()), socket_path)
     made.dealer.send(Hello(device=0, incarnation=0, lease=""))
     yield made
     made.network.close()
     made.up.clear()
     made.down.clear()
-    assert not opened()
+    assert not descriptors() - before
 
 
 async def test_large_frames_arrive_in_sealed_memory_and_small_ones_as_bytes(sides: Sides, eventually: Any) -> None:
