@@ -327,7 +327,9 @@ class Edge:
         """A connection was closed. The log tells the 1st, 10th, 100th and so on: a flood must not fill the disk."""
         self._closed[reason] += 1
         if is_milestone(count := self._closed[reason]):
-            log.warning("a connection was closed: %s (%d so far)", reason, count)
+            scarce = reason == "connections" and self._plan.connections < 2 * self._allowances.channels
+            advice = f"; {self._plan.connections} fit the limit of open files, raise it (ulimit -Hn)" if scarce else ""
+            log.warning("a connection was closed: %s (%d so far)%s", reason, count, advice)
 
     def _bounds(self) -> Bounds:
         most = self._plan.connections

@@ -31,6 +31,8 @@ MOST_FILES = 65_536
 """The soft limit of open files that an edge asks for, if it may."""
 SPARE_FILES = 192
 """Descriptors that connections leave for the edge's own files, at least."""
+LEAST_FILES = 256
+"""With a lower limit of open files an edge could hardly hold a connection beside its own files."""
 
 
 def edge_alone(runtime: Runtime) -> int:
@@ -101,8 +103,16 @@ def run_edge(runtime: Runtime, opened: Callable[[str], None], below_keys: Server
 
 
 def _most_connections() -> int:
-    """As many connections as this process may have, after its limit of open files was raised."""
-    return allow_open_files(MOST_FILES) - SPARE_FILES
+    """As many connections as this process may have, after its limit of open files was raised.
+
+    Raises ConfigurationError if the limit is too low for an edge.
+    """
+    if (limit := allow_open_files(MOST_FILES)) < LEAST_FILES:
+        raise ConfigurationError(
+            f"an edge needs {LEAST_FILES} open files, and one more for each connection, but at most {limit} are "
+            "allowed; raise the limit (ulimit -Hn 4096)"
+        )
+    return limit - SPARE_FILES
 
 
 @contextmanager
