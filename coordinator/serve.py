@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from fedemu.algorithms.interface import Context, Tree
 from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator.fleet.admission import Admission
 from fedemu.coordinator.fleet.journal import LeaseJournal
+from fedemu.coordinator.fleet.leases import Leases, Ranges, UnfitChangeError
 from fedemu.coordinator.fleet.likeness import Likeness
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import EventLog, Observers, some_of
@@ -82,25 +83,27 @@ class Coordinator:
         computed = record.get("compute", {})
         self._own = Likeness(settings.portable, settings.mixed_compute)
         self._take_up(computed)
+        self._timeline = Timeline(settings.clock, record.get("time", 0.0), record.get("spent", 0.0))
+        admission, planned = Admission(settings.devices, plan.quotas), plan.planned
+        roster = Roster(settings, journal.write, bool(granted_before), admission, planned, journal.replace)
+        # A supervisor that was there before gets a while to come back before its indices can go to others.
+        grace = min(settings.give_up, settings.start_timeout / 4)
+        try:
+            roster.leases.replay(granted_before, self._timeline.now() + grace - settings.give_up)
+        except UnfitChangeError as error:
+            raise journal.damaged(error.number) from error
         # Whatever refuses a resume comes before this, because the logs are cut here.
         damage = [*(() if loaded is None else loaded.damage), *run.rewind(record.get("cursor", {}))]
         run.about_data(plan.about)
-        self._timeline = Timeline(settings.clock, record.get("time", 0.0), record.get("spent", 0.0))
         self._observers = Observers([EventLog(run.event, self._timeline), *plan.observers])
-        admission = Admission(settings.devices, plan.quotas)
-        planned = plan.planned
         if planned is not None:
             planned.reach(self._timeline.time)
-        roster = Roster(settings, journal.write, bool(granted_before), admission, planned)
         self._machines = roster.likeness
         self._machines.restore(computed.get("machines", ()))
-        # A supervisor that was there before gets a while to come back before its indices can go to others.
-        grace = min(settings.give_up, settings.start_timeout / 4)
-        roster.leases.replay(granted_before, self._timeline.now() + grace - settings.give_up)
         lost = 0
         if loaded is not None:
             roster.columns.restore(record["roster"])
-            lost = sum(roster.columns.forget_states(*span) for span in _granted_since(record, granted_before))
+            lost = sum(roster.columns.forget_states(*span) for span in _granted_since(record, roster.leases))
         shelf = Shelf(BlobStore(plan.directory / "blobs"))
         granted = partial(
             Granted,
@@ -257,15 +260,14 @@ class Coordinator:
         return summary
 
 
-def _granted_since(record: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int]]:
-    """The ranges of devices that were leased anew after a checkpoint, by the journal of leases.
+def _granted_since(record: Mapping[str, Any], leases: Leases) -> Ranges:
+    """The devices that were leased anew after a checkpoint.
 
     Their machines do not have the own states that the checkpoint knows of. Earlier versions did not note how long the
-    journal was. One that is shorter now was removed.
+    journal of leases was. One that is shorter now was removed.
     """
-    known = record.get("leases", len(entries))
-    for entry in entries[known if known <= len(entries) else 0 :]:
-        yield from entry.get("ranges", ())
+    known = record.get("leases", leases.changes)
+    return leases.granted_since(known if known <= leases.changes else 0)
 
 
 def _require_shapes(kept: Tree, fresh: Tree) -> None:

@@ -7,16 +7,74 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fedemu.coordinator.fleet.journal import CHANGES
 from fedemu.protocol.errors import RefusedError
 from fedemu.protocol.ids import DeviceId
 
 Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges of indices, ascending."""
+SPARE_LINES: Final = 1000
+"""A journal that has so many lines more than twice the number of leases is replaced by a single line."""
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
+class UnfitChangeError(ValueError):
+    """A change that does not fit the changes before it. ``number`` is its place among them, counted from 1."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"change {number} does not fit those before it")
+        self.number = number
+
+
+class _Grant(msgspec.Struct):
+    """The form of a lease that is granted, in the journal."""
+
+    grant: str
+    ranges: tuple[tuple[int, int], ...]
+    host: str
+    key: str = ""
+
+
+class _Release(msgspec.Struct):
+    """The form of a lease that is over, in the journal."""
+
+    release: str
+
+
+class _Owned(msgspec.Struct):
+    """The form of a lease that gets a key, in the journal."""
+
+    owned: str
+    key: str
+
+
+class _Standing(msgspec.Struct):
+    """The form of all leases, in the journal. It stands for so many ``changes``.
+
+    ``granted`` has a triple for each range of devices that were ever granted: its bounds, and the number of the change
+    that last granted them.
+    """
+
+    changes: _Count
+    leases: tuple[_Grant, ...]
+    granted: tuple[tuple[_Count, _Count, _Count], ...]
+
+
+_FORMS: Final[Mapping[str, type[_Grant | _Release | _Owned | _Standing]]] = {
+    "grant": _Grant,
+    "release": _Release,
+    "owned": _Owned,
+    CHANGES: _Standing,
+}
+"""The forms of changes, each by a key that only it has."""
 
 
 @dataclass
@@ -64,18 +122,21 @@ class Leases:
     the lease, and it has no states to keep. If that supervisor says goodbye, the lease is over.
 
     ``present`` says whether a device is connected. ``places`` says how many more devices a key may have that holds some
-    already. Every change goes to ``journal``, in the form of JSON, before its holder hears of it. ``replay`` reads the
-    journal back.
+    already. Every change goes to ``journal``, in the form of JSON, before its holder hears of it. When the journal has
+    grown long, ``renew`` gets one entry that stands for all of them. ``replay`` reads the journal back.
     """
 
     devices: int
     hold: float
     present: Callable[[DeviceId], bool] = lambda device: False
     journal: Callable[[Mapping[str, Any]], None] = lambda entry: None
+    renew: Callable[[Mapping[str, Any]], None] | None = None
     new_token: Callable[[], str] = lambda: secrets.token_hex(16)
     places: Callable[[str, int], int] | None = None
     changes: int = 0
-    """The number of changes that the journal has."""
+    """The number of changes since the run began, all of which the journal knows."""
+    _lines: int = 0
+    """The number of entries of the journal."""
     _by_token: dict[str, Lease] = field(default_factory=dict)
     _by_peer: dict[bytes, Lease] = field(default_factory=dict)
     _granted: int = 0
@@ -86,9 +147,12 @@ class Leases:
     """The numbers of leases that are gone, for others."""
     _holder: NDArray[np.int32] = field(init=False)
     """The number of the lease that has each device, -1 without one."""
+    _granted_by: NDArray[np.int64] = field(init=False)
+    """The number of the change that last granted each device, counted from 0. -1 if none did."""
 
     def __post_init__(self) -> None:
         self._holder = np.full(self.devices, -1, np.int32)
+        self._granted_by = np.full(self.devices, -1, np.int64)
 
     def enroll(self, peer: bytes, count: int, token: str | None, host: str, now: float, key: str = "") -> Lease:
         """The lease with this ``token``, or a new one with the ``count`` lowest free indices, or fewer if they run out.
@@ -130,7 +194,7 @@ class Leases:
         lease = Lease(self.new_token(), compress(np.flatnonzero(self._holder < 0)[:count]), host, key=key, fresh=True)
         self._grant(lease)
         self._seat(lease, peer, now)
-        self._note({"grant": lease.token, "ranges": lease.ranges, "host": host} | ({"key": key} if key else {}))
+        self._note(_entry_of(lease))
         return lease
 
     def hung_up(self, peer: bytes) -> None:
@@ -205,18 +269,56 @@ class Leases:
         """The number of indices that are leased."""
         return self._granted
 
+    def granted_since(self, changes: int) -> Ranges:
+        """The devices that were granted when the journal knew of so many changes already."""
+        return compress(np.flatnonzero(self._granted_by >= changes))
+
     def replay(self, entries: Iterable[Mapping[str, Any]], left: float) -> None:
-        """Restore the leases of an earlier life of the coordinator. Their holders are away since ``left``."""
-        for entry in entries:
-            self.changes += 1
-            if "release" in entry:
-                self._drop(self._by_token[entry["release"]])
-                continue
-            if "owned" in entry:
-                self._give(self._by_token[entry["owned"]], entry["key"])
-                continue
-            ranges = tuple((start, stop) for start, stop in entry["ranges"])
-            self._grant(Lease(entry["grant"], ranges, entry["host"], left=left, key=entry.get("key", "")))
+        """Restore the leases of an earlier life of the coordinator. Their holders are away since ``left``.
+
+        Raises UnfitChangeError.
+        """
+        for number, entry in enumerate(entries, 1):
+            form = next((form for key, form in _FORMS.items() if key in entry), None)
+            try:
+                if form is None or not self._restore(msgspec.convert(entry, form), left):
+                    raise UnfitChangeError(number)
+            except msgspec.ValidationError as error:
+                raise UnfitChangeError(number) from error
+            self._lines += 1
+
+    def _restore(self, change: _Grant | _Release | _Owned | _Standing, left: float) -> bool:
+        """Take one change of the journal. Returns whether it fits those before it."""
+        match change:
+            case _Standing():
+                if self._lines or not all(self._restore(grant, left) for grant in change.leases):
+                    return False
+                self.changes = change.changes
+                for start, stop, number in change.granted:
+                    self._granted_by[start:stop] = number
+                return True
+            case _Grant(token, ranges, host, key):
+                if token in self._by_token or not self._are_free(ranges):
+                    return False
+                self._grant(Lease(token, ranges, host, left=left, key=key))
+            case _Release(token) | _Owned(token):
+                if (lease := self._by_token.get(token)) is None:
+                    return False
+                if isinstance(change, _Owned):
+                    self._give(lease, change.key)
+                else:
+                    self._drop(lease)
+        self.changes += 1
+        return True
+
+    def _are_free(self, ranges: Ranges) -> bool:
+        """Whether these are ranges of a lease that can be granted."""
+        end = 0
+        for start, stop in ranges:
+            if not end <= start < stop <= self.devices or (self._holder[start:stop] >= 0).any():
+                return False
+            end = stop
+        return bool(ranges)
 
     def _lease_of(self, device: int) -> Lease | None:
         number = int(self._holder[device]) if 0 <= device < self.devices else -1
@@ -233,6 +335,7 @@ class Leases:
         self._numbered[number] = lease
         for start, stop in lease.ranges:
             self._holder[start:stop] = number
+            self._granted_by[start:stop] = self.changes
 
     def _give(self, lease: Lease, key: str) -> None:
         """A lease that was granted without keys belongs to this key from now on."""
@@ -275,8 +378,21 @@ class Leases:
         self._note({"release": lease.token})
 
     def _note(self, change: Mapping[str, Any]) -> None:
+        """A change was made, which the journal and ``changes`` do not know yet."""
         self.journal(change)
         self.changes += 1
+        self._lines += 1
+        if self.renew is not None and self._lines > SPARE_LINES + 2 * len(self._by_token):
+            self.renew(self._standing())
+            self._lines = 1
+
+    def _standing(self) -> dict[str, Any]:
+        """The one entry that stands for all changes."""
+        leases = [_entry_of(lease) for lease in self._by_token.values()]
+        ends = np.flatnonzero(np.diff(self._granted_by)) + 1
+        spans = zip([0, *ends.tolist()], [*ends.tolist(), self.devices], strict=True)
+        granted = [(start, stop, int(self._granted_by[start])) for start, stop in spans if self._granted_by[start] >= 0]
+        return {CHANGES: self.changes, "leases": leases, "granted": granted}
 
     def _drop(self, lease: Lease) -> None:
         del self._by_token[lease.token]
@@ -293,3 +409,9 @@ def compress(indices: NDArray[np.integer[Any]]) -> Ranges:
     """Ascending indices as half-open ranges. For example, [0, 1, 2, 5] becomes ((0, 3), (5, 6))."""
     runs = np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1)
     return tuple((int(run[0]), int(run[-1]) + 1) for run in runs if len(run))
+
+
+def _entry_of(lease: Lease) -> dict[str, Any]:
+    """A lease that is granted, in the form of JSON."""
+    entry = {"grant": lease.token, "ranges": lease.ranges, "host": lease.host}
+    return {**entry, "key": lease.key} if lease.key else entry

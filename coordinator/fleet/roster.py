@@ -41,9 +41,11 @@ class Roster:
         resumed: bool = False,
         admission: Admission | None = None,
         planned: PlannedTimes | None = None,
+        renew: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
-        """``journal`` is that of Leases. ``resumed`` says that an earlier life of the coordinator knew this fleet.
+        """``journal`` and ``renew`` are those of Leases.
 
+        ``resumed`` says that an earlier life of the coordinator knew this fleet.
         If the on-line times are ``planned``, devices need not announce them. Such devices sleep until they are asked.
         """
         self.admission = admission or Admission(settings.devices)
@@ -75,6 +77,7 @@ class Roster:
             settings.give_up,
             self.connected.__contains__,
             journal,
+            renew,
             places=self.admission.places,
         )
 

@@ -261,6 +261,21 @@ async def test_a_finished_run_can_go_on_with_more_rounds(
     assert summary.wall_time > (left.rows[4].wall_time or 0.0)
 
 
+@pytest.mark.parametrize("line", [b"{}", b'{"release": "nobody\'s"}'])
+async def test_a_change_that_the_leases_cannot_have_had_is_a_damaged_line_and_nothing_is_cut(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, line: bytes
+) -> None:
+    make_fleet()
+    await play(make_plan(rounds=2))
+    folder = make_plan().directory
+    with (folder / "checkpoint" / "leases.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    events = (folder / "events.jsonl").read_bytes()
+    with pytest.raises(ConfigurationError, match=r"Line 2 of .*leases\.jsonl is damaged"):
+        await play(make_plan(network=MemoryNetwork()))
+    assert (folder / "events.jsonl").read_bytes() == events
+
+
 async def test_a_run_of_a_version_that_rounded_sums_goes_on_and_says_so(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:

@@ -57,6 +57,17 @@ def test_a_cut_in_what_a_checkpoint_knows_of_is_found_and_changes_nothing(
     assert list(LeaseJournal(path).entries(least=2)) == []
 
 
+def test_a_line_that_stands_for_many_changes_takes_the_place_of_all_before_it(tmp_path: Path) -> None:
+    journal = LeaseJournal(tmp_path / "leases.jsonl")
+    for token in "abc":
+        journal.write({"release": token})
+    journal.replace({"changes": 3, "leases": []})
+    journal.write({"release": "d"})
+    assert list(journal.entries(least=4)) == [{"changes": 3, "leases": []}, {"release": "d"}]
+    with pytest.raises(ConfigurationError, match=r"Line 3 of .* is damaged"):
+        list(journal.entries(least=5))
+
+
 def test_a_line_of_an_earlier_version_has_no_checksum(tmp_path: Path) -> None:
     path = tmp_path / "leases.jsonl"
     path.write_bytes(b'{"release": "a"}\n')

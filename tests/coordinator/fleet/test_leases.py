@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedemu.coordinator.fleet.columns import Mask
-from fedemu.coordinator.fleet.leases import Lease, Leases, compress
+from fedemu.coordinator.fleet.leases import Lease, Leases, UnfitChangeError, compress
 from fedemu.protocol.errors import RefusedError
 from fedemu.protocol.ids import DeviceId
 
@@ -234,6 +234,72 @@ def test_a_journal_brings_the_leases_back() -> None:
     assert fresh.ranges == ((4, 5),)
     assert again.enroll(D, 4, None, "", 61.0).ranges == ((0, 4),), "those that were away were so since the replay"
     assert chosen(again.held()) == list(range(6))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_journal_of_strangers_who_come_and_go_stays_short_and_a_kill_at_any_moment_loses_no_lease(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedemu.coordinator.fleet.leases.SPARE_LINES", 5)
+    lines: list[Any] = []
+
+    def renew(entry: Any) -> None:
+        lines[:] = [entry]
+
+    grants = Leases(8, hold=60.0, journal=lines.append, renew=renew)
+    draws, standing, granted_by = np.random.default_rng(seed), dict[str, Any](), np.full(8, -1)
+    owner = used(grants.enroll(A, 2, None, "host", 0.0))
+    standing[owner.token], granted_by[:2] = owner.ranges, 0
+    for moment in range(200):
+        stranger, before = b"%d" % draws.integers(4), grants.changes
+        if (lease := grants.of_peer(stranger)) is not None:
+            grants.renounce(stranger)
+            del standing[lease.token]
+        elif grants.granted < 8:
+            lease = grants.enroll(stranger, int(draws.integers(1, 4)), None, "host", float(moment), "key")
+            standing[lease.token] = lease.ranges
+            granted_by[list(lease)] = before
+        assert len(lines) <= 5 + 2 * len(standing)
+        again = Leases(8, hold=60.0)
+        again.replay(json.loads(json.dumps(lines)), left=0.0)
+        assert {token: found.ranges for token in standing if (found := again.of_token(token))} == standing
+        totals = (again.granted, again.changes, again.held_by("key"))
+        assert totals == (grants.granted, grants.changes, grants.held_by("key"))
+        for changes in (0, 1, before, before + 1):
+            assert again.granted_since(changes) == compress(np.flatnonzero(granted_by >= changes))
+    assert grants.changes > 100
+
+
+GRANT = {"grant": "a", "ranges": [[0, 3]], "host": ""}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"release": "b"},
+        {"release": ["a"]},
+        {"owned": "a"},
+        {"owned": "b", "key": ""},
+        {"grant": "b", "ranges": [[3, 4]]},
+        {"grant": "b", "ranges": [3], "host": ""},
+        {"grant": "b", "ranges": [], "host": ""},
+        {"grant": "b", "ranges": [[2, 4]], "host": ""},
+        {"grant": "b", "ranges": [[4, 5], [3, 4]], "host": ""},
+        {"grant": "b", "ranges": [[3, 11]], "host": ""},
+        {"grant": "a", "ranges": [[3, 4]], "host": ""},
+        {"changes": 4, "leases": [], "granted": []},
+    ],
+)
+def test_a_change_that_does_not_fit_those_before_it_is_named(change: Any) -> None:
+    with pytest.raises(UnfitChangeError, check=lambda error: error.number == 2):
+        leases().replay([GRANT, change], left=0.0)
+
+
+@pytest.mark.parametrize("changes", [-1, 2**80, "4"])
+def test_a_number_of_changes_that_cannot_be_is_named(changes: Any) -> None:
+    with pytest.raises(UnfitChangeError, check=lambda error: error.number == 1):
+        leases().replay([{"changes": changes, "leases": [GRANT], "granted": [[0, 3, 0]]}], left=0.0)
 
 
 def test_indices_are_compressed_to_ranges() -> None:
