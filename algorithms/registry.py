@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, get_args, get_type_hints
+from typing import Any, Final, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
@@ -327,8 +327,8 @@ def _checked(table: str, name: str, builder: Callable[..., Any], options: Mappin
             ) from None
         if (turned := _turned(value, checked[option], f"{table}.{option}")) is not None:
             raise ConfigurationError(f"{turned[0]} does not fit {name!r}: it must be {turned[1]}")
-        if ":" not in name and not _is_finite(checked[option]):
-            raise ConfigurationError(f"{table}.{option} = {value!r} does not fit {name!r}: it must be finite")
+        if ":" not in name and (required := _unfit_float(checked[option])):
+            raise ConfigurationError(f"{table}.{option} = {value!r} does not fit {name!r}: {required}")
         if ":" not in name and _largest(checked[option]) > _MOST:
             raise ConfigurationError(
                 f"{table}.{option} = {value!r} does not fit {name!r}: whole numbers must be at most {_MOST}"
@@ -356,11 +356,20 @@ _MOST = 2**32 - 1
 """The largest whole number in an option of fedemu's own builders: the largest seed, and more than any size."""
 
 
-def _is_finite(value: object) -> bool:
-    """Whether all numbers in a value are finite."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return all(map(_is_finite, value)) if isinstance(value, list | tuple) else True
+_FLOAT32: Final = (2.0**-126, (2.0 - 2.0**-23) * 2.0**127)
+"""The smallest number above 0 and the largest one that float32 holds with all its digits."""
+
+
+def _unfit_float(value: object) -> str:
+    """What a number in a value must be that tensors of float32 cannot be multiplied by. Empty if there is none."""
+    if isinstance(value, list | tuple):
+        return next((required for each in value if (required := _unfit_float(each))), "")
+    if not isinstance(value, float) or value == 0.0:
+        return ""
+    if not math.isfinite(value):
+        return "it must be finite"
+    smallest, largest = _FLOAT32
+    return "" if smallest <= abs(value) <= largest else "it must be 0, or from 1.2e-38 to 3.4e38, to be a float32"
 
 
 def _largest(value: object) -> int:

@@ -237,6 +237,8 @@ def test_an_own_method_that_cannot_be_used_is_named(
             "algorithm.options.subtract_previous = 1 does not fit 'fednova': it must be true",
         ),
         ("moon", {"mu": math.inf}, "algorithm.options.mu = inf does not fit 'moon': it must be finite"),
+        ("moon", {"mu": 3.41e38}, "algorithm.options.mu = 3.41e+38 does not fit 'moon': it must be 0, or from 1.2e-38"),
+        ("moon", {"temperature": 1e-39}, "algorithm.options.temperature = 1e-39 does not fit 'moon': it must be 0, or"),
     ],
 )
 def test_a_wrong_option_of_a_built_in_method_is_named(
@@ -245,6 +247,11 @@ def test_a_wrong_option_of_a_built_in_method_is_named(
     with pytest.raises(ConfigurationError) as caught:
         build_algorithm(name, options, ingredients)
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.2e-38, 3.4e38])
+def test_an_option_that_float32_holds_is_taken(beta: float, ingredients: Ingredients) -> None:
+    assert build_algorithm("fedntd", {"beta": beta}, ingredients)
 
 
 def test_an_unknown_option_of_a_method_is_named(own: str, ingredients: Ingredients) -> None:

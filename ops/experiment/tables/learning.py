@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
-from fedemu.ops.experiment.tables.section import AUTO, Count, Positive, Section, Text
+from fedemu.ops.experiment.tables.section import AUTO, Count, Positive, PositiveFloat32, Section, Text
 
 
 class Dirichlet(Section):
@@ -184,7 +184,7 @@ class Local(Section):
     epochs: Count = 5
     steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     batch_size: Count = 10
-    lr: Positive = 0.1
+    lr: PositiveFloat32 = 0.1
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[float, Field(ge=0, le=1e38)] = 0.0
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -15,6 +15,8 @@ FILLED = ("traces", "code")
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
+PositiveFloat32 = Annotated[float, Field(ge=1e-38, le=1e38)]
+"""A number by which tensors of float32 are multiplied. They hold no larger one, and take a smaller one for 0."""
 Rate = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 

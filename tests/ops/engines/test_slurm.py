@@ -91,7 +91,7 @@ def test_devices_have_the_metrics_port_after_that_of_the_coordinator_on_their_no
         (["--partition", "a b"], "--partition 'a b' is no name that Slurm knows"),
         (["--sbatch", "mem=3"], "--sbatch 'mem=3' is no option"),
         (["--out", 'a"b'], "choose another folder with --out"),
-        (["--set", "local.lr=0"], "local.lr = 0 must be above 0"),
+        (["--set", "local.lr=0"], "local.lr = 0 must be from 1e-38 to 1e+38"),
         (["--set", "runtime.metrics_port=65535"], "runtime.metrics_port = 65535 leaves no port after it"),
         (["--set", "tree.edges=[1, 2]"], "fedemu slurm starts no edges, and tree.edges asks for them; add --set"),
         (["--set", "runtime.transport=memory"], "runtime.transport = memory is one process; add --set runtime.tr"),

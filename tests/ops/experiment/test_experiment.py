@@ -146,9 +146,11 @@ REFUSED = {
         "profile.down_kbps.fil is no setting; did you mean profile.down_kbps.file? (and 1 more)"
     ),
     # Wrong types and values out of range.
-    "[local]\nlr = -1": "local.lr = -1 must be above 0",
-    '[local]\nlr = "a"': 'local.lr = "a" must be a number above 0',
-    "[local]\nlr = true": "local.lr = true must be a number above 0",
+    "[local]\nlr = -1": "local.lr = -1 must be from 1e-38 to 1e+38",
+    "[local]\nlr = 1e39": "local.lr = 1e+39 must be from 1e-38 to 1e+38",
+    "[local]\nlr = 1e-60": "local.lr = 1e-60 must be from 1e-38 to 1e+38",
+    '[local]\nlr = "a"': 'local.lr = "a" must be a number from 1e-38 to 1e+38',
+    "[local]\nlr = true": "local.lr = true must be a number from 1e-38 to 1e+38",
     "[local]\nlr = inf": "local.lr = inf must be finite; write a large number instead",
     "[local]\nlr = 2020-01-01": "local.lr = 2020-01-01 is a date, which no setting takes",
     "[local]\nepochs = 2.5": "local.epochs = 2.5 must be a whole number of at least 1",
