@@ -139,7 +139,10 @@ class ServerJob:
     step after a checkpoint may get it in host memory. There is a checkpoint after ``checkpoint_every`` steps, and
     then after multiples of them, about once a second. The script receives the last carry, in host memory.
 
-    Raises ConfigurationError if ``init`` or ``step`` is no function, or if a number is none, or too small.
+    ``name`` is one line of text, which logs, displays and events show.
+
+    Raises ConfigurationError if ``name`` is another text or none, if ``init`` or ``step`` is no function, or if a
+    number is none, or too small.
     """
 
     name: str
@@ -151,6 +154,9 @@ class ServerJob:
     def __post_init__(self) -> None:
         # Somebody else's code gives these, and no type checker has seen it.
         given: Mapping[str, Any] = vars(self)
+        name = given["name"]
+        if not isinstance(name, str) or not name or not name.isprintable():
+            raise ConfigurationError(f"the algorithm has a server job named {name!r}; its name must be a line of text")
         for field in ("init", "step"):
             if not callable(given[field]):
                 raise ConfigurationError(f"{self._with(field)} is {given[field]!r}; it must be a function")

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Final
 
 from torch import Tensor
 
 from fedemu.algorithms.interface import Batch, Facts
 from fedemu.algorithms.training.ingredients import Ingredients
-from fedemu.algorithms.training.objective import Term
+from fedemu.algorithms.training.objective import NamedTerm, Term
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.wording import an_object
 
 PREVIOUS: Final = "terms.previous"
 """The key among the shared trees of the global model at the end of the last task, with its buffers."""
@@ -36,7 +38,8 @@ class Importance:
     ``value`` is a function of (logits, batch, facts) of a batch of one sample. Its gradient by the trained variables is
     that of one sample, and ``strength`` makes of each of its leaves a leaf of numbers that are not negative. A device
     takes at most ``samples`` of its samples of the task that ends, at least 1. The sum over tasks is multiplied by
-    ``decay`` before a task is added. Raises ConfigurationError for other ``samples``.
+    ``decay`` before a task is added. Raises ConfigurationError if something is of another type, or for other
+    ``samples``.
     """
 
     value: Callable[[Tensor, Batch, Facts], Tensor]
@@ -45,6 +48,11 @@ class Importance:
     decay: float
 
     def __post_init__(self) -> None:
+        for what in ("value", "strength"):
+            if not callable(function := getattr(self, what)):
+                raise ConfigurationError(f"{what} of an Importance is {an_object(function)}; it must be a function")
+        if isinstance(self.decay, bool) or not isinstance(self.decay, Real):
+            raise ConfigurationError(f"decay of an Importance is {an_object(self.decay)}; it must be a number")
         if not isinstance(self.samples, int) or self.samples < 1:
             raise ConfigurationError(
                 f"an Importance can't take {self.samples!r} samples of a device; it must be a whole number above 0"
@@ -61,7 +69,8 @@ class LocalTerm:
     ``algorithm.loss``, so that it fits only methods whose devices minimise this loss as a whole. It is what to set for
     other methods.
 
-    Raises ConfigurationError if ``name`` is no text, or one under which something else is kept or answered.
+    Raises ConfigurationError if ``name`` is no text, or one under which something else is kept or answered, or if
+    something else is of another type.
     """
 
     name: str
@@ -77,6 +86,22 @@ class LocalTerm:
                 f"a LocalTerm can't have the name {self.name!r}; give it a text other than 'previous' and {COUNTS!r}, "
                 "under which something else is kept"
             )
+        self._require("term", callable(self.term), "a function of the model and a Pass")
+        self._require("previous", isinstance(self.previous, bool), "true or false")
+        self._require("importance", isinstance(self.importance, Importance | None), "an Importance, or None")
+        self._require("notes", isinstance(self.notes, Mapping), "a dict of shapes by name")
+        for note, shape in self.notes.items():
+            fits = isinstance(shape, tuple | list) and all(isinstance(size, int) for size in shape)
+            self._require(
+                f"notes[{note!r}]", fits and isinstance(note, str), "a shape by a name, as {'y': (10,)}", shape
+            )
+        self._require("otherwise", isinstance(self.otherwise, str), "a text")
+
+    def _require(self, what: str, fits: bool, must: str, value: object = None) -> None:
+        """Raise ConfigurationError, unless it fits."""
+        if not fits:
+            found = an_object(getattr(self, what, value))
+            raise ConfigurationError(f"{what} of the LocalTerm {self.name!r} is {found}; it must be {must}")
 
 
 def with_local_terms(ingredients: Ingredients, terms: Mapping[str, LocalTerm]) -> Ingredients:
@@ -84,4 +109,4 @@ def with_local_terms(ingredients: Ingredients, terms: Mapping[str, LocalTerm]) -
     notes = dict(ingredients.notes)
     for term in terms.values():
         notes |= term.notes
-    return replace(ingredients, terms=tuple(term.term for term in terms.values()), notes=notes)
+    return replace(ingredients, terms=tuple(NamedTerm(name, term.term) for name, term in terms.items()), notes=notes)

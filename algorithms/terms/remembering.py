@@ -32,7 +32,7 @@ from fedemu.algorithms.interface import (
 from fedemu.algorithms.terms.importance import AskImportance
 from fedemu.algorithms.terms.local_term import COUNTS, PREVIOUS, LocalTerm, importance_key
 from fedemu.algorithms.training.local_sgd import LocalSGD
-from fedemu.algorithms.training.objective import Objective
+from fedemu.algorithms.training.objective import NamedTerm, Objective
 from fedemu.algorithms.trees import SUM_UNIT, map_leaves
 from fedemu.protocol.errors import ConfigurationError
 
@@ -151,7 +151,7 @@ def with_terms(inner: Algorithm[S], terms: Mapping[str, LocalTerm], model: Model
     # Other programs ask devices for sums, and do not train.
     training = [program for program in inner.programs.values() if isinstance(program, LocalSGD)]
     able = bool(training) and getattr(inner, "takes_terms", True)
-    if not able or not all(_has(program, term) for program in training for term in terms.values()):
+    if not able or not all(_has(program, *each) for program in training for each in terms.items()):
         raise ConfigurationError(
             f"the method {method!r} does not train devices by a loss that takes local terms; remove "
             f"{', '.join(f'algorithm.terms.{name}' for name in terms)}, or choose another method"
@@ -165,6 +165,6 @@ def with_terms(inner: Algorithm[S], terms: Mapping[str, LocalTerm], model: Model
     return WithTerms(inner, terms, model)
 
 
-def _has(program: LocalSGD, term: LocalTerm) -> bool:
-    """Whether a program minimises a loss that has the term."""
-    return program.takes_terms and term.term in getattr(program.loss, "terms", ())
+def _has(program: LocalSGD, name: str, term: LocalTerm) -> bool:
+    """Whether a program minimises a loss that has the term ``name``."""
+    return program.takes_terms and NamedTerm(name, term.term) in getattr(program.loss, "terms", ())

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from numbers import Real
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -99,12 +100,11 @@ class Objective:
         criterion = self.criterion(outputs.logits, batch, facts)
         if not isinstance(criterion, Tensor):
             raise ConfigurationError(f"the loss gave {an_object(criterion)}; {_MUST}")
+        if criterion.ndim:
+            raise ConfigurationError(f"the loss gave a tensor of the shape {list(criterion.shape)}; {_MUST}")
         value = criterion
         for term in self.terms:
-            value = value + term(self.model, Pass(variables, outputs, batch, shared, own, facts))
-        if value.ndim:
-            which = "the loss" if criterion.ndim else "a term of the loss"
-            raise ConfigurationError(f"{which} gave a tensor of the shape {list(value.shape)}; {_MUST}")
+            value = value + _value_of(term, self.model, Pass(variables, outputs, batch, shared, own, facts))
         return Loss(value, buffers, {"loss": criterion.detach()})
 
 
@@ -112,7 +112,8 @@ class Objective:
 class LossWithTerms:
     """A loss of a method's own plus local ``terms``. The terms see the forward pass of that loss.
 
-    If the loss does not hand on its outputs, the terms cost one more forward pass of ``model``.
+    If the loss does not hand on its outputs, the terms cost one more forward pass of ``model``. Raises
+    ConfigurationError if a term gives something else than it must.
     """
 
     model: Model
@@ -124,8 +125,29 @@ class LossWithTerms:
         if not isinstance(outputs, Outputs):
             outputs, _ = self.model.apply(variables, batch.x, True)
         for term in self.terms:
-            value = value + term(self.model, Pass(variables, outputs, batch, shared, own, facts))
+            value = value + _value_of(term, self.model, Pass(variables, outputs, batch, shared, own, facts))
         return Loss(value, buffers, metrics)
+
+
+@dataclass(frozen=True)
+class NamedTerm:
+    """A term with the name by which errors speak of it."""
+
+    name: str
+    term: Term
+
+    def __call__(self, model: Model, at: Pass) -> Tensor:
+        return self.term(model, at)
+
+
+def _value_of(term: Term, model: Model, at: Pass) -> Any:
+    """What a term gives, which is a tensor without dimensions or a number. Raises ConfigurationError otherwise."""
+    value: Any = term(model, at)
+    if isinstance(value, Real) or (isinstance(value, Tensor) and not value.ndim):
+        return value
+    which = f"the term {term.name!r}" if isinstance(term, NamedTerm) else "a term of the loss"
+    gave = f"a tensor of the shape {list(value.shape)}" if isinstance(value, Tensor) else an_object(value)
+    raise ConfigurationError(f"{which} gave {gave}; {_MUST}")
 
 
 def loss_with_terms(model: Model, loss: LossFunction, terms: tuple[Term, ...]) -> LossFunction:

@@ -63,3 +63,10 @@ def test_a_server_job_that_was_put_together_wrongly_is_refused_in_words(given: A
     fields: dict[str, Any] = {"init": dict, "step": lambda tree, index: (tree, True), "steps": 0} | given
     with pytest.raises(ConfigurationError, match=re.escape(f"has a server job 'refine', and {said}")):
         ServerJob("refine", **{"checkpoint_every": 1, **fields})
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "a\tb", 3, None])
+def test_a_server_job_whose_name_is_no_line_of_text_is_refused(name: Any) -> None:
+    said = f"the algorithm has a server job named {name!r}; its name must be a line of text"
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        ServerJob(name, dict, lambda tree, index: (tree, True), 0, 1)

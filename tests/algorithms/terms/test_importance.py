@@ -20,14 +20,13 @@ from fedemu.algorithms.registry import build_algorithm
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.terms.consolidation import ewc, mas, weighted_distance
 from fedemu.algorithms.terms.importance import AskImportance, summed
-from fedemu.algorithms.terms.local_term import PREVIOUS, Importance, LocalTerm, importance_key
+from fedemu.algorithms.terms.local_term import PREVIOUS, Importance, LocalTerm, importance_key, with_local_terms
 from fedemu.algorithms.terms.remembering import with_terms
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import Pass, cross_entropy
 from fedemu.algorithms.trees import SUM_UNIT, scale, squared_norm, without
 from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.ops.experiment.tables.run import Limits
-from fedemu.protocol.errors import ConfigurationError
 
 SHAPE, CLASSES = (1, 12, 12), 4
 LINEAR = mlp(SHAPE, CLASSES, ())
@@ -98,7 +97,7 @@ def test_the_fleets_importance_is_the_mean_over_all_samples_of_the_task_and_adds
 ) -> None:
     stream = [*STREAM, [np.arange(100, 104)] * 2]
     terms = {"ewc": ewc(ingredients(), decay=decay), "mas": mas(ingredients(), decay=decay)}
-    given = ingredients(terms=tuple(term.term for term in terms.values()))
+    given = with_local_terms(ingredients(), terms)
     algorithm = with_terms(build_algorithm("fedavg", {}, given), terms, LINEAR, "fedavg")
     fleet = little_fleet(algorithm, LINEAR.init(0), [], stream=stream, rounds_per_period=2)
     expected: dict[str, Any] = {}
@@ -118,7 +117,7 @@ def test_the_fleets_importance_is_the_mean_over_all_samples_of_the_task_and_adds
 def test_on_a_cumulative_stream_each_sample_counts_once(corpus: Any, little_fleet: Callable[..., Any]) -> None:
     so_far = [STREAM[0], [np.concatenate(parts) for parts in zip(*STREAM, strict=True)]]
     terms = {name: make(ingredients(cumulative=True)) for name, make in (("ewc", ewc), ("mas", mas))}
-    given = ingredients(terms=tuple(term.term for term in terms.values()), cumulative=True)
+    given = with_local_terms(ingredients(cumulative=True), terms)
     algorithm = with_terms(build_algorithm("fedavg", {}, given), terms, LINEAR, "fedavg")
     fleet = little_fleet(algorithm, LINEAR.init(0), [], stream=[*so_far, so_far[1]])
     for samples_of_devices in so_far:
@@ -132,7 +131,7 @@ def test_a_device_with_many_samples_takes_some_of_them_and_counts_for_all(
     corpus: Any, little_fleet: Callable[..., Any]
 ) -> None:
     terms = {"ewc": ewc(ingredients(), samples=14)}
-    given = ingredients(terms=(terms["ewc"].term,))
+    given = with_local_terms(ingredients(), terms)
     algorithm = with_terms(build_algorithm("fedavg", {}, given), terms, LINEAR, "fedavg")
     fleet = little_fleet(algorithm, LINEAR.init(0), [], stream=STREAM)
     fleet.play([0, 1])
@@ -167,7 +166,7 @@ def test_large_importances_are_within_the_largest_norm_of_a_reply(
     corpus: Any, little_fleet: Callable[..., Any]
 ) -> None:
     terms = {"mas": mas(ingredients())}
-    algorithm = with_terms(build_algorithm("fedavg", {}, ingredients(terms=(terms["mas"].term,))), terms, LINEAR, "")
+    algorithm = with_terms(build_algorithm("fedavg", {}, with_local_terms(ingredients(), terms)), terms, LINEAR, "")
     fleet = little_fleet(algorithm, scale(LINEAR.init(0), 1e4), [], stream=STREAM)
     fleet.play([0, 1])
     expected = synapses(fleet.model, samples(corpus, np.concatenate(STREAM[0]))[0])
@@ -178,7 +177,7 @@ def test_large_importances_are_within_the_largest_norm_of_a_reply(
 
 def test_importances_stay_as_they_are_if_nobody_answers(little_fleet: Callable[..., Any]) -> None:
     terms = {"mas": mas(ingredients(), decay=0.5)}
-    given = ingredients(terms=(terms["mas"].term,))
+    given = with_local_terms(ingredients(), terms)
     algorithm = with_terms(build_algorithm("fedavg", {}, given), terms, LINEAR, "fedavg")
     fleet = little_fleet(algorithm, LINEAR.init(0), [], stream=[*STREAM, STREAM[0]])
     fleet.play([0, 1])
@@ -194,7 +193,7 @@ def test_sums_over_many_samples_of_a_model_in_half_precision_are_no_smaller(
     monkeypatch.setattr(importance_module, "MOST_BYTES", 1)
     model = half_linear
     terms = {"ewc": ewc(ingredients(model)), "mas": mas(ingredients(model))}
-    given = ingredients(model, terms=tuple(term.term for term in terms.values()))
+    given = with_local_terms(ingredients(model), terms)
     algorithm = with_terms(build_algorithm("fedavg", {}, given), terms, model, "fedavg")
     stream = [[np.arange(400), np.arange(5)], STREAM[1]]
     fleet = little_fleet(algorithm, model.init(0), [], stream=stream, executor=Vmapped(2))
@@ -242,15 +241,3 @@ def test_important_variables_of_half_precision_are_pulled_like_those_of_float32(
     found = torch.func.grad(pull)(moved)
     assert found.dtype == dtype
     torch.testing.assert_close(found.float(), torch.tensor([0.0, 2343.75, 0.390625]), rtol=0.01, atol=0)
-
-
-@pytest.mark.parametrize("name", ["previous", "samples", 3])
-def test_a_term_has_no_name_under_which_something_else_is_kept(name: Any) -> None:
-    with pytest.raises(ConfigurationError, match=f"a LocalTerm can't have the name {name!r}; give it a text other"):
-        LocalTerm(name, lambda model, at: at.facts.lr)
-
-
-@pytest.mark.parametrize("samples", [0, 2.5])
-def test_importances_are_those_of_one_sample_at_least(samples: Any) -> None:
-    with pytest.raises(ConfigurationError, match=f"can't take {samples} samples of a device; it must be a whole"):
-        Importance(cross_entropy, torch.square, samples, 1.0)

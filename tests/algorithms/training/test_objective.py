@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fedemu.algorithms.interface import Batch, Facts, Forest, Tree
 from fedemu.algorithms.models.feed_forward import mlp
-from fedemu.algorithms.training.objective import Loss, Objective, cross_entropy, loss_with_terms, proximity
+from fedemu.algorithms.training.objective import Loss, NamedTerm, Objective, cross_entropy, loss_with_terms, proximity
 from fedemu.protocol.errors import ConfigurationError
 
 ZERO = torch.tensor(0)
@@ -86,3 +86,16 @@ def test_a_loss_or_a_term_that_is_no_single_number_is_named() -> None:
     assert (
         refused(terms=(lambda model, at: at.outputs.logits,)) == "a term of the loss gave a tensor of the shape [4, 3]"
     )
+    assert refused(terms=(NamedTerm("mine:held", lambda model, at: None),)) == "the term 'mine:held' gave a NoneType"
+    assert refused(terms=(lambda model, at: 1.0, lambda model, at: "1")) == "a term of the loss gave a str"
+
+
+def test_a_term_beside_a_loss_of_a_methods_own_is_named_too() -> None:
+    model = mlp((6,), 3, (2,))
+
+    def own_loss(variables: Any, batch: Any, shared: Any, own: Any, facts: Any) -> Loss:
+        return Loss(torch.zeros(()), {}, {})
+
+    terms = (NamedTerm("mine:held", lambda model, at: None),)
+    with pytest.raises(ConfigurationError, match="the term 'mine:held' gave a NoneType"):
+        loss_with_terms(model, own_loss, terms)(model.init(0), batch([1.0] * 4), {}, {}, FACTS)
