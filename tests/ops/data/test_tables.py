@@ -169,7 +169,8 @@ def test_a_frame_may_name_the_split_of_each_row_and_what_holds_no_numbers_is_tol
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = {"a": [1, 2, 3], "on": [True, False, True], "city": ["A", "B", "A"], "split": ["train", "train", "test"]}
-    frame = pandas.DataFrame({**rows, "label": [0, 1, 1], "text": "ab", "day": pandas.Timestamp("2026-11-28")})
+    label = pandas.Categorical(["mid", "low", "low"], ["mid", "low", "high"], ordered=True)
+    frame = pandas.DataFrame({**rows, "label": label, "text": "ab", "day": pandas.Timestamp("2026-11-28")})
     frame.to_pickle(tmp_path / "frame")
     (tmp_path / "framed.py").write_text("import pandas\nframe = pandas.read_pickle(__file__.removesuffix('d.py'))\n")
     monkeypatch.chdir(tmp_path)
@@ -178,8 +179,9 @@ def test_a_frame_may_name_the_split_of_each_row_and_what_holds_no_numbers_is_tol
         corpus = corpora.open_corpus(Experiment.parse({"data": {"dataset": dataset}}))
         assert (corpus.train.x.tolist(), corpus.test.x.tolist()) == ([[1, 1], [2, 0]], [[3, 1]])
         assert corpus.left_out == ("city", "text", "day")
+        assert (corpus.class_names, corpus.train.y.tolist()) == (("low", "mid"), [1, 0]), "not the order of categories"
         texts = corpora.open_corpus(Experiment.parse({"data": {"dataset": dataset, "text": {"kind": "labels"}}}))
-        assert (texts.train.y.tolist(), texts.test.y.tolist(), texts.left_out) == ([0, 1], [1], ())
+        assert (texts.train.y.tolist(), texts.test.y.tolist(), texts.left_out) == ([1, 0], [0], ())
     assert (
         load(
             "\n".join(map(json.dumps, [{"a": [i, i], "label": i % 2, "b": "x"} for i in range(9)])), "t.jsonl"
