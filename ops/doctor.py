@@ -41,7 +41,8 @@ class Finding(NamedTuple):
 
 
 def examine(environment: Mapping[str, str]) -> list[Finding]:
-    """Check everything, and return all findings."""
+    """Check everything, and return all findings. Raises FileNotFoundError if the working folder was removed."""
+    os.getcwd()  # a process that is started there to try torch would fail, whatever torch is like
     return [
         _python(),
         _packages(),

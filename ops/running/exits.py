@@ -30,6 +30,7 @@ _OF_PATHS = frozenset(
     {errno.ENAMETOOLONG, errno.EACCES, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ELOOP, errno.EEXIST}
 )
 """What is wrong with a path that the user has named, and not with fedemu."""
+_NOWHERE = "the working folder no longer exists; change to another one"
 
 
 def complain(text: str) -> None:
@@ -46,7 +47,10 @@ def exit_code_of(action: Callable[[], int]) -> int:
     try:
         return action()
     except FedemuError as error:
-        _tell(error, error.exit_code)
+        if error.exit_code == USAGE and _is_nowhere():  # what the user has named is not found from there
+            complain(_NOWHERE)
+        else:
+            _tell(error, error.exit_code)
         return error.exit_code
     except KeyboardInterrupt:
         complain("interrupted")
@@ -118,7 +122,7 @@ def _unforeseen(error: Exception | SystemExit) -> int:
         complain(f"{name if len(name) <= 80 else f'{name[:77]}...'} can't be used: {error.strerror}; name another")
         return USAGE
     elif isinstance(error, FileNotFoundError) and error.filename is None and _is_nowhere():
-        complain("the working folder no longer exists; change to another one")
+        complain(_NOWHERE)
         return USAGE
     else:
         _shown(error)

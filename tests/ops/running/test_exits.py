@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fedemu.ops import doctor
+from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.protocol import errors
 from fedemu.protocol.code.named import load
@@ -61,14 +63,23 @@ def test_an_internal_error_is_one_sentence_that_names_the_file_with_the_tracebac
     assert log.read_text().endswith("\nfedemu caf\\udce9\n")
 
 
+@pytest.mark.parametrize(
+    "action",
+    [
+        lambda: len(Path.cwd().parts),
+        lambda: load_experiment("mine.toml", [], {}) and 0,
+        lambda: len(doctor.examine({})),
+    ],
+    ids=["asked for", "beside a path", "doctor"],
+)
 def test_a_working_folder_that_was_removed_is_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    action: Callable[[], int], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert exit_code_of(lambda: len(Path.cwd().parts)) == 2
+    assert exit_code_of(action) == 2
     assert capsys.readouterr().err == "fedemu: the working folder no longer exists; change to another one\n"
 
 
