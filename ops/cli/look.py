@@ -28,7 +28,7 @@ from fedemu.ops.running.exits import complain
 from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.ops.track.kinds import places
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.files import write_for_people
 from fedemu.protocol.host.streams import printed_for_people
 
 
@@ -84,7 +84,7 @@ def report(
             from fedemu.ops.assembly.local_curves import local_curves
 
         found = local_curves(directory, frozen, curves)
-        write_whole(directory / LOCAL_CURVES, to_line(found))
+        write_for_people(directory / LOCAL_CURVES, to_line(found))
         if (drawn := len(found["devices"])) < curves:
             complain(f"warning: --curves {curves} is more than the {counted(drawn, 'device')} with samples; all train")
     if paper is None:

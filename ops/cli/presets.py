@@ -32,7 +32,7 @@ from fedemu.ops.experiment.printed import printed
 from fedemu.ops.experiment.starter import STARTER, starter_text
 from fedemu.ops.experiment.toml_text import SCHEMA_FILE
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import usable, write_whole
+from fedemu.protocol.host.files import usable, write_for_people
 from fedemu.protocol.host.paths import exists, is_file, is_folder
 
 
@@ -199,4 +199,4 @@ def _write(file: Path, text: str) -> None:
     """Write a file that the user has named, whole or not at all."""
     with usable(file, "name another file"):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, text)
+        write_for_people(file, text)

@@ -16,7 +16,7 @@ from fedemu.ops.pages.paper import Paper
 from fedemu.ops.pages.parts import Draw, about
 from fedemu.ops.pages.style import NO_LETTER, drawn, letters_without_form
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import usable, write_whole
+from fedemu.protocol.host.files import usable, write_for_people
 
 CAPTIONS = "captions.txt"
 _NO_ROOM = "constrained_layout not applied"
@@ -39,7 +39,7 @@ def write_figures(plots: Mapping[str, Draw], paper: Paper, say: Callable[[str], 
                 break
             if width == paper.widths[0][0]:
                 title = _title_of(figure)
-                write_whole(paper.folder / f"{name}.csv", csv_of(data_behind(figure)))
+                write_for_people(paper.folder / f"{name}.csv", csv_of(data_behind(figure)))
                 captions.append(f"{name}: {f'{title}. ' if title else ''}{about(draw)}")
             lacking |= dict.fromkeys(letters_without_form("".join(map(_shown, figure.findobj(Text)))))
             with warnings.catch_warnings():
@@ -48,10 +48,10 @@ def write_figures(plots: Mapping[str, Draw], paper: Paper, say: Callable[[str], 
                 fit(figure, inches, paper.font_size, paper.titles)
             for kind in paper.formats:
                 content, has_room = _saved(figure, kind)
-                write_whole(paper.folder / f"{paper.stem(name, width)}.{kind}", content)
+                write_for_people(paper.folder / f"{paper.stem(name, width)}.{kind}", content)
                 if not has_room:
                     crowded[paper.stem(name, width)] = None
-    write_whole(paper.folder / CAPTIONS, "\n\n".join(captions) + "\n")
+    write_for_people(paper.folder / CAPTIONS, "\n\n".join(captions) + "\n")
     if crowded:
         say(
             f"texts of {paper.font_size:g} points leave no room for the plots of {', '.join(crowded)}; "

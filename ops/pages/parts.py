@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from fedemu.ops.pages.style import drawn, saved
 from fedemu.ops.pages.svg import inline_svg
-from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.files import write_for_people
 
 Kind = Literal["words", "number", "date", "code"]
 """What a column holds. The kind is also the CSS class of the column's cells."""
@@ -62,7 +62,7 @@ def draw_all(plots: Mapping[str, Draw], folder: Path, prefix: str = "") -> list[
     for name, draw in plots.items():
         figure = drawn(draw)
         if figure is not None:
-            write_whole(folder / f"{prefix}{name}.png", saved(figure, "png"))
+            write_for_people(folder / f"{prefix}{name}.png", saved(figure, "png"))
             figure.set_layout_engine("none")  # the layout stands, and takes as long as the drawing
             title = name.replace("_", " ").replace("-", " ")
             svg = inline_svg(saved(figure, "svg").decode(), f"{prefix}{name}", title)

@@ -17,7 +17,7 @@ from fedemu.ops.report.plots.generated import is_broad
 from fedemu.ops.results.doubts import cause_of, doubts
 from fedemu.ops.results.periods import PeriodResults, period_results
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.files import write_for_people
 
 
 def write_report(directory: Path) -> Path:
@@ -44,7 +44,7 @@ def write_report(directory: Path) -> Path:
         "missing": missing_pictures(run),
     }
     page = directory / "report.html"
-    write_whole(page, render("report.html", _context(run, period_results(run)) | pictures))
+    write_for_people(page, render("report.html", _context(run, period_results(run)) | pictures))
     return page
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import os
+import re
+import secrets
 import stat
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -24,6 +26,8 @@ Buffer = bytes | bytearray | memoryview
 
 PARTIAL = ".partial"
 """The end of the names of partial files."""
+_LETTERS = 8
+"""The number of letters, hexadecimal digits, by which the partial files of several writers differ."""
 _NO_THREAD = "can't start new thread"
 """What Python says when the system starts no thread."""
 GO_ON = "make it writable, or go on in a copy of it"
@@ -34,7 +38,8 @@ def write_whole(path: Path, content: bytes | str, *, durable: bool = False) -> N
     """Replace the file at ``path``. Text is written as UTF-8. Raises FedemuError if the system refuses.
 
     With ``durable`` the file is on the disk when this returns. Otherwise nothing waits for the disk. The partial file
-    is ``path.partial``, so the next writer overwrites what a killed one left. So only one may write at a time.
+    is ``path.partial``, so the next writer overwrites what a killed one left. So only one may write at a time. What
+    commands write for people is for ``write_for_people``.
     """
     partial = path.with_name(path.name + PARTIAL)
     with named_failure(path):
@@ -59,6 +64,23 @@ def write_among_others(path: Path, content: bytes) -> None:
     with named_failure(path), PartialFile(path) as partial:
         partial.write(content, 0)
         partial.put_in_place()
+
+
+def write_for_people(path: Path, content: bytes | str) -> None:
+    """Replace a file that a command makes for people, such as a report. Text is written as UTF-8.
+
+    Another command may do so at the same time: the file is that of the last one, whole. What killed writers of this
+    file left is removed. Raises FedemuError if the system refuses.
+    """
+    with named_failure(path), PartialFile(path, writable=True) as partial:
+        _remove_unlocked(path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * _LETTERS}{PARTIAL}"))
+        partial.write(content.encode() if isinstance(content, str) else content, 0)
+        partial.put_in_place()
+
+
+def whole_name(name: str) -> str:
+    """The name of the file that a partial file becomes. The name of another file stays."""
+    return re.sub(rf"(\.[0-9a-f]{{{_LETTERS}}})?{re.escape(PARTIAL)}$", "", name)
 
 
 def wait_for_disk(path: Path) -> None:
@@ -90,13 +112,14 @@ def make_durable(folder: Path) -> None:
 class PartialFile:
     """A file that is written piece by piece, in any order, and becomes ``path`` by ``put_in_place``.
 
-    It is read-only for others and locked while it is open; the lock ends with the process. Methods raise OSError.
+    It is locked while it is open; the lock ends with the process. Unless it is ``writable``, it is read-only for
+    everybody. Methods raise OSError.
     As a context manager it removes the file at the end of the block, unless the file was put in place.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, writable: bool = False) -> None:
         self.path = path
-        self._file = _open_locked(path)
+        self._file = _open_locked(path, writable)
 
     def write(self, data: Buffer, offset: int) -> None:
         """Write all bytes of ``data`` from ``offset`` on."""
@@ -147,7 +170,11 @@ def append_line(file: BinaryIO, line: bytes) -> None:
 
 def remove_abandoned(folder: Path) -> None:
     """Remove the partial files of ``folder`` that no living process has open as a ``PartialFile``."""
-    for path in folder.glob(f"*{PARTIAL}"):
+    _remove_unlocked(folder.glob(f"*{PARTIAL}"))
+
+
+def _remove_unlocked(paths: Iterable[Path]) -> None:
+    for path in paths:
         with contextlib.suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
@@ -232,13 +259,17 @@ def require_held(path: Path, error: OSError) -> None:
         ) from None
 
 
-def _open_locked(path: Path) -> IO[bytes]:
+def _open_locked(path: Path, writable: bool) -> IO[bytes]:
     """A new locked file beside ``path``. The lock shows that the file is in use, and not a leftover."""
     while True:
-        descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=PARTIAL, dir=path.parent)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with contextlib.suppress(PermissionError):  # some file systems have no modes
-            os.fchmod(descriptor, 0o444)
+        name = f"{path}.{secrets.token_hex(_LETTERS // 2)}{PARTIAL}"
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if writable else 0o600)
+        # A file system may have no locks. Then nobody takes the file for a leftover, because nobody gets its lock.
+        with contextlib.suppress(OSError) if writable else contextlib.nullcontext():
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if not writable:
+            with contextlib.suppress(PermissionError):  # some file systems have no modes
+                os.fchmod(descriptor, 0o444)
         # Another process may have opened the folder just before the lock and removed the file as a leftover.
         if os.fstat(descriptor).st_nlink:
             return open(name, "r+b", buffering=0, opener=lambda _path, _flags, held=descriptor: held)  # type: ignore[misc]

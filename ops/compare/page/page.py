@@ -24,7 +24,7 @@ from fedemu.ops.pages.page import render
 from fedemu.ops.pages.parts import Draw, Kind, Table, bound, draw_all
 from fedemu.ops.results.words import command_again, date_of, table_of
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import PARTIAL, usable, write_whole
+from fedemu.protocol.host.files import usable, whole_name, write_for_people
 from fedemu.protocol.host.paths import exists, is_file, is_folder
 
 NUMBERS, PAGE = "compare.json", "compare.html"
@@ -84,8 +84,8 @@ def write_parts(parts: Mapping[str, Comparison], overview: Columns, note: str, o
 
 
 def _write(out: Path, numbers: Mapping[str, Any], context: Mapping[str, Any]) -> Path:
-    write_whole(out / NUMBERS, json.dumps(numbers, indent=2, allow_nan=False) + "\n")
-    write_whole(out / PAGE, render("comparison.html", context))
+    write_for_people(out / NUMBERS, json.dumps(numbers, indent=2, allow_nan=False) + "\n")
+    write_for_people(out / PAGE, render("comparison.html", context))
     return out / PAGE
 
 
@@ -93,10 +93,10 @@ def _is_begun(out: Path) -> bool:
     """Whether a folder is empty, or holds nothing but what a comparison writes before its numbers."""
     for path in out.iterdir():
         if path.name == "plots" and is_folder(path):
-            names = (each.name.removesuffix(PARTIAL) for each in path.iterdir())
+            names = (whole_name(each.name) for each in path.iterdir())
             if not all(name.endswith(tuple(f"{plot}.png" for plot in _PLOTS)) for name in names):
                 return False
-        elif path.name != f"{NUMBERS}{PARTIAL}":
+        elif path.name == NUMBERS or whole_name(path.name) != NUMBERS:
             return False
     return True
 

@@ -595,8 +595,8 @@ def test_a_comparison_that_was_ended_while_it_was_drawn_is_made_again(
     monkeypatch.setattr("fedemu.ops.compare.page.page._write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_comparison(compare([seeds]), out)
-    (out / "compare.json.partial").touch()
-    (out / "plots" / "part-class_accuracy.png.partial").touch()
+    (out / "compare.json.0123abcd.partial").touch()
+    (out / "plots" / "part-class_accuracy.png.0123abcd.partial").touch()
     claim_folder(out)
     (out / "plots" / "holiday.png").touch()
     with pytest.raises(ConfigurationError, match="holds no comparison"):

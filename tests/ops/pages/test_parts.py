@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from functools import partial
 from pathlib import Path
 
@@ -29,9 +31,11 @@ def test_every_plot_that_has_data_is_kept_as_a_file_and_stands_in_the_page_itsel
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_picture_that_the_disk_does_not_take_is_named(tmp_path: Path) -> None:
-    (tmp_path / "one-first.png.partial").symlink_to("/dev/full")
-    (tmp_path / "one-first.png").symlink_to("/dev/full")
+def test_a_picture_that_the_disk_does_not_take_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(FedemuError, match=r"/one-first\.png cannot be written: the disk is full; make room there"):
         draw_all({"first": partial(titled, "a title")}, tmp_path, "one-")
 

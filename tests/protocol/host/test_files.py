@@ -16,12 +16,16 @@ from fedemu.protocol.host.files import (
     remove_abandoned,
     shortage,
     usable,
+    whole_name,
     write_among_others,
+    write_for_people,
     write_whole,
 )
 
 
-@pytest.mark.parametrize("write", [write_whole, partial(write_whole, durable=True), write_among_others])
+@pytest.mark.parametrize(
+    "write", [write_whole, partial(write_whole, durable=True), write_among_others, write_for_people]
+)
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path, descriptors, write):
     path, before = tmp_path / "a.json", descriptors()
     for content in (b"first, longer", "zwölf".encode()):
@@ -51,7 +55,7 @@ def test_a_file_system_need_not_know_of_modes_nor_of_waiting_for_the_names_in_a_
     assert sorted(os.listdir(tmp_path)) == ["a.json", "b.json"]
 
 
-@pytest.mark.parametrize("write", [write_whole, write_among_others])
+@pytest.mark.parametrize("write", [write_whole, write_among_others, write_for_people])
 def test_a_disk_that_takes_only_a_part_of_a_file_gets_back_its_room(tmp_path: Path, write, files_end_at):
     path = tmp_path / "a.json"
     write(path, b"old")
@@ -59,6 +63,37 @@ def test_a_disk_that_takes_only_a_part_of_a_file_gets_back_its_room(tmp_path: Pa
         write(path, bytes(1000))
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("write", [write_among_others, write_for_people])
+def test_of_two_that_write_a_file_at_the_same_time_the_last_wins_whole(tmp_path: Path, monkeypatch, write):
+    path, replace = tmp_path / "report.html", os.replace
+
+    def beside_another(source, target):
+        monkeypatch.setattr(os, "replace", replace)
+        write(path, b"the first to end")
+        assert path.read_bytes() == b"the first to end"
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", beside_another)
+    write(path, b"the last")
+    assert path.read_bytes() == b"the last"
+    assert os.listdir(tmp_path) == ["report.html"]
+
+
+def test_a_file_for_people_has_the_mode_of_any_file_and_what_killed_writers_of_it_left_is_removed(tmp_path: Path):
+    names = ["[a].html.0123abcd.partial", "a.html.0123abcd.partial", "[a].html.partial", "[a].html.0123.partial"]
+    for name in names:
+        (tmp_path / name).touch()
+    before = os.umask(0o027)
+    try:
+        write_for_people(tmp_path / "[a].html", "zwölf")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "[a].html").read_text(encoding="utf-8") == "zwölf"
+    assert stat.S_IMODE((tmp_path / "[a].html").stat().st_mode) == 0o640
+    assert set(os.listdir(tmp_path)) == {"[a].html", *names[1:]}
+    assert [whole_name(name) for name in names] == ["[a].html", "a.html", "[a].html", "[a].html.0123"]
 
 
 def test_a_write_that_breaks_off_leaves_the_old_file(tmp_path: Path, monkeypatch):
