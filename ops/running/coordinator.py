@@ -32,7 +32,7 @@ from fedemu.ops.keys.choice import reachable_elsewhere, server_keys
 from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.embedded import serve_embedded
 from fedemu.ops.running.exits import complain, exit_code_of
-from fedemu.ops.running.folder import require_alone
+from fedemu.ops.running.folder import naming_version, require_alone
 from fedemu.ops.running.launch import child_command
 from fedemu.ops.running.processes import announce
 from fedemu.ops.running.timing import timed
@@ -196,7 +196,8 @@ async def _serve(
             ask_for_cuda()
             if not in_memory:  # where the trainer of this process opens the GPU
                 leave_gpu_to_jobs()
-        made = assemble(directory, experiment, network, runtime.bind, [*observers, watched])
+        with naming_version(directory):
+            made = assemble(directory, experiment, network, runtime.bind, [*observers, watched])
         compute = how_it_coordinates(device_type)
         settings = replace(
             made.settings,

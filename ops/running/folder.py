@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,43 @@ def reopen(
     except ConfigurationError as error:
         if not unchanged:
             raise
+        began = version_of(directory)
+        which = f"version {began}" if began not in ("", metadata.version("fedemu")) else "another version"
         raise ConfigurationError(
-            f"another version of fedemu began the run in {directory}, and this one cannot read its settings; go on "
+            f"{which} of fedemu began the run in {directory}, and this one cannot read its settings; go on "
             f"with that version: {error}"
         ) from None
     return check_resume(frozen, overrides, environment)
+
+
+def version_of(directory: Path) -> str:
+    """The version of fedemu that began a run. Empty before its first checkpoint, and if no file of the run tells."""
+    newest = newest_record(directory / "checkpoint")
+    ways = [] if newest is None else newest["record"].get("compute", {}).get("coordinator", [])
+    if ways:
+        return str(ways[0].get("fedemu", ""))
+    summary = directory / "summary.json"
+    with suppress(ConfigurationError, OSError):  # a damaged one is named elsewhere
+        known = read_object(summary.read_bytes(), summary).get("versions", {})
+        return str(known.get("fedemu", "")) if isinstance(known, dict) else ""
+    return ""
+
+
+@contextmanager
+def naming_version(directory: Path) -> Iterator[None]:
+    """A ConfigurationError of the block names the version that began the run, if that is another one than this.
+
+    That version may have taken what this one refuses.
+    """
+    try:
+        yield
+    except ConfigurationError as error:
+        if (began := version_of(directory)) in ("", mine := metadata.version("fedemu")):
+            raise
+        raise ConfigurationError(
+            f"{error}; version {began} of fedemu began the run in {directory}, and this is version {mine}: if that "
+            "one took it, go on with it"
+        ) from error
 
 
 def require_own_states(directory: Path, experiment: Experiment, runtime: Runtime) -> None:

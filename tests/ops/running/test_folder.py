@@ -6,8 +6,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -24,13 +25,14 @@ from fedemu.ops.running.folder import (
     claim,
     give_back,
     keep_grown,
+    naming_version,
     reopen,
     require_own_states,
     take_back_growth,
 )
 from fedemu.ops.running.timing import timing
 from fedemu.ops.running.together import run_together
-from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError
 
 EXPERIMENT = Experiment(name="tiny", rounds=3)
 
@@ -194,12 +196,14 @@ def test_a_run_cannot_become_another_one() -> None:
     assert read_frozen(directory) == EXPERIMENT
 
 
-def played(directory: Path) -> Path:
+def played(directory: Path, version: str = "") -> Path:
     """A run with a checkpoint, as its coordinator leaves it."""
-    frozen = frozen_files(directory)
+    record: dict[str, Any] = {"frozen": frozen_files(directory)}
+    if version:
+        record["compute"] = {"coordinator": [{"host": "a", "fedemu": version}, {"host": "a", "fedemu": "3"}]}
     checkpoint = directory / "checkpoint"
     checkpoint.mkdir()
-    write_record(checkpoint, 2, {"format": 2, "record": {"frozen": frozen}})
+    write_record(checkpoint, 2, {"format": 2, "record": record})
     return directory / "config.toml"
 
 
@@ -233,16 +237,48 @@ def test_an_experiment_that_was_cut_is_not_gone_on_with(share: float) -> None:
         reopen(directory, [], {})
 
 
-def test_settings_of_another_version_name_that_version_and_no_mistyped_setting() -> None:
+@pytest.mark.parametrize(
+    ("version", "named"),
+    [("", "another version"), (metadata.version("fedemu"), "another version"), ("0.0.3", "version 0.0.3")],
+)
+def test_settings_of_another_version_name_that_version_and_no_mistyped_setting(version: str, named: str) -> None:
     directory = claim(EXPERIMENT, None)
     config = directory / "config.toml"
     config.write_text(config.read_text().replace("lr = 0.1", 'lr = 0.1\ncolour = "red"'))
     with pytest.raises(ConfigurationError, match=r"^local\.colour is no setting"):
         reopen(directory, [], {})
-    played(directory)
-    said = r"^another version of fedemu began the run in runs/tiny-1, .* with that version: local\.colour is no setting"
+    played(directory, version)
+    said = rf"^{named} of fedemu began the run in runs/tiny-1, .* with that version: local\.colour is no setting"
     with pytest.raises(ConfigurationError, match=said):
         reopen(directory, [], {})
+
+
+def test_what_is_refused_when_a_run_of_another_version_is_put_together_names_that_version() -> None:
+    directory = claim(EXPERIMENT, None)
+
+    def refusal() -> str:
+        with pytest.raises(ConfigurationError) as caught, naming_version(directory):
+            raise DataError("mu = 1e+39 does not fit")
+        return str(caught.value)
+
+    assert refusal() == "mu = 1e+39 does not fit"
+    (directory / "summary.json").write_text('{"versions": {"fedemu": "0.0.2"}}')
+    assert refusal().startswith(
+        "mu = 1e+39 does not fit; version 0.0.2 of fedemu began the run in runs/tiny-1, and this"
+    )
+    played(directory, "0.0.3")
+    assert refusal() == (
+        "mu = 1e+39 does not fit; version 0.0.3 of fedemu began the run in runs/tiny-1, and this is version "
+        f"{metadata.version('fedemu')}: if that one took it, go on with it"
+    )
+
+
+@pytest.mark.parametrize("summary", ["{", "[]", '{"versions": 3}', "{}"])
+def test_a_summary_that_tells_no_version_changes_nothing_of_a_refusal(summary: str) -> None:
+    directory = claim(EXPERIMENT, None)
+    (directory / "summary.json").write_text(summary)
+    with pytest.raises(ConfigurationError, match=r"^wrong$"), naming_version(directory):
+        raise ConfigurationError("wrong")
 
 
 def test_an_experiment_that_is_gone_is_written_back() -> None:
