@@ -104,7 +104,7 @@ def diurnal(
             return math.inf
         while True:
             time += generator.exponential(spell / ceiling)
-            if generator.random() * ceiling < chance(time):
+            if time == math.inf or generator.random() * ceiling < chance(time):
                 return time
 
     # The state at time 0 was decided at the last point before it.

@@ -42,7 +42,7 @@ class Uniform:
 
     def draw(self, random: Generator) -> float:
         """One value."""
-        return float(random.uniform(self.low, self.high))
+        return random.uniform(self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Normal:
     def draw(self, random: Generator) -> float:
         """One value."""
         while True:
-            value = float(random.normal(self.mean, self.std))
+            value = random.normal(self.mean, self.std)
             if self.low <= value <= self.high:
                 return value
 
@@ -77,7 +77,7 @@ class Lognormal:
 
     def draw(self, random: Generator) -> float:
         """One value."""
-        with np.errstate(over="ignore", under="ignore"):
+        with np.errstate(over="ignore"):
             value = float(self.median * np.exp(self.sigma * random.standard_normal()))
         return min(max(value, SMALLEST), LARGEST)
 

@@ -218,6 +218,8 @@ def test_spells_beyond_the_largest_number_end_the_intervals(seed: int) -> None:
     random = generator(seed, purpose="test")
     assert len(list(exponential(random, 1e308, 1e308))) < 100
     assert len(list(weibull(random, 1.0, 1e308, 1e308))) < 100
+    assert list(diurnal(random, 5e-324, 0.0, 2.0, 2.0, 60.0)) == []
+    assert list(diurnal(random, 1e-300, 1e-300, 2.0, 2.0, 1e100)) == []
 
 
 def test_spells_have_the_mean_length_that_was_asked_for() -> None:

@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from statistics import fmean
+from dataclasses import replace
 
 import pytest
 
 from fedemu.device.behaviour.faults import FaultPlan, FaultRates, plan
 from fedemu.device.behaviour.profile import Fixed, Uniform
 from fedemu.protocol.ids import AskId
+from fedemu.protocol.seeds import generator
 
 
 def test_without_rates_nothing_is_planned() -> None:
     assert plan(FaultRates(), 1, 2, AskId(3, 0, 0)) == FaultPlan()
 
 
-def test_a_plan_is_a_function_of_seed_device_and_ask() -> None:
-    rates = FaultRates(crash=0.5, corrupt=0.5, downtime=Uniform(1.0, 9.0))
-    plans = {
-        (seed, device, ask): plan(rates, seed, device, ask)
-        for seed in (1, 2)
-        for device in (1, 2)
-        for ask in (AskId(1, 0, 0), AskId(1, 1, 0), AskId(1, 0, 1), AskId(2, 0, 0))
-    }
-    assert all(plan(rates, *key) == found for key, found in plans.items())
-    struck = [found for found in plans.values() if found.drop]
-    assert len({found.fraction for found in struck}) == len({found.downtime for found in struck}) == len(struck) > 2
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("device", [1, 2])
+@pytest.mark.parametrize("ask", [AskId(1, 0, 0), AskId(1, 1, 0), AskId(1, 0, 1), AskId(2, 0, 0)])
+def test_five_draws_of_seed_device_and_ask_are_the_plan(seed: int, device: int, ask: AskId) -> None:
+    purpose = f"faults/{ask.attempt}/{ask.ordinal}"
+    draws = generator(seed, round=ask.round, device=device, purpose=purpose).random(5)
+    dropping = FaultRates(silence=1.0, corrupt=1.0, downtime=Uniform(1.0, 9.0))
+    corruption = ("nan", "shape", "truncate")[int(3 * draws[3])]
+    assert plan(dropping, seed, device, ask) == FaultPlan("silence", draws[1], 1 + 8 * draws[4], "corrupt", corruption)
+    assert plan(replace(dropping, silence=0.0), seed, device, ask) == FaultPlan(reply="corrupt", corruption=corruption)
 
 
-def test_faults_happen_at_their_rates() -> None:
-    rates = FaultRates(0.2, 0.1, 0.05, corrupt=0.1, duplicate=0.2, decline=0.05, downtime=Uniform(0.0, 60.0))
-    plans = [plan(rates, 1, device, AskId(1, 0, 0)) for device in range(6000)]
-    drops = Counter(found.drop for found in plans)
-    replies = Counter(found.reply for found in plans)
-    assert drops["crash"] / 6000 == pytest.approx(0.2, abs=0.02)
-    assert drops["leave"] / 6000 == pytest.approx(0.1, abs=0.02)
-    assert drops["silence"] / 6000 == pytest.approx(0.05, abs=0.01)
-    assert fmean(found.downtime for found in plans if found.drop) == pytest.approx(30.0, abs=2.0)
-    assert replies["corrupt"] / 6000 == pytest.approx(0.1, abs=0.02)
-    assert replies["duplicate"] / 6000 == pytest.approx(0.2, abs=0.02)
-    assert replies["decline"] / 6000 == pytest.approx(0.05, abs=0.01)
-    corruptions = Counter(found.corruption for found in plans if found.reply == "corrupt")
-    assert set(corruptions) == {"nan", "shape", "truncate"}
-    assert all(found.corruption is None for found in plans if found.reply != "corrupt")
+def test_a_fault_has_a_stretch_of_its_draw_that_is_as_long_as_its_rate() -> None:
+    rates = FaultRates(crash=0.25, leave=0.125, silence=0.5, corrupt=0.125, duplicate=0.25, decline=0.5)
+    drops = (*["crash"] * 2, "leave", *["silence"] * 4, None)
+    replies = ("corrupt", *["duplicate"] * 2, *["decline"] * 4, "normal")
+    for device in range(100):
+        draws = generator(1, round=1, device=device, purpose="faults/0/0").random(3)
+        found = plan(rates, 1, device, AskId(1, 0, 0))
+        assert (found.drop, found.reply) == (drops[int(8 * draws[0])], replies[int(8 * draws[2])])
+        assert (found.corruption is None) == (found.reply != "corrupt")
 
 
 def test_a_rate_of_one_always_causes_its_fault_and_no_other() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fedemu.device.behaviour.profile import (
-    SLOWEST,
     Fixed,
     Lognormal,
     Normal,
@@ -55,6 +54,7 @@ def test_a_quantity_keeps_its_draw_when_another_one_changes() -> None:
 
 def test_the_distributions_have_the_moments_that_they_name() -> None:
     random = generator(5, purpose="test")
+    assert {type(kind(2.0, 6.0).draw(random)) for kind in (Uniform, Lognormal, Normal)} == {float}
     uniform = [Uniform(2.0, 6.0).draw(random) for _ in range(4000)]
     assert np.mean(uniform) == pytest.approx(4.0, abs=0.1)
     assert min(uniform) >= 2.0
@@ -83,6 +83,7 @@ def test_a_truncated_normal_stays_within_its_bounds() -> None:
     values = [Normal(1.0, 5.0, low=0.5, high=2.0).draw(random) for _ in range(500)]
     assert min(values) >= 0.5
     assert max(values) <= 2.0
+    assert [Normal(2.0, 0.0, *bounds).draw(random) for bounds in ((2.0, 3.0), (1.0, 2.0))] == [2.0, 2.0]
 
 
 def test_rows_are_drawn_in_proportion_to_their_weights() -> None:
@@ -119,8 +120,10 @@ def test_speeds_with_a_spread_change_by_round_and_never_fall_below_a_tenth(sprea
     drawn = zip(*(profile.speeds(1, 2, round) for round in range(2000)), strict=True)
     for speeds, mean, spread in zip(drawn, (8000.0, 1000.0), spreads, strict=True):
         assert len(set(speeds)) == 2000
-        assert min(speeds) >= SLOWEST * mean
-        if spread == 10.0:
+        assert min(speeds) >= 0.1 * mean
+        if spread == mean:
+            assert min(speeds) < 0.12 * mean
+        else:
             assert np.mean(speeds) == pytest.approx(mean, abs=1.0)
             assert np.std(speeds) == pytest.approx(10.0, rel=0.06)
 
@@ -131,5 +134,7 @@ def test_speeds_are_a_function_of_seed_device_and_round_and_each_has_its_own_spr
     assert [both.speeds(*place) for place in places] == [both.speeds(*place) for place in places]
     assert len({both.speeds(*place)[0] for place in places}) == 4
     down, up = both.speeds(1, 2, 3)
+    random = generator(1, round=3, device=2, purpose="network")
+    assert [down, up] == pytest.approx([mean + 10.0 * random.standard_normal() for mean in (8000.0, 1000.0)])
     assert replace(both, up_spread=0.0).speeds(1, 2, 3) == (down, 1000.0)
     assert replace(both, down_spread=0.0).speeds(1, 2, 3) == (8000.0, up)
