@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from fedemu.algorithms.interface import Batch, Model, Outputs, Tree
 from fedemu.algorithms.methods.fedavg import FedAvg, fedavg
 from fedemu.algorithms.methods.fedntd import fedntd, preservation
 from fedemu.algorithms.models.feed_forward import cnn, mlp
-from fedemu.algorithms.models.growing import growing
+from fedemu.algorithms.models.growing import SEEN, growing
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.losses import not_true_distillation
@@ -61,24 +62,30 @@ def test_the_teacher_is_the_sent_model_in_evaluation_mode_on_the_same_batch() ->
 
 
 def test_classes_that_have_not_come_take_no_part_however_sure_a_model_is_of_the_true_class() -> None:
-    """Their logits lie 50 below the highest one. Here that is 10 above the other class that has come."""
+    """Their logits lie 50 below the highest one. Here that is 10 above the other classes that have come."""
     model = growing(mlp((2,), 4, ()), ClassTasks.of(4, 2, [0, 1, 2, 3]), (2,))
     weight = torch.zeros(4, 2)
     weight[0, 0] = 60.0
     sent = {**model.init(0), "fc1.weight": weight, "fc1.bias": torch.zeros(4)}
     batch = Batch(torch.tensor([[1.0, 0.5]]), torch.tensor([0]), torch.ones(1))
 
-    def value(trained: Tensor) -> Tensor:
-        variables = {**sent, "fc1.weight": trained}
+    def value(trained: Tensor, seen: list[int]) -> Tensor:
+        begun = {**sent, SEEN: torch.tensor(seen).float()}
+        variables = {**begun, "fc1.weight": trained}
         facts: Any = None
-        at = Pass(variables, model.apply(variables, batch.x, True)[0], batch, {"model": sent}, {}, facts)
+        at = Pass(variables, model.apply(variables, batch.x, True)[0], batch, {"model": begun}, {}, facts)
         return preservation(1.0, 3.0)(model, at)
 
-    # There are two classes, so without the true one nothing is left to compare.
-    student = (weight + torch.tensor([[0.0, 0.0], [3.0, 1.0], [0.0, 0.0], [0.0, 0.0]])).requires_grad_()
-    assert value(student).item() == 0
-    (gradient,) = torch.autograd.grad(value(student), student)
+    # The student's logits of the classes are 60, 0, 3.5 and 9.
+    student = (weight + torch.tensor([[0.0, 0.0], [0.0, 0.0], [3.0, 1.0], [0.0, 18.0]])).requires_grad_()
+    # If two classes have come, without the true one nothing is left to compare.
+    assert value(student, [1, 0, 1, 0]).item() == 0
+    (gradient,) = torch.autograd.grad(value(student, [1, 0, 1, 0]), student)
     assert torch.equal(gradient, torch.zeros(4, 2))
+    # If three have come, the teacher says 1/2 and 1/2 of the others.
+    sure = 1 / (1 + math.exp(-3.5 / 3))
+    expected = 9 * (math.log(1 / 2) - math.log(sure * (1 - sure)) / 2)
+    assert value(student, [1, 1, 1, 0]).item() == pytest.approx(expected)
 
 
 def test_without_distillation_fedntd_is_fedavg_to_the_bit(little_fleet: Callable[..., Any]) -> None:

@@ -10,8 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outputs, Tree
-from fedemu.algorithms.training.local_sgd import SGD, LocalSGD, Training, shuffled_epochs, shuffled_steps
+from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outputs, Plan, Tree
+from fedemu.algorithms.training.local_sgd import (
+    SGD,
+    LocalSGD,
+    Training,
+    first_batches,
+    shuffled_epochs,
+    shuffled_steps,
+)
 from fedemu.algorithms.training.objective import Loss
 
 
@@ -120,6 +127,7 @@ def test_the_payload_is_local_minus_global_with_buffers() -> None:
     outcome = program.finish(carry, shared, {}, facts(0.0))
     assert {name: float(leaf) for name, leaf in outcome.payload["delta"].items()} == {"w": 0.0, "b": 0.0, "seen": 3.0}
     assert program.payload(shared)["delta"].keys() == outcome.payload["delta"].keys()
+    assert program.local_model(shared, outcome.payload) == carry.variables
 
 
 def test_buffers_have_neither_gradient_nor_momentum() -> None:
@@ -127,18 +135,24 @@ def test_buffers_have_neither_gradient_nor_momentum() -> None:
     assert carry.momentum.keys() == {"w", "b"}
 
 
-def test_a_direction_replaces_the_gradients() -> None:
+def test_a_direction_replaces_the_gradients_by_what_it_makes_of_what_the_device_knows() -> None:
     def corrected(gradients: Tree, shared: Forest, own: Tree, facts: Facts) -> Tree:
-        return {name: leaf - 1.0 for name, leaf in gradients.items()}
+        return {name: leaf - shared["control"][name] + facts.lr * own[name] for name, leaf in gradients.items()}
 
-    carry, _ = train(local(Line(), direction=corrected), [batch([2.0, 2.0], [1, 1], [1.0, 1.0])], lr=0.5)
-    assert float(carry.variables["w"]) == 1.0 - 0.5 * (3.0 - 1.0)
+    program = local(Line(), direction=corrected)
+    own = {"w": torch.tensor(8.0), "b": torch.tensor(2.0)}
+    shared = {"model": program.model.init(0), "control": {"w": torch.tensor(1.0), "b": torch.tensor(0.5)}}
+    begun = program.begin(shared, own, facts(0.25))
+    carry, _ = program.step(begun, batch([2.0, 2.0], [1, 1], [1.0, 1.0]), shared, own, facts(0.25), {})
+    assert float(carry.variables["w"]) == 1.0 - 0.25 * (3.0 - 1.0 + 0.25 * 8.0)
+    assert float(carry.variables["b"]) == 0.5 - 0.25 * (1.5 - 0.5 + 0.25 * 2.0)
 
 
 def test_the_learning_rate_decays_after_each_round() -> None:
     program = local(Line(), lr_decay=0.5)
     assert [program.learning_rate(round, 0) for round in (1, 2, 3)] == [0.5, 0.25, 0.125]
     assert program.learning_rate(3, 1) == 0.125
+    assert local(Line()).learning_rate(3, 0) == 0.5
 
 
 def test_the_learning_rate_may_begin_anew_with_each_task() -> None:
@@ -148,25 +162,28 @@ def test_the_learning_rate_may_begin_anew_with_each_task() -> None:
     assert program.learning_rate(7, 2) == 0.125
 
 
-def test_an_epoch_sees_every_sample_once_and_pads_its_last_batch() -> None:
-    positions = shuffled_epochs(epochs=3, batch_size=4)(10, np.random.default_rng(0))
-    assert positions.shape == (9, 4)
-    for epoch in positions.reshape(3, 12):
-        assert sorted(epoch[:10].tolist()) == list(range(10))
-        assert epoch[10:].tolist() == [-1, -1]
-    assert positions[:3].tolist() != positions[3:6].tolist()
+@pytest.mark.parametrize("examples", [5, 8, 10])
+def test_each_epoch_is_an_order_of_its_own_and_its_last_batch_is_padded(examples: int) -> None:
+    plan = shuffled_epochs(epochs=3, batch_size=4)(examples, np.random.default_rng(0))
+    orders = np.random.default_rng(0).permuted(np.tile(np.arange(examples), (3, 1)), axis=1)
+    padded = [[*order, *[-1] * (-examples % 4)] for order in orders.tolist()]
+    assert plan.tolist() == np.reshape(padded, (-1, 4)).tolist()
+    assert len({*map(tuple, padded)}) == 3
 
 
 def test_steps_are_the_first_batches_of_as_many_epochs_as_are_needed() -> None:
-    def plan(steps: int, examples: int) -> list[list[int]]:
-        return shuffled_steps(steps, 4)(examples, np.random.default_rng(0)).tolist()
+    def plan(made: Plan, examples: int) -> list[list[int]]:
+        return made(examples, np.random.default_rng(0)).tolist()
 
-    whole = shuffled_epochs(epochs=3, batch_size=4)(10, np.random.default_rng(0)).tolist()
-    assert plan(9, 10) == whole
-    assert plan(7, 10) == whole[:7]
-    assert plan(2, 10) == whole[:2]
-    assert plan(5, 3) == [[0, 1, 2, -1]] * 5
-    assert plan(5, 0) == []
+    whole = plan(shuffled_epochs(epochs=3, batch_size=4), 10)
+    assert plan(shuffled_steps(9, 4), 10) == whole
+    assert plan(shuffled_steps(7, 4), 10) == whole[:7]
+    assert plan(shuffled_steps(2, 4), 10) == whole[:2]
+    assert plan(shuffled_steps(5, 4), 3) == [[0, 1, 2, -1]] * 5
+    assert plan(shuffled_steps(5, 4), 0) == []
+    # The first batches are those of one epoch at most.
+    assert plan(first_batches(2, 4), 10) == whole[:2]
+    assert plan(first_batches(9, 4), 10) == whole[:3]
 
 
 def test_local_steps_take_the_place_of_epochs() -> None:
