@@ -17,6 +17,11 @@ from numpy.random import Generator
 Interval = tuple[float, float]
 DAY_HOURS = 24.0
 HOUR_SECONDS = 3600.0
+LATEST = 1e15
+"""The time in seconds from which on spells of random length last for ever: 30 million years.
+
+There a float64 tells tenths of a second apart. Much later, spells would be lost in rounding, and all others be joined.
+"""
 MOST_INTERVALS = 1_000_000
 """The number of intervals that a timetable holds at most, and that it reads at most for one question."""
 KEPT_INTERVALS = 256
@@ -67,14 +72,20 @@ def _alternate(
 ) -> Iterator[Interval]:
     def spells() -> Iterator[Interval]:
         now, state, left = 0.0, online, first
-        while now < math.inf:
+        while now < LATEST:
+            end = _cut(now + left)
             if state:
-                yield (now, now + left)
-            now += left
+                yield (now, end)
+            now = end
             state = not state
             left = draw_online() if state else draw_offline()
 
     return joined(spells())
+
+
+def _cut(end: float) -> float:
+    """The end of a spell; infinity from ``LATEST`` on."""
+    return end if end < LATEST else math.inf
 
 
 def diurnal(
@@ -103,7 +114,7 @@ def diurnal(
         if ceiling <= 0.0:
             return math.inf
         while True:
-            time += generator.exponential(spell / ceiling)
+            time = _cut(time + generator.exponential(spell / ceiling))
             if time == math.inf or generator.random() * ceiling < chance(time):
                 return time
 

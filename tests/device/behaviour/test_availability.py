@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from fedemu.device.behaviour import availability
 from fedemu.device.behaviour.availability import (
     KEPT_INTERVALS,
+    LATEST,
     MOST_INTERVALS,
     Interval,
     Timetable,
@@ -163,6 +165,7 @@ def test_a_timetable_for_all_time_is_refused_if_it_would_never_end() -> None:
 
 def test_a_trace_without_a_period_is_played_once() -> None:
     assert take(recorded((1.0, 2.0, 4.0, 5.0), None), 9) == [(1.0, 2.0), (4.0, 5.0)]
+    assert take(recorded((1.0, 2.0, 2.0, 5.0), None), 9) == [(1.0, 5.0)]
 
 
 def test_a_device_that_is_on_line_at_the_end_stays_for_ever_or_until_the_period_ends() -> None:
@@ -182,6 +185,7 @@ def test_a_shift_moves_a_trace_later_and_brings_its_end_to_the_front() -> None:
 def test_a_trace_that_fills_its_period_is_always_on_and_an_empty_one_never() -> None:
     assert take(recorded((0.0, 5.0), 5.0), 9) == [(0.0, math.inf)]
     assert take(recorded((0.0,), 5.0), 9) == [(0.0, math.inf)]
+    assert take(recorded((0.0, 2.0, 2.0, 5.0), 5.0), 9) == [(0.0, math.inf)]
     assert take(recorded((), 5.0), 9) == []
     timetable = Timetable(lambda: recorded((), 5.0))
     assert timetable.until(100.0) == ()
@@ -213,13 +217,24 @@ def test_the_weibull_spells_that_cover_the_start_are_longer_than_others() -> Non
     assert left.mean() == pytest.approx(60.0 * math.gamma(2.0) / (2 * math.gamma(1.5)), rel=0.05)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_spells_beyond_the_largest_number_end_the_intervals(seed: int) -> None:
-    random = generator(seed, purpose="test")
-    assert len(list(exponential(random, 1e308, 1e308))) < 100
-    assert len(list(weibull(random, 1.0, 1e308, 1e308))) < 100
+@pytest.mark.parametrize("longest", [1e20, 1e100, 1e308])
+@pytest.mark.parametrize("source", [exponential, lambda random, on, off: weibull(random, 1.0, on, off)])
+def test_spells_beside_which_others_are_lost_in_rounding_have_no_end(source: Any, longest: float) -> None:
+    never, ever = [], [(0.0, math.inf)]
+    for seed in range(4):
+        assert take(source(generator(seed, purpose="test"), longest, 60.0), 2) == ever
+        assert take(source(generator(seed, purpose="test"), 60.0, longest), 2) == never
+        assert take(source(generator(seed, purpose="test"), longest, longest), 2) in (never, ever)
+
+
+def test_a_daily_rhythm_with_spells_of_a_million_years_ends_some_day() -> None:
+    random = generator(1, purpose="test")
     assert list(diurnal(random, 5e-324, 0.0, 2.0, 2.0, 60.0)) == []
-    assert list(diurnal(random, 1e-300, 1e-300, 2.0, 2.0, 1e100)) == []
+    assert list(diurnal(random, 0.5, 0.5, 2.0, 2.0, 1e100)) in ([], [(0.0, math.inf)])
+    *intervals, last = (until for _, until in diurnal(random, 0.9, 0.1, 2.0, 2.0, 1e12))
+    assert len(intervals) > 50
+    assert max(intervals) < LATEST
+    assert last == math.inf
 
 
 def test_spells_have_the_mean_length_that_was_asked_for() -> None:

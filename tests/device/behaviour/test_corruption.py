@@ -37,7 +37,7 @@ def test_nan_is_nan_in_half_precision_too() -> None:
 
 def test_a_wrong_shape_still_agrees_with_its_frame() -> None:
     result, frames = corrupt(RESULT, FRAMES, "shape")
-    assert [spec.shape for spec in result.tensors] == [(2,), (2, 2), (3,)]
+    assert result == replace(RESULT, tensors=(replace(SPECS[0], shape=(2,)), *SPECS[1:]))
     assert frames == [FRAMES[0] + bytes(8), *FRAMES[1:]]
 
 
