@@ -45,8 +45,9 @@ def gradient_compensation(logits: Tensor, labels: Tensor, old: Tensor, weight: T
     """A weight for each sample, ``[B]``: its gradient measure over the mean of its group's.
 
     The measure is ``1 - sigmoid`` of the logit of the sample's class, the size of the loss's gradient by this logit.
-    Samples of the classes ``old [C]`` are one group, all others the other. Both have the mean weight 1, however well
-    they have been learnt. It passes no gradient. ``logits [B, C]``, ``labels [B]``; ``weight [B]`` is 0 for padding.
+    Samples of the classes ``old [C]`` (bool) are one group, all others the other. Both have the mean weight 1, however
+    well they have been learnt. It passes no gradient. ``logits [B, C]``, ``labels [B]``; ``weight [B]`` is 0 for
+    padding.
     """
     chosen = one_hot(logits, labels)
     measure = 1 - (logits.detach().sigmoid() * chosen).sum(-1)
@@ -79,7 +80,7 @@ class CompensatedLoss:
             value = sigmoid_cross_entropy(logits, targets, seen, batch.weight)
             return Loss(value, buffers, {"loss": value.detach()}, outputs)
         old = old_classes(self.classifier, shared[PREVIOUS], facts)
-        weight = gradient_compensation(logits, batch.y, old.to(logits.dtype), batch.weight)
+        weight = gradient_compensation(logits, batch.y, old, batch.weight)
         surprise = sigmoid_cross_entropy(logits, targets, seen, batch.weight, weight)
         value = self.compensation * surprise
         if self.distillation:

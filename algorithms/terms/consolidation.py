@@ -85,6 +85,6 @@ def weighted_distance(variables: Tree, reference: Tree, importance: Tree) -> Ten
 
     Leaves of half precision are multiplied as float32. In float16 a large F would be infinite, and its pull no number.
     """
-    here, there = widened(variables), widened(reference)
-    parts = [(leaf * (here[name] - there[name]).square()).sum() for name, leaf in importance.items()]
+    here = widened(variables)
+    parts = [(leaf * (here[name] - reference[name]).square()).sum() for name, leaf in importance.items()]
     return torch.stack(parts).sum()

@@ -179,7 +179,8 @@ class LittleFleet:
         trees = {i: payload[reducer.key or key] for i, payload in self.payloads.items()}
         if reducer.kind == "collect":
             return [_Loaded(DeviceId(i), tree) for i, tree in trees.items()]
-        weights = {i: self.results[i].examples if reducer.kind == "weighted_mean" else 1 for i in trees}
+        weighted = reducer.kind == "weighted_mean" and any(self.results[i].examples for i in trees)
+        weights = {i: self.results[i].examples if weighted else 1 for i in trees}
         divisor = 1 if reducer.kind == "total" else sum(weights.values())
         first = next(iter(trees.values()))
         return {

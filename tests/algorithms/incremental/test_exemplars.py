@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
@@ -107,7 +108,7 @@ def test_gradient_compensation_gives_old_and_new_classes_the_same_mean_weight() 
     # The sigmoids of 0, log 3, log 9 and log 4 are 0.5, 0.75, 0.9 and 0.8, so the measures are 0.5, 0.25, 0.1 and 0.2.
     values = [0.0, np.log(3.0), np.log(9.0), np.log(4.0)]
     logits = torch.diag(torch.tensor(values, dtype=torch.float64))
-    labels, old = torch.arange(4), torch.tensor([1.0, 0, 1, 0])
+    labels, old = torch.arange(4), torch.tensor([True, False, True, False])
     found = gradient_compensation(logits, labels, old, torch.ones(4))
     torch.testing.assert_close(found, torch.tensor([0.5 / 0.3, 0.25 / 0.225, 0.1 / 0.3, 0.2 / 0.225]).double())
     alone = gradient_compensation(logits, labels, old, torch.tensor([1.0, 0, 0, 1]))
@@ -145,6 +146,9 @@ def test_glfc_weighs_its_two_losses(louder: Callable[[Any], Any]) -> None:
     expected = weights[0] * compensated + weights[1] * decisions(logits, relations).mean()
     torch.testing.assert_close(loss.value, expected)
     torch.testing.assert_close(loss.metrics["loss"], compensated)
+    begun = CompensatedLoss(loud, *weights, first=True)(MODEL.init(0), BATCH, {}, {}, FACTS)
+    torch.testing.assert_close(begun.value, decisions(2 * logits_of(MODEL.init(0))[:, OLD], labels[:, OLD]).mean())
+    assert begun.metrics["loss"] == begun.value
 
     def value(trained: Any) -> Tensor:
         whole = {**trained, SEEN: VARIABLES[SEEN]}
@@ -240,6 +244,22 @@ def test_glfc_teaches_with_the_best_model_of_the_last_task(played: Callable[...,
     assert all(torch.equal(leaf, teacher[name]) for name, leaf in found[best][1].items())
 
 
+def test_the_best_of_a_tasks_models_is_the_earliest_with_the_highest_mean_accuracy() -> None:
+    algorithm = glfc(INGREDIENTS)
+    state = algorithm.init(MODEL.init(0), None)  # type: ignore[arg-type]
+    assert algorithm.remarks(state) == {}
+    best = []
+    for round, right in enumerate((1.0, 3.0, 2.0, 3.0)):
+        state = replace(state, variables={"round": torch.tensor(round)})
+        sums = {"right": torch.tensor([right, 0, 2.0, 0]), "counts": torch.tensor([4.0, 0, 2, 0])}
+        state = replace(state, kept=algorithm.surveyed(state, sums))
+        best.append((int(state.kept["best"]["round"]), json.dumps(algorithm.remarks(state)["best_old_model"])))
+    assert best == [(0, "0.625"), (1, "0.875"), (1, "0.875"), (1, "0.875")]
+    with pytest.raises(StopIteration) as end:
+        next(algorithm.remember(state, None))  # type: ignore[arg-type]
+    assert end.value.value == {"previous": {"round": torch.tensor(1)}}, "the next task begins without a best model"
+
+
 def added(sent: Any) -> dict[str, Tensor]:
     trees = [payload["sums"] for payload in sent.values()]
     return {name: torch.stack([tree[name] for tree in trees]).sum(0) * SUM_UNIT for name in trees[0]}
@@ -248,6 +268,7 @@ def added(sent: Any) -> dict[str, Tensor]:
 def test_mean_accuracy_counts_all_classes_alike() -> None:
     sums = {"right": torch.tensor([9.0, 0, 1, 0]), "counts": torch.tensor([10.0, 0, 2, 5])}
     torch.testing.assert_close(mean_accuracy(sums), torch.tensor([(0.9 + 0.5 + 0) / 3]))
+    assert mean_accuracy({"right": torch.zeros(4), "counts": torch.zeros(4)}).tolist() == [0]
 
 
 @pytest.mark.parametrize("builder", [icarl, glfc])

@@ -114,8 +114,10 @@ def test_a_device_without_samples_is_no_teacher(little_fleet: Callable[..., Any]
     fleet.play([0, 1])
     alone = predict(MODEL, add(start, fleet.payloads[0]["delta"]), public.train.x)
     torch.testing.assert_close(fleet.carries[0]["lessons/probabilities"], alone.softmax(-1))
+    before = fleet.model
     fleet.play([1])
     assert fleet.jobs == ["distillation"]  # there was nobody to learn from in the second round
+    assert model_digest(fleet.model) == model_digest(before)
 
 
 def test_the_average_learns_to_agree_with_the_ensemble(little_fleet: Callable[..., Any], public: PublicData) -> None:
