@@ -17,6 +17,7 @@ from torch.nn import functional
 from fedemu.algorithms.incremental.exemplars import old_classes, sigmoid_cross_entropy
 from fedemu.algorithms.incremental.glfc import CompensatedLoss, glfc, gradient_compensation, mean_accuracy
 from fedemu.algorithms.incremental.icarl import RepresentationLoss, icarl
+from fedemu.algorithms.incremental.remembering import TaskSGD
 from fedemu.algorithms.incremental.task_by_task import TaskByTask
 from fedemu.algorithms.interface import Batch, Facts
 from fedemu.algorithms.methods.fedavg import fedavg
@@ -86,7 +87,12 @@ def test_icarl_learns_labels_of_new_classes_and_the_previous_answers_for_old_one
     targets[:, OLD] = logits_of(PREVIOUS)[:, OLD].sigmoid()
     # The model in training is louder, the previous one is in evaluation mode.
     torch.testing.assert_close(loss.value, decisions(2 * logits_of(VARIABLES), targets).mean())
-    first = RepresentationLoss(MODEL, distilling=False)(MODEL.init(0), BATCH, {}, {}, FACTS)
+    assert loss.metrics["loss"] == loss.value
+    begins, distils = (RepresentationLoss(MODEL, distilling) for distilling in (False, True))
+    programs = icarl(INGREDIENTS).programs.items()
+    losses = {name: program.loss for name, program in programs if isinstance(program, TaskSGD)}
+    assert losses == {"train": begins, "rehearse": distils}
+    first = begins(MODEL.init(0), BATCH, {}, {}, FACTS)
     labels = functional.one_hot(BATCH.y[:4], 4).float()[:, OLD]
     torch.testing.assert_close(first.value, decisions(logits_of(MODEL.init(0))[:, OLD], labels).mean())
 
@@ -210,6 +216,9 @@ def test_a_class_that_nobody_online_holds_keeps_its_last_mean_also_in_the_next_t
     algorithm = icarl(INGREDIENTS)
     script_state = algorithm.init(MODEL.init(0), None)  # type: ignore[arg-type]
     assert algorithm.variables(script_state) == script_state.variables, "its own classifier answers without means"
+    with pytest.raises(StopIteration) as end:
+        next(algorithm.remember(script_state, None))  # type: ignore[arg-type]
+    assert end.value.value == {"previous": script_state.variables}
     sums = {"features": torch.eye(4, 6).double(), "counts": torch.tensor([2.0, 0, 1, 0]).double()}
     state = replace(script_state, kept=algorithm.surveyed(script_state, sums))
     later = {"features": 3 * torch.ones(4, 6).double(), "counts": torch.tensor([0.0, 4, 1, 0]).double()}

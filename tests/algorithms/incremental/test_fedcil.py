@@ -45,6 +45,7 @@ from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.algorithms.training.wsm import reweighted_softmax
+from fedemu.algorithms.trees import model_digest, only
 from fedemu.device.compute.executors.checked import Checked
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
@@ -210,6 +211,8 @@ def test_the_generator_is_told_the_class_and_a_linear_layer_of_the_features_tell
     program: Any = fedcil(INGREDIENTS, **SHORT).programs["train"]
     gan = program.gan
     variables, z, y = gan.init(3), randn(3, 5), torch.tensor([2, 0, 2])
+    assert variables["gan.source.weight"].shape == (1, 6)
+    assert not torch.equal(variables["gan.source.weight"], gan.init(4)["gan.source.weight"])
     told = torch.cat([z, functional.one_hot(y, 4)], 1)
     made = gan.generator.images(generator_of(variables), told)
     assert torch.equal(gan.images(generator_of(variables), z, y, False)[0], made)
@@ -231,6 +234,8 @@ def test_running_statistics_are_those_of_the_discriminators_pass_over_real_and_m
     _, expected = model.apply(without_gan(start), torch.cat([batch.x, made]), True)
     for name, leaf in expected.items():
         torch.testing.assert_close(carry.training.variables[name], leaf)
+    _, buffers = gan.apply(start, torch.cat([batch.x, made]), True)
+    assert model_digest(buffers) == model_digest({**only(start, gan.buffers), **expected})
 
 
 def test_a_generator_is_asked_for_what_it_was_trained_on() -> None:

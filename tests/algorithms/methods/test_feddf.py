@@ -146,7 +146,7 @@ def test_rounds_follow_each_other(little_fleet: Callable[..., Any], public: Publ
 
 def test_batches_are_rounded_up_to_whole_evaluations(public: PublicData) -> None:
     context = Context(round=1, task=0, seed=1, classes=4, public=public)
-    method = build_algorithm("feddf", {"server_batches": 250}, ingredients())
+    method = build_algorithm("feddf", {"server_batches": 250, "patience": 110}, ingredients())
     script = method.round(method.init(MODEL.init(0), context), context)
     next(script)
     told = DeviceReply(DeviceId(0), examples=20, steps=4, metrics={}, label_counts=None)
@@ -154,6 +154,7 @@ def test_batches_are_rounded_up_to_whole_evaluations(public: PublicData) -> None
     assert isinstance(job, ServerJob)
     assert job.steps == 3
     assert isinstance(method, FedDF)
+    assert method._server.patience == 2
     rate = method._server.rate
     assert [rate(batch) for batch in (0, 100, 200, 300)] == pytest.approx([1e-3, 7.5e-4, 2.5e-4, 0.0])
 
