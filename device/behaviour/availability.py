@@ -18,7 +18,7 @@ Interval = tuple[float, float]
 DAY_HOURS = 24.0
 HOUR_SECONDS = 3600.0
 LATEST = 1e15
-"""The time in seconds from which on spells of random length last for ever: 30 million years.
+"""The time in seconds from which on spells of random length last for ever, and no trace is repeated: 30 million years.
 
 There a float64 tells tenths of a second apart. Much later, spells would be lost in rounding, and all others be joined.
 """
@@ -152,6 +152,8 @@ def _turns(one_turn: Sequence[Interval], period: float, shift: float) -> Iterato
     for turn in itertools.count(-1):
         # This is a product, because a sum over the turns would add up rounding errors.
         begin = turn * period + shift
+        if begin >= LATEST:
+            return
         yield from ((max(0.0, start + begin), end + begin) for start, end in one_turn if end + begin > 0.0)
 
 

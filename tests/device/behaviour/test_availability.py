@@ -227,6 +227,11 @@ def test_spells_beside_which_others_are_lost_in_rounding_have_no_end(source: Any
         assert take(source(generator(seed, purpose="test"), longest, longest), 2) in (never, ever)
 
 
+def test_repetitions_in_which_an_interval_or_a_gap_is_lost_in_rounding_have_an_end() -> None:
+    assert take(recorded((0.0, 1e-4), 1e13), 2) == [(0.0, 1e-4)]
+    assert take(recorded((0.0, 1e13 - 1e-2), 1e13), 99)[-1][1] == LATEST
+
+
 def test_a_daily_rhythm_with_spells_of_a_million_years_ends_some_day() -> None:
     random = generator(1, purpose="test")
     assert list(diurnal(random, 5e-324, 0.0, 2.0, 2.0, 60.0)) == []
