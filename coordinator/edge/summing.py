@@ -88,9 +88,9 @@ class Summing:
         self._twice.clear()
         if (gather.leaves, gather.most_bytes) == self._passing:
             return
-        self._gathering = Gathering(gather, self._folder)
-        for station in self.stations:
-            self._send(station, gather)
+        if gather.most_bytes:
+            self._gathering = Gathering(gather, self._folder)
+        self._send_below(gather)
 
     def keep(self, device: int, result: Result, frames: Sequence[memoryview]) -> edge.Held | None:
         """Keep the result of a device, and return what is said of it further up. None if the result has to pass."""
@@ -173,9 +173,14 @@ class Summing:
         gather = gathering.gather
         log.warning("a sum has %d bytes, and %d are read; results like these pass from now on", size, gather.most_bytes)
         self._passing = gather.leaves, gather.most_bytes
+        self._send_below(replace(gather, most_bytes=0))
         self._say(_nothing(gather), ())
         gathering.close()
         self._gathering = None
+
+    def _send_below(self, gather: edge.Gather) -> None:
+        for station in self.stations:
+            self._send(station, gather)
 
     def _stop(self) -> None:
         """Give up the sum that is computed. The thread ends the part that it is at."""

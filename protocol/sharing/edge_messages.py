@@ -93,7 +93,7 @@ class Stationed(Message):
 class Gather(Message):
     """Keep results of this ask that have these tensors. ``reducers`` are triples: key, kind, the payload's key.
 
-    A sum of more than ``most_bytes`` would not be read. It is not sent, and the results pass.
+    A sum of more than ``most_bytes`` would not be read. It is not sent, and the results pass. With 0 they pass at once.
     """
 
     ask: AskText

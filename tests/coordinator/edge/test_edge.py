@@ -429,6 +429,27 @@ async def test_an_edge_gives_places_to_others_when_it_has_one_itself_and_only_to
     assert [envelope.message.reason for envelope in refused.got] == [edge.NO_EDGE]
 
 
+async def test_edges_below_let_results_pass_once_the_sum_with_theirs_has_too_many_bytes(
+    root: Any, join: Any, settle: Any, start_edge: Any
+) -> None:
+    await start_edge("edge", "lower")
+    near, far = await join(0), await join(1, "lower")
+    root.hub.send(root.station, replace(GATHER, most_bytes=16))
+    await settle()
+    near.reply([64.0, 0.0], 1)
+    far.reply([2.0**-80, 0.0], 1)
+    await settle()
+    assert [held.ask for held in root.heard_of(edge.Held)] == ["1.0.0", "1.0.0"]
+    root.hub.send(root.station, edge.Sum(ask="1.0.0", epoch=7, devices=(0, 1)))
+    _, partial, _ = await root.hears(edge.Partial)
+    assert partial.devices == ()
+    await settle()
+    near.reply([64.0, 0.0], 1)
+    far.reply([2.0**-80, 0.0], 1)
+    await settle()
+    assert len(root.heard_of(wire.Result)) == 2, "an edge that keeps nothing could not add up what is kept below it"
+
+
 @pytest.mark.parametrize(("place", "examples"), [("edge", 2), ("edge", 5), ("beside", 5)])
 async def test_a_device_that_replies_at_two_edges_spoils_no_sum_of_its_neighbours(
     root: Any, join: Any, settle: Any, start_edge: Any, place: str, examples: int
