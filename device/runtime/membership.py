@@ -19,6 +19,8 @@ A coordinator that is only slow must not be flooded with the Hellos of thousands
 """
 SOON_SECONDS = 0.25
 """A device whose Hello was refused, or may be lost, says it again so soon. The wait doubles each time."""
+_MOST_DOUBLINGS = 64
+"""A wait that was doubled more often would not fit into a float, once a device has called for half a day."""
 GOLDEN_RATIO = 0.6180339887
 """The multiples of this number, without their whole parts, lie evenly between 0 and 1, however many there are."""
 
@@ -111,7 +113,8 @@ class Membership:
         if refused.reason == "unknown_peer" and self.mode == "member":
             return self._hello(now)
         if refused.reason in ("lease_unknown", "unknown_peer") and self.mode == "joining":
-            self._again = now + min(SOON_SECONDS * (1 << (self._hellos - 1)), MOST_PATIENCE * self.expiry)
+            doubled = SOON_SECONDS * (1 << min(self._hellos - 1, _MOST_DOUBLINGS))
+            self._again = now + min(doubled, MOST_PATIENCE * self.expiry)
         return []
 
     def stay_away(self, seconds: float, now: float) -> None:

@@ -651,18 +651,6 @@ def test_every_message_counts_as_a_heartbeat(new: Callable[..., Device]) -> None
     assert device.now == 3.0
 
 
-def test_an_unanswered_hello_is_repeated_on_a_fresh_connection_with_a_higher_incarnation(
-    new: Callable[..., Device],
-) -> None:
-    device = new()
-    device.start()
-    times = []
-    for incarnation in range(6, 10):
-        assert device.wait_until_due() == [Connect(), Send(Hello(device=7, incarnation=incarnation, lease="lease"))]
-        times.append(device.now)
-    assert times == [10.0, 30.0, 70.0, 110.0]
-
-
 def test_a_coordinator_that_started_again_hears_hello_on_the_same_connection_once(new: Callable[..., Device]) -> None:
     device = new()
     device.join()
