@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedemu.coordinator.asks.ask import Action, Give, Tell, Terms
 from fedemu.coordinator.asks.wall import WallAsk
 from fedemu.protocol.ids import AskId, DeviceId
-from fedemu.protocol.messages import Accepted, Cancel, Late
+from fedemu.protocol.messages import Accepted, Cancel, Invalid, Late
 
 ASK = AskId(3, 0, 0)
 ONE, TWO, THREE = DeviceId(0), DeviceId(1), DeviceId(2)
@@ -30,6 +30,8 @@ def test_the_first_to_arrive_are_accepted_and_the_others_cancelled() -> None:
     assert machine.result(ONE, 70.0) == [Tell(ONE, Accepted(ask=str(ASK))), Tell(TWO, Cancel(ask=str(ASK)))]
     assert machine.verdicts == {0: "accepted", 1: "cancelled", 2: "accepted"}
     assert (machine.end, machine.accepted) == (1020.0, (0, 2))
+    assert machine.tick(80.0) == machine.left(ONE, 80.0) == []
+    assert machine.end == 1020.0
     machine.check()
 
 
@@ -73,6 +75,7 @@ def test_a_device_is_late_whatever_happens_to_it_after_the_deadline(
 def test_a_device_that_disconnects_has_dropped_out_and_its_return_changes_nothing() -> None:
     machine = opened(2, 1)
     machine.left(ONE, 60.0)
+    assert machine.causes == {}, "nobody knows why"
     assert machine.joined(ONE, 61.0) == []
     assert not machine.expects(ONE)
     machine.result(TWO, 62.0)
@@ -81,10 +84,12 @@ def test_a_device_that_disconnects_has_dropped_out_and_its_return_changes_nothin
 
 def test_an_ask_ends_early_when_nobody_is_left() -> None:
     machine = opened(3, 3)
-    machine.left(ONE, 60.0)
-    machine.failed(TWO, 61.0)
-    machine.rejected(THREE, "norm", "", 62.0)
+    assert machine.left(ONE, 60.0, "crash") == []
+    assert machine.failed(TWO, 61.0) == []
+    invalid = Invalid(ask=str(ASK), reason="norm", detail="its norm is 9")
+    assert machine.rejected(THREE, "norm", "its norm is 9", 62.0) == [Tell(THREE, invalid)]
     assert machine.verdicts == {0: "dropped", 1: "failed", 2: "rejected"}
+    assert machine.causes == {0: "crash"}
     assert machine.end == 1012.0
     machine.check()
 

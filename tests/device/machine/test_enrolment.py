@@ -9,7 +9,7 @@ import pytest
 from fedemu.device.machine.enrolment import Enrolment
 from fedemu.device.runtime.actions import Connect
 from fedemu.protocol.errors import MalformedMessage, RefusedError, UnreachableError, VersionMismatch
-from fedemu.protocol.messages import BlobRef, Enroll, Granted, Heartbeat, Refused
+from fedemu.protocol.messages import BlobRef, Compute, Enroll, Granted, Heartbeat, Refused
 
 
 def a_grant(lease: str = "L", run: str = "run") -> Granted:
@@ -41,10 +41,19 @@ def test_it_asks_again_on_the_same_connection_until_somebody_answers() -> None:
     machine = an_enrolment()
     assert machine.start(0.0) == [Connect(), ENROLL]
     assert machine.due == 2.0
+    assert machine.tick(1.9) == []
     assert machine.tick(2.0) == [ENROLL]
     assert machine.accept(a_grant(), 3.0)
     assert machine.due == 5.0
+    assert machine.tick(4.9) == []
     assert machine.tick(5.0) == [Heartbeat()]
+    assert machine.due == 7.0
+
+
+def test_it_says_how_it_computes() -> None:
+    compute = Compute(fedemu="1", torch="2", numpy="3", device="cpu")
+    machine = Enrolment("here", 3, "host", compute=compute, leases=(), connect_seconds=60.0, lost_seconds=120.0)
+    assert machine.start(0.0) == [Connect(), Enroll(count=3, lease=None, host="host", compute=compute)]
 
 
 def test_a_second_grant_is_no_news() -> None:
@@ -73,10 +82,12 @@ def test_a_second_refusal_of_the_same_lease_does_not_pass_over_the_next_one() ->
     machine = an_enrolment("old", "older")
     machine.start(0.0)
     machine.tick(2.0)
-    assert machine.refuse(refused("lease_unknown"), 3.0) == [Enroll(count=3, lease="older", host="host")]
-    assert machine.refuse(refused("lease_unknown"), 3.0) == []
-    assert machine.refuse(refused("lease_unknown"), 3.0) == [ENROLL]
-    assert machine.refuse(refused("lease_unknown"), 3.0) == []
+    machine.tick(4.0)
+    assert machine.refuse(refused("lease_unknown"), 5.0) == [Enroll(count=3, lease="older", host="host")]
+    assert machine.refuse(refused("lease_unknown"), 5.0) == []
+    assert machine.refuse(refused("lease_unknown"), 5.0) == []
+    assert machine.refuse(refused("lease_unknown"), 5.0) == [ENROLL]
+    assert machine.refuse(refused("lease_unknown"), 5.0) == []
 
 
 def test_answers_that_a_closed_connection_owed_are_not_waited_for() -> None:
@@ -111,11 +122,25 @@ def test_with_all_devices_taken_the_machine_waits_idly_for_the_end() -> None:
     machine.start(0.0)
     assert machine.refuse(refused("fleet_full"), 1.0) == []
     assert machine.idle
+    assert machine.due == 10.0
+    assert machine.tick(9.0) == []
     assert machine.tick(10.0) == [ENROLL]
+    assert machine.due == 20.0
     machine.heard(100.0)
     machine.tick(100.0)
     machine.accept(a_grant(), 110.0)
     assert not machine.idle
+
+
+def test_a_machine_that_waits_idly_gives_up_a_coordinator_that_does_not_answer() -> None:
+    machine = an_enrolment()
+    machine.start(0.0)
+    machine.heard(1.0)
+    machine.refuse(refused("fleet_full"), 1.0)
+    let_pass(machine, 121.0)
+    assert machine.due == 121.0
+    with pytest.raises(UnreachableError, match="has been away for 120 s"):
+        machine.tick(121.0)
 
 
 def test_a_machine_that_waits_idly_takes_a_former_lease_that_has_become_free() -> None:
@@ -173,8 +198,11 @@ def test_a_coordinator_that_started_again_is_shown_the_lease_once() -> None:
     assert machine.refuse(refused("unknown_peer"), 1001.0) == [Enroll(count=3, lease="L", host="host")]
     assert machine.refuse(refused("unknown_peer"), 1001.0) == []
     assert machine.due == 1003.0, "the connection is old, and not silent"
+    assert machine.seeking
+    assert machine.tick(1002.9) == []
     machine.accept(a_grant(), 1001.5)
     assert machine.due == 1003.5
+    assert not machine.seeking
 
 
 def test_a_silent_coordinator_is_sought_on_fresh_connections_until_it_is_given_up() -> None:
@@ -188,14 +216,18 @@ def test_a_silent_coordinator_is_sought_on_fresh_connections_until_it_is_given_u
         if machine.tick(now) == fresh:
             times.append(now)
     assert times == [10.0 * step for step in range(1, 12)]
+    assert machine.seconds_left(130.0) == 0.0
     with pytest.raises(UnreachableError, match="has been away for 120 s"):
         machine.tick(120.0)
 
 
 def test_the_time_for_which_the_machine_itself_stood_still_does_not_count() -> None:
     machine = an_enrolment()
-    machine.start(0.0)
-    assert machine.tick(1000.0) == [ENROLL], "998 s after it was due"
+    machine.start(100.0)
+    assert not machine.seeking, "it had no place yet"
+    assert machine.tick(1000.0) == [ENROLL], "898 s after it was due"
+    let_pass(machine, 1058.0)
+    assert machine.due == 1058.0, "60 s after its start, and 898 s more"
     machine.accept(a_grant(), 1001.0)
     machine.heard(1001.0)
     assert machine.tick(5001.0) == [Heartbeat()], "3998 s after it was due"
@@ -242,6 +274,7 @@ def test_a_machine_that_is_not_let_in_tries_on_new_connections_and_says_why_in_t
     machine = an_enrolment()
     machine.start(0.0)
     machine.bar("its key is not approved", final=True)
+    machine.bar("its key is not approved", final=False)
     assert machine.tick(1.0) == []
     assert machine.tick(2.0) == [Connect(), ENROLL]
     assert machine.tick(4.0) == [ENROLL], "the new connection may come about"
@@ -260,6 +293,17 @@ def test_a_machine_that_waits_for_a_place_tries_on_a_new_connection_if_it_is_not
     machine.bar("its key could not be checked", final=True)
     assert machine.tick(10.0) == [Connect(), ENROLL]
     assert machine.tick(20.0) == [ENROLL], "the new connection may come about"
+
+
+def test_a_machine_that_is_not_let_in_again_says_why_in_the_end() -> None:
+    machine = an_enrolment()
+    machine.start(0.0)
+    machine.accept(a_grant(), 0.0)
+    let_pass(machine, 20.0)
+    machine.bar("its key was withdrawn", final=False)
+    let_pass(machine, 120.0)
+    with pytest.raises(RefusedError, match=r"^No way in within 120 s: its key was withdrawn\.$"):
+        machine.tick(120.0)
 
 
 def test_a_machine_that_was_let_in_at_last_forgets_why_it_was_not() -> None:

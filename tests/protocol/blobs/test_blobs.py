@@ -244,6 +244,29 @@ class TestStore:
         with pytest.raises(BlobError, match="can't be read"):
             store.read(digest, 0, 5)
 
+    def test_a_blob_that_cannot_be_mapped_is_an_error_and_keeps_no_file_open(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Any
+    ) -> None:
+        store = BlobStore(tmp_path)
+        digest = store.put(b"hello")
+
+        def full(descriptor: int, size: int) -> memoryview:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+        monkeypatch.setattr("fedemu.protocol.blobs.store.mapped", full)
+        before = opened()
+        with pytest.raises(BlobError, match="Cannot allocate memory"):
+            store.read(digest, 0, 5)
+        assert opened() == before
+
+    def test_a_blob_that_another_process_has_removed_is_made_anew(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path)
+        digest = store.put(b"hello")
+        BlobStore(tmp_path).evict(())
+        assert not store.has(digest)
+        assert store.put(b"hello") == digest
+        assert store.path(digest).read_bytes() == b"hello"
+
     def test_a_blob_that_was_cut_off_is_read_up_to_its_end(self, tmp_path: Path) -> None:
         store = BlobStore(tmp_path)
         digest = store.put(b"x" * 20_000)
@@ -251,6 +274,8 @@ class TestStore:
         store.path(digest).chmod(0o644)
         os.truncate(store.path(digest), 5)
         assert bytes(store.read(digest, 0, 20_000)) == b"xxxxx"
+        store.path(digest).write_bytes(b"x" * 20_000)  # another process has fetched it anew
+        assert len(store.read(digest, 0, 20_000)) == 20_000
 
     def test_an_empty_blob_has_an_empty_part(self, tmp_path: Path) -> None:
         store = BlobStore(tmp_path)
@@ -308,6 +333,10 @@ class TestDownloads:
         assert store.receive(DIGEST, 1500, SIZE, DATA[1500:3000])
         assert store.path(DIGEST).read_bytes() == DATA
         assert store.receive(DIGEST, 0, SIZE, DATA[:1000])
+        store.evict(())
+        assert not store.receive(DIGEST, 0, SIZE, DATA[:1000]), "it is fetched from its beginning"
+        assert store.receive(DIGEST, 1000, SIZE, DATA[1000:])
+        assert store.path(DIGEST).read_bytes() == DATA
 
     def test_corrupt_data_is_refused_and_can_be_fetched_anew(self, tmp_path: Path) -> None:
         store = BlobStore(tmp_path)
