@@ -168,7 +168,7 @@ def save_job(
     kept = canonical(carry, to="cpu")
     facts = {"step": step, "finished": finished, "names": list(carry), "sha256": _checksum(kept), "basis": basis}
     write_whole(path, serialize(dict(kept), metadata={"job": json.dumps(facts)}))
-    for other in older:
+    for _, other in older:
         if other != path:
             other.unlink(missing_ok=True)
 
@@ -181,14 +181,14 @@ def load_job(
     A damaged state is passed over, because the job comes to the same end from any other. A state that has another
     ``basis`` is passed over too: an earlier life of the coordinator had other replies. None takes any basis.
     """
-    for path in reversed(_job_files(directory, round, attempt, ordinal)):
+    for step, path in reversed(_job_files(directory, round, attempt, ordinal)):
         with contextlib.suppress(OSError, ValueError, KeyError, safetensors.SafetensorError):
             content = path.read_bytes()
             tensors, facts = _tensors(content), json.loads(_metadata(content)["job"])
             carry = {name: tensors[name] for name in facts["names"]}
-            expected = {"sha256": _checksum(carry), "basis": facts.get("basis") if basis is None else basis}
+            expected = {"step": step, "sha256": _checksum(carry)} | ({} if basis is None else {"basis": basis})
             if all(facts.get(name, value) == value for name, value in expected.items()):  # old files lack some facts
-                return JobState(facts["step"], carry, facts["finished"])
+                return JobState(step, carry, facts["finished"])
     return None
 
 
@@ -209,13 +209,14 @@ def _checksum(tree: Tree) -> str:
     return digest_of(*parts)
 
 
-def _job_files(directory: Path, round: int, attempt: int, ordinal: int) -> list[Path]:
-    """The files of one server job, ascending by step."""
+def _job_files(directory: Path, round: int, attempt: int, ordinal: int) -> list[tuple[int, Path]]:
+    """The files of one server job with their steps, ascending."""
     # A glob of each round would leave its pattern in the caches of Python.
     matches = map(_JOB.fullmatch, os.listdir(directory) if is_folder(directory) else ())
     beginning = f"job-{round}.{attempt}.{ordinal}."
-    steps = {int(match[2]): directory / match[0] for match in matches if match and match[0].startswith(beginning)}
-    return [steps[step] for step in sorted(steps)]
+    return sorted(
+        (int(match[2]), directory / match[0]) for match in matches if match and match[0].startswith(beginning)
+    )
 
 
 def _tensors(content: bytes) -> dict[str, Tensor]:
