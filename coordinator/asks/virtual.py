@@ -44,11 +44,11 @@ class VirtualAsk(AskMachine):
         super().__init__(terms, connected)
         self._limit = terms.start + terms.deadline
         self._absent: dict[DeviceId, float] = {}
-        """Since when each device without a connection lacks it, or since the ask was opened."""
+        """Since when each device lacks a connection that it had."""
         self._unscheduled: dict[DeviceId, _Wait] = {}
         self._running: dict[DeviceId, _Wait] = {}
         self._kept: set[DeviceId] = set()
-        """Those of them whose results are at edges."""
+        """The devices whose results are at edges, or were until they had an outcome."""
         self._finish: dict[DeviceId, float] = {}
         self._drop: dict[DeviceId, Scheduled] = {}
         self._doomed: set[DeviceId] = set()
@@ -65,7 +65,6 @@ class VirtualAsk(AskMachine):
 
     def open(self, now: float) -> list[Action]:
         """Start the ask: the connected devices get their Work now, the others when they join."""
-        self._absent = dict.fromkeys(self._members - self._present, now)
         self._unscheduled = {device: self._wait(now) for device in self.terms.cohort}
         actions: list[Action] = [Give(device) for device in self.terms.cohort if device in self._present]
         return actions + self._advance(now)
@@ -91,14 +90,10 @@ class VirtualAsk(AskMachine):
 
     def result(self, device: DeviceId, now: float) -> list[Action]:
         del self._running[device]
-        if device in self._kept:
-            self._kept.remove(device)
-        else:
+        if device not in self._kept:
             self._came(now)
         self._settle(device, "accepted")
-        thanks: list[Action] = [Tell(device, self._thanks)]
-        # While others run, an acceptance changes nothing for them: it was expected when this device proceeded.
-        return thanks if self._running else thanks + self._advance(now)
+        return [Tell(device, self._thanks), *self._advance(now)]
 
     def kept(self, device: DeviceId, now: float) -> None:
         self._kept.add(device)
@@ -124,11 +119,9 @@ class VirtualAsk(AskMachine):
         outcome does not depend on when the failure was heard. If its turn never comes, it is ``late`` or ``cancelled``.
         """
         if self._unscheduled.pop(device, None) or self._running.pop(device, None):
-            self._kept.discard(device)
             self._settle(device, "failed")
             return self._advance(now)
-        if device in self._finish:
-            self._doomed.add(device)
+        self._doomed.add(device)
         return []
 
     def joined(self, device: DeviceId, now: float) -> list[Action]:
@@ -240,7 +233,7 @@ class VirtualAsk(AskMachine):
 
     def _advance(self, now: float) -> list[Action]:
         """Let the devices whose turn it is proceed, and close the ask when nothing can change it any more."""
-        if self._unscheduled or self.end is not None:
+        if self._unscheduled:
             return []
         actions: list[Action] = []
         if self._order is None:

@@ -227,6 +227,13 @@ def test_a_device_that_stays_away_beyond_give_up_fails_and_perturbs_the_run() ->
     assert (device, missed.lacked, round(missed.seconds, 3)) == (0, "had no connection", 60.1)
 
 
+def test_what_several_devices_that_are_given_up_at_once_change_is_told() -> None:
+    machine = opened([finish(10), finish(20), finish(30), finish(40)], 2, give_up=60.0)
+    for device in (0, 1):
+        machine.left(DeviceId(device), 0.0)
+    assert told(machine.tick(61.0)) == {2: "proceed", 3: "proceed"}
+
+
 def test_the_time_for_which_the_coordinator_stood_still_does_not_count() -> None:
     machine = opened([finish(10), finish(20)], 1, give_up=60.0)
     machine.left(DeviceId(0), 5.0)
@@ -342,6 +349,19 @@ def test_a_device_whose_result_an_edge_has_lost_is_asked_again_and_its_wait_begi
         0: ("sent no result", 60.5, "fleet.give_up"),
         1: ("had no connection", 60.5, "fleet.give_up"),
     }
+
+
+def test_nothing_is_awaited_of_a_device_whose_result_an_edge_keeps() -> None:
+    machine = opened([finish(10), finish(20)], 2, give_up=60.0)
+    machine.kept(DeviceId(0), 1.0)
+    machine.left(DeviceId(0), 2.0)
+    machine.underway(DeviceId(1), 10.0)
+    assert machine.awaited(10.0) is None
+    assert machine.joined(DeviceId(0), 20.0) == []
+    assert [action.device for action in machine.tick(43.0)] == [1, 1], "its work, and that it may proceed"
+    assert machine.result(DeviceId(0), 50.0) == [Tell(DeviceId(0), Accepted(ask=str(ASK)))]
+    machine.tick(70.5)
+    assert machine.given_up == {1: ("sent no result", 69.5, "fleet.give_up")}, "the result came at 1 s, not its sum"
 
 
 def test_a_result_that_an_edge_has_lost_is_not_asked_for_if_it_came_past_the_edge() -> None:
