@@ -214,6 +214,7 @@ def test_a_drop_is_told_with_its_time_and_its_cause_and_one_without_a_cause_is_o
     crash = Scheduled(ask=str(ASK), event="drop", at=1005.0, cause="crash")
     machine = opened([crash, Scheduled(ask=str(ASK), event="drop", at=1006.0), finish(10)], 1)
     assert machine.causes == {0: "crash", 1: "offline"}
+    assert machine.away == {0: 1005.0, 1: 1006.0}, "they say nothing of their return"
     assert machine.times() == {0: 1005.0, 1: 1006.0, 2: 1010.0}
 
 

@@ -16,7 +16,6 @@ from fedemu.algorithms.interface import Reducer
 from fedemu.coordinator.asks.branches import packed_of
 from fedemu.coordinator.edge.behind import Behind
 from fedemu.coordinator.edge.gathering import Gathering
-from fedemu.coordinator.edge.summing import Summing
 from fedemu.coordinator.sums.leaf import Leaf
 from fedemu.coordinator.sums.partial import Partial
 from fedemu.protocol import messages as wire
@@ -202,75 +201,6 @@ async def test_an_edge_that_cannot_keep_a_result_ends_with_a_sentence(
     device.reply([1.0, 2.0], 1)
     with pytest.raises(FedemuError, match=r"cannot keep a payload of 8 bytes in .*results"):
         await asyncio.wait_for(root.edge, 60)
-
-
-async def test_an_edge_below_is_not_asked_again_for_a_part_of_a_sum_that_is_on_its_way(tmp_path: Path) -> None:
-    asked: list[tuple[int, ...]] = []
-    sending: set[bytes] = set()
-    summing = Summing(
-        tmp_path,
-        lambda message, frames: None,
-        lambda station, message: asked.append(message.devices) if isinstance(message, edge.Sum) else None,
-        lambda error: None,
-        sending.__contains__,
-    )
-    summing.gather(GATHER)
-    summing.join(b"below")
-    summing.kept_by(b"below", 3)
-    wanted = edge.Sum(ask="1.0.0", epoch=7, devices=(3,))
-    for _ in range(2):
-        summing.begin(wanted)
-    assert asked == [(3,), (3,)]
-    sending.add(b"below")
-    summing.begin(wanted)
-    assert asked == [(3,), (3,)]
-    summing.close()
-
-
-def a_sum_with_one_below(folder: Path) -> tuple[Summing, asyncio.Queue[Any]]:
-    """The sums of an edge that has one edge below, and the queue of what it says."""
-    said: asyncio.Queue[Any] = asyncio.Queue()
-    summing = Summing(
-        folder,
-        lambda message, frames: said.put_nowait((message, frames)),
-        lambda station, message: None,
-        said.put_nowait,
-        lambda station: False,
-    )
-    summing.gather(GATHER)
-    summing.join(b"below")
-    return summing, said
-
-
-async def test_a_part_of_the_sum_of_another_ask_is_not_taken(tmp_path: Path) -> None:
-    summing, said = a_sum_with_one_below(tmp_path)
-    summing.kept_by(b"below", 3)
-    summing.begin(edge.Sum(ask="1.0.0", epoch=7, devices=(3,)))
-    below = Gathering(GATHER, tmp_path)
-    for ask, epoch, values in (("0.0.0", 7, [9.0, 9.0]), ("1.0.0", 6, [9.0, 9.0]), ("1.0.0", 7, [4.0, 5.0])):
-        total = below.sum([({"delta/w": np.array(values, np.float32)}, 2)])
-        message, frames = below.told(total, [3])
-        summing.merge(b"below", Envelope(replace(message, ask=ask, epoch=epoch), tuple(frames)))
-    async with asyncio.timeout(30):
-        partial, frames = await said.get()
-    assert (partial.devices, value(partial, frames)) == ((3,), [4.0, 5.0])
-    summing.close()
-
-
-async def test_an_edge_hears_of_a_sum_that_cannot_be_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(gathering: Gathering, kept: Any) -> Partial:
-        raise MemoryError
-
-    monkeypatch.setattr(Gathering, "sum", broken)
-    failed: asyncio.Queue[BaseException] = asyncio.Queue()
-    summing = Summing(
-        tmp_path, lambda message, frames: None, lambda station, message: None, failed.put_nowait, lambda station: False
-    )
-    summing.gather(GATHER)
-    summing.begin(edge.Sum(ask="1.0.0", epoch=7, devices=(3,)))
-    async with asyncio.timeout(30):
-        assert isinstance(await failed.get(), MemoryError)
-    summing.close()
 
 
 async def test_results_of_another_ask_pass(root: Any, join: Any, settle: Any) -> None:
@@ -470,19 +400,6 @@ async def test_a_device_that_replies_at_two_edges_spoils_no_sum_of_its_neighbour
     root.hub.send(root.station, edge.Sum(ask="1.0.0", epoch=7, devices=(0, 1)))
     _, partial, frames = await root.hears(edge.Partial, 2)
     assert (set(partial.devices), partial.examples, value(partial, frames)) == ({0, 1}, 3, [3.0, 4.0])
-
-
-async def test_the_reply_of_a_device_whose_edge_is_gone_counts_at_the_edge_above(tmp_path: Path) -> None:
-    summing, said = a_sum_with_one_below(tmp_path)
-    summing.kept_by(b"below", 1)
-    summing.leave(b"below")
-    specs, frames = pack({"delta/w": np.array([4.0, 5.0], np.float32)})
-    summing.keep(1, wire.Result(ask="1.0.0", examples=2, steps=1, metrics={}, epoch=7, tensors=specs), frames)
-    summing.begin(edge.Sum(ask="1.0.0", epoch=7, devices=(1,)))
-    async with asyncio.timeout(30):
-        partial, frames = await said.get()
-    assert (partial.devices, partial.examples, value(partial, frames)) == ((1,), 2, [4.0, 5.0])
-    summing.close()
 
 
 @pytest.mark.parametrize(("blob_bytes", "upload_bytes"), [(40 * 2**20, 1), (1, 40 * 2**20)])
