@@ -77,7 +77,7 @@ class Shortfall:
                 often = "for one reason" if count == total else f"{count} of them for this reason"
                 return f"{_of(total, asked)} failed, {often}: {reason}"
             case "rejected":
-                reason, count = self.rejections.most_common(1)[0] if self.rejections else ("unreadable", 0)
+                reason, count = self.rejections.most_common(1)[0]
                 return (
                     f"{_of(self.outcomes['rejected'], asked)} sent replies that were rejected, most often as "
                     f"{reason!r} ({count}); docs/protocol.md explains the reasons"

@@ -16,6 +16,7 @@ import torch
 
 from fedemu.coordinator.record import checkpoint, records
 from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.ids import digest_of
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,31 @@ def test_a_save_that_breaks_off_at_any_step_leaves_a_whole_checkpoint(tmp_path: 
         save(directory, loaded.round + 2)
         assert len(os.listdir(directory)) == 4
     assert broken >= 4
+
+
+def test_tensors_are_on_the_disk_before_the_record_that_names_them(tmp_path: Path, monkeypatch):
+    steps = []
+    replace = os.replace
+    monkeypatch.setattr("fedemu.protocol.host.files.wait_for_disk", lambda path: steps.append(f"wait {path.name}"))
+    monkeypatch.setattr(os, "replace", lambda old, new: (steps.append(f"rename {new.name}"), replace(old, new)))
+    save(tmp_path / "new", 1)
+    assert steps == [
+        f"wait {tmp_path.name}",
+        "wait state-1.0.safetensors.partial",
+        "rename state-1.0.safetensors",
+        "wait new",
+        "wait record-1.json.partial",
+        "rename record-1.json",
+        "wait new",
+    ]
+
+
+def test_a_run_goes_on_with_its_own_data_alone():
+    own, others = digest_of(b"own"), digest_of(b"others")
+    checkpoint.require_data(checkpoint.Loaded(1, None, {"data": own}, 1), own)
+    checkpoint.require_data(checkpoint.Loaded(1, None, {}, 1), own)  # of an earlier version
+    with pytest.raises(ConfigurationError, match=rf"\(digest {own[:8]}\w*\.\.\. then, {others[:8]}\w*\.\.\. now\)"):
+        checkpoint.require_data(checkpoint.Loaded(1, None, {"data": own}, 1), others)
 
 
 def save_for_ever(directory: Path, first: int, progress) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,6 +52,14 @@ FULL = "own.safetensors cannot be written: the disk is full"
             lost(3, outcomes={"accepted": 9}),
             "at most 3 devices were there to be asked; make [availability] last longer",
         ),
+        (lost(4, outcomes={"late": 4}), "at most 4 devices were there to be asked; make [availability] last longer"),
+        (lost(5, outcomes={"late": 5}), "all devices that were asked were late; lengthen fleet.deadline"),
+        (lost(1, outcomes={"failed": 1}, given_up=1), "all devices that were asked had no connection"),
+        (
+            lost(3, outcomes={"failed": 2, "late": 1}, failures={"x": 2}),
+            "2 of 3 devices that were asked (all tries) failed, for one reason: x",
+        ),
+        (lost(outcomes={"accepted": 13}), "ask more devices, lengthen fleet.deadline, or lower fleet.quorum"),
     ],
 )
 def test_the_advice_names_what_most_devices_were_lost_by(shortfall: Shortfall, advice: str) -> None:
@@ -64,8 +73,37 @@ def test_the_settings_to_change_are_told_with_their_values() -> None:
     assert "fleet.over_selection = 1.3" in lost(outcomes={"dropped": 13}).advice(SETTINGS)
 
 
+def test_an_accident_is_not_blamed_on_settings_of_the_experiment() -> None:
+    for accident in (
+        lost(0),
+        lost(outcomes={"failed": 13}, given_up=13),
+        lost(outcomes={"failed": 13}, failures={FULL: 13}),
+        lost(outcomes={"rejected": 13}, rejections={"shape": 13}),
+    ):
+        assert "in a new run" not in accident.advice(SETTINGS)
+
+
 def test_all_tries_of_a_round_count() -> None:
     shortfall = lost(outcomes={"late": 3, "dropped": 2})
     shortfall.add(lost(outcomes={"dropped": 4}, failures={"x": 1}))
     assert shortfall.advice(SETTINGS).startswith("6 of 9 devices that were asked (all tries) dropped out")
     assert shortfall.failures == {"x": 1}
+    total = Shortfall()
+    total.add(Shortfall(7, 9, Counter(late=9), 1, Counter(x=1), Counter(norm=2)))
+    total.add(Shortfall(6, 8, Counter(late=8), 3, Counter(x=1), Counter(norm=1)))
+    assert total == Shortfall(6, 9, Counter(late=17), 4, Counter(x=2), Counter(norm=3))
+
+
+def test_the_reason_that_is_told_of_a_round_is_that_of_most_devices_if_they_failed() -> None:
+    assert lost(outcomes={"failed": 4, "late": 3}, failures={"x": 1, FULL: 3}).failure == FULL
+    assert lost(outcomes={"failed": 1, "late": 3}, failures={"x": 1}).failure is None
+
+
+def test_the_shortfall_of_an_ask_is_read_from_its_end() -> None:
+    terms = SimpleNamespace(cohort=(1, 2, 3, 4))
+    machine = SimpleNamespace(
+        terms=terms, verdicts={1: "failed", 2: "failed", 3: "rejected", 4: "late"}, given_up={2: "missed"}
+    )
+    exchange: Any = SimpleNamespace(machine=machine, failures=Counter(x=1), rejections=Counter(norm=1))
+    outcomes = Counter(failed=2, rejected=1, late=1)
+    assert Shortfall.of(exchange, 3) == Shortfall(3, 4, outcomes, 1, Counter(x=1), Counter(norm=1))
