@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -103,11 +104,13 @@ class Play:
     def event(self, name: str, **facts: Any) -> None:
         self.events.append((name, facts))
 
-    def reply(self, device: int, now: float, value: float = 1.0) -> None:
+    def reply(self, device: int, now: float, value: float = 1.0) -> weakref.ref[Any]:
+        """Let a device reply. Returns a reference to the memory of its tensors."""
         specs = (TensorSpec(name="model/w", dtype="float32", shape=self.leaf.shape),)
         result = Result(ask=str(ASK), examples=3, steps=1, metrics={}, label_counts=None, tensors=specs)
-        frame = memoryview(np.full(self.leaf.shape, value, np.float32).tobytes())
-        self.exchange.receive(DeviceId(device), result, [frame], now)
+        values = np.full(self.leaf.shape, value, np.float32)
+        self.exchange.receive(DeviceId(device), result, [memoryview(values).cast("B")], now)
+        return weakref.ref(values)
 
     @property
     def verdicts(self) -> dict[int, str]:
@@ -321,8 +324,8 @@ async def test_a_reply_that_came_in_time_counts_though_its_check_ends_after_the_
 
 async def test_a_copy_of_a_reply_is_not_kept_and_not_checked_twice(tmp_path: Path, thread: Thread) -> None:
     play = Play(tmp_path, LARGE, thread, wanted=1)
-    for _ in range(3):
-        play.reply(0, 1.0)
+    replies = [play.reply(device, 1.0) for device in (0, 0, 0, 1, 1)]
+    assert [reply() is not None for reply in replies] == [True, False, False, True, False]
     thread.may.release()
     await settle(play)
     assert (play.verdicts[0], thread.asked) == ("accepted", 1)
@@ -406,6 +409,31 @@ async def test_a_device_whose_reply_an_edge_has_does_not_fail_any_more(tmp_path:
     for device in DEVICES[:2]:
         play.exchange.receive(device, Failed(ask=str(ASK), reason="training"), (), 2.0)
     assert play.verdicts == {1: "failed"}
+
+
+async def test_the_first_edge_that_has_a_reply_is_asked_for_its_sum_when_no_other_is_awaited(
+    tmp_path: Path, thread: Thread
+) -> None:
+    told: list[Any] = []
+    gather = edge.Gather(ask=str(ASK), epoch=7, leaves=(), reducers=(), max_norm=1.0)
+    branches = Branches[Any](gather, lambda station, message: told.append((station, message)), 2.0)
+    play = Play(tmp_path, SMALL, thread, edges=branches, kind=VirtualAsk)
+    held = edge.Held(ask=str(ASK), examples=3, steps=1, metrics={})
+    play.exchange.held(DEVICES[0], held, b"early", 0.5)  # nobody has said yet that it may proceed
+    for device in DEVICES:
+        play.exchange.receive(device, Scheduled(ask=str(ASK), event="finish", at=1.0 + device), (), 0.5)
+    for station in (b"edge", b"late"):
+        play.exchange.held(DEVICES[0], held, station, 1.0)
+    assert (told, play.roster.keepers) == ([], {b"edge"})
+    play.reply(1, 2.0)
+    assert told == [(b"edge", edge.Sum(ask=str(ASK), epoch=7, devices=(0,)))]
+    play.sent.clear()
+    play.exchange.station_left(b"late", 3.0)
+    assert play.sent == []
+    play.exchange.station_left(b"edge", 3.0)
+    assert play.sent == [(0, "work"), (0, "proceed")]
+    thread.may.release()
+    await play.folding.values([])
 
 
 async def test_the_sum_of_an_edge_is_asked_for_again_and_one_of_another_life_is_not_taken(

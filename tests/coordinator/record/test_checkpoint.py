@@ -252,9 +252,10 @@ def test_a_job_that_began_from_something_else_is_passed_over_and_replaced(tmp_pa
     checkpoint.save_job(tmp_path, 4, 0, 9, {"w": torch.tensor(9)}, basis="six replies")
     assert checkpoint.load_job(tmp_path, 4, 0, basis="six replies").step == 9
     assert checkpoint.load_job(tmp_path, 4, 0, basis="five replies") is None
-    checkpoint.save_job(tmp_path, 4, 0, 1, {"w": torch.tensor(1)}, basis="five replies")
-    assert checkpoint.load_job(tmp_path, 4, 0).carry["w"] == 1
-    assert len(os.listdir(tmp_path)) == 1
+    for step in (9, 1):
+        checkpoint.save_job(tmp_path, 4, 0, step, {"w": torch.tensor(step - 1)}, basis="five replies")
+        assert checkpoint.load_job(tmp_path, 4, 0, basis="five replies").carry["w"] == step - 1
+        assert os.listdir(tmp_path) == [f"job-4.0.0.{step}.safetensors"]
 
 
 def test_only_the_newest_carry_of_a_job_is_kept_and_the_newest_that_is_whole_is_loaded(tmp_path: Path):
