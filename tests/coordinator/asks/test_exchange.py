@@ -268,10 +268,29 @@ async def test_a_closed_ask_changes_the_roster_by_its_outcomes_and_leaves_no_pay
     columns.states[DEVICES[2]] = columns.states[DEVICES[3]] = before = AskId(0, 0, 0)
     play.exchange.commit()
     assert columns.states == {0: ASK, 3: before}
+    assert columns.away[DEVICES[1]] == 0.0, "nobody knows when it is back"
     assert [columns.download_bytes(device, play.exchange.parts.shared) for device in DEVICES] == [0, 100, 100, 0]
     play.exchange.discard()
     with pytest.raises(ValueError, match="the payload of device 0 was discarded"):
         play.exchange.contributions[0].payload.load()
+
+
+async def test_the_roster_knows_until_when_a_dropped_device_is_away_and_no_state_of_a_program_without_one(
+    tmp_path: Path, thread: Thread
+) -> None:
+    play = Play(tmp_path, SMALL, thread, kind=VirtualAsk)
+    drop = Scheduled(ask=str(ASK), event="drop", at=1.0, back=50.0, cause="offline")
+    play.exchange.receive(DEVICES[0], drop, (), 0.0)
+    for device in DEVICES[1:]:
+        play.exchange.receive(device, Scheduled(ask=str(ASK), event="finish", at=1.0 + device), (), 0.0)
+    for device in (1, 2):
+        play.reply(device, 1.0)
+    assert play.verdicts == {0: "dropped", 1: "accepted", 2: "accepted", 3: "cancelled"}
+    play.exchange.commit()
+    assert (play.roster.columns.away[DEVICES[0]], play.roster.columns.states) == (50.0, {})
+    for _ in range(2):
+        thread.may.release()
+    await play.folding.values([])
 
 
 async def test_nothing_is_added_to_the_sum_but_what_is_accepted(tmp_path: Path, thread: Thread) -> None:
@@ -353,6 +372,29 @@ async def test_devices_that_were_away_for_as_long_as_one_that_was_given_up_are_l
     play.exchange.machine.give_up(DEVICES[1], Missed("connection", 61.0, "give_up"), 61.0)
     play.exchange.commit()
     assert play.roster.columns.lost.tolist() == [False, True, False, True]
+
+
+async def test_devices_that_left_before_one_that_was_given_up_are_lost_with_it_and_with_a_silent_one_none(
+    tmp_path: Path, thread: Thread
+) -> None:
+    play = Play(tmp_path, SMALL, thread, kind=VirtualAsk)
+    for device, now in ((1, 20.0), (0, 30.0), (2, 40.0)):
+        del play.roster.connected[DEVICES[device]]
+        play.exchange.left(DEVICES[device], now)
+    play.exchange.stalled(100.0)
+    assert play.exchange.machine.awaited(150.0) == (3, 30.0, 50.0)
+    play.exchange.machine.give_up(DEVICES[0], Missed("came back again and again", 59.9, "20 lives"), 190.0)
+    play.exchange.commit()
+    assert play.roster.columns.lost.tolist() == [True, False, False, False]
+    play.exchange.machine.given_up[DEVICES[0]] = Missed("had no connection", 60.0, "give_up")
+    play.exchange.commit()
+    assert play.roster.columns.lost.tolist() == [True, True, False, False]
+    play = Play(tmp_path, SMALL, thread, kind=VirtualAsk, connected=DEVICES[:1])
+    play.roster.connected[DEVICES[2]] = b"2"
+    play.exchange.joined(DEVICES[2], 5.0)
+    play.exchange.machine.give_up(DEVICES[2], Missed("did not answer its work", 61.0, "give_up"), 66.0)
+    play.exchange.commit()
+    assert play.roster.columns.lost.tolist() == [False, False, True, False]
 
 
 async def test_edges_hear_of_an_ask_when_it_begins_or_when_they_come(tmp_path: Path, thread: Thread) -> None:

@@ -142,6 +142,8 @@ def test_a_save_that_breaks_off_at_any_step_leaves_a_whole_checkpoint(tmp_path: 
     class BrokenOff(BaseException):
         pass
 
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: sorted(listed(folder), reverse=True))  # tensors before records
     broken = 0
     for stop in range(100):
         directory = tmp_path / str(stop)
@@ -167,6 +169,8 @@ def test_a_save_that_breaks_off_at_any_step_leaves_a_whole_checkpoint(tmp_path: 
                 break
         loaded = checkpoint.load(directory, state_of(0))
         assert consistent(loaded)
+        for recorded in records.recorded_rounds(directory):
+            assert (directory / records.read_record(directory, recorded)["tensors"]).exists()
         save(directory, loaded.round + 1)
         save(directory, loaded.round + 2)
         assert len(os.listdir(directory)) == 4
@@ -258,7 +262,12 @@ def test_a_job_that_began_from_something_else_is_passed_over_and_replaced(tmp_pa
         assert os.listdir(tmp_path) == [f"job-4.0.0.{step}.safetensors"]
 
 
-def test_only_the_newest_carry_of_a_job_is_kept_and_the_newest_that_is_whole_is_loaded(tmp_path: Path):
+@pytest.mark.parametrize("backwards", [False, True])
+def test_only_the_newest_carry_of_a_job_is_kept_and_the_newest_that_is_whole_is_loaded(
+    tmp_path: Path, monkeypatch, backwards: bool
+):
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: sorted(listed(folder), reverse=backwards))
     folder, killed = tmp_path / "new" / "jobs", "job-4.0.0.9.safetensors"
     checkpoint.save_job(folder, 4, 0, 9, {"w": torch.tensor(9)})
     left = (folder / killed).read_bytes()

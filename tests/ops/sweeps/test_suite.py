@@ -114,8 +114,17 @@ def test_the_table_ranks_the_methods_of_each_stream_with_their_spread(tmp_path: 
     assert shown.startswith("| method | one: accuracy | one: forgetting | two: accuracy | two: forgetting |")
     assert "60.0 ± 14.1 %" in shown
     assert "| fedavg | 60.0 ± 14.1 % | 20.0 %     | 15.0 B | 4       | 2 of 2 |" in shown
-    assert "| a\\|b   | 80.0 %" in text({"one": [replace(standing["one"][0], method="a|b")]})
-    numbers = write_standing(tmp_path, standing).with_suffix(".csv").read_text().splitlines()
+    alone = text({"one": [replace(standing["one"][0], method="a|b")]}).splitlines()
+    assert alone[:5] == [
+        "one",
+        "",
+        "| method | accuracy | forgetting | bytes  | updates | runs   |",
+        "|--------|----------|------------|--------|---------|--------|",
+        "| a\\|b   | 80.0 %   | 10.0 %     | 15.0 B | 4       | 1 of 2 |",
+    ]
+    table = write_standing(tmp_path, standing)
+    assert (table, table.read_text()) == (tmp_path / "suite.md", shown + "\n")
+    numbers = table.with_suffix(".csv").read_text().splitlines()
     assert numbers[0].startswith("stream,method,runs,diverged,accuracy_mean,accuracy_sd,forgetting_mean")
     assert numbers[1].startswith("one,wsm,1,0,0.8,,0.1,")
 
@@ -145,6 +154,12 @@ def test_a_run_that_diverged_in_its_first_round_takes_no_part_in_bytes_and_updat
     assert "| 15.0 B (1 of 2) | 4 (1 of 2) | 2 of 2, 1 diverged |" in text(standing)
     assert overview(standing)["one: accuracy"] == ["50.0 % (1 of 2), 1 diverged", "–"]
     assert (standing["two"][0].bytes.mean, standing["two"][0].updates.mean) == (None, None)
+    place = tmp_path / "one/digits-small+wsm/seed-0"
+    written(place, 0.0, 0.2)
+    rows = [{"round": 1, "bytes_up": 5}, {"round": 2, "accepted": 3}]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wsm = lines(tmp_path, runs)["one"][1]
+    assert (wsm.method, wsm.bytes.values, wsm.updates.values) == ("wsm", (5,), (3,)), "what is not told counts as none"
 
 
 def test_points_of_a_grid_and_presets_with_the_same_method_have_lines_of_their_own(tmp_path: Path) -> None:
