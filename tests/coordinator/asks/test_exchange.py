@@ -29,7 +29,7 @@ from fedemu.coordinator.sums.leaf import Leaf
 from fedemu.coordinator.sums.partial import Partial
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.ids import AskId, DeviceId, digest_of
-from fedemu.protocol.messages import BlobRef, Failed, Result, Scheduled, TensorSpec, Work
+from fedemu.protocol.messages import BlobRef, Declined, Failed, Result, Scheduled, TensorSpec, Work
 from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.tensors import pack
 
@@ -130,8 +130,10 @@ async def settle(play: Play) -> None:
 async def test_a_small_reply_is_checked_at_once(tmp_path: Path, thread: Thread) -> None:
     play = Play(tmp_path, SMALL, thread)
     play.reply(0, 1.0)
-    play.reply(1, 2.0, float("nan"))
-    assert (play.verdicts, thread.asked) == ({0: "accepted", 1: "rejected"}, 0)
+    for device in (1, 2):
+        play.reply(device, 2.0, float("nan"))
+    assert (play.verdicts, thread.asked) == ({0: "accepted", 1: "rejected", 2: "rejected"}, 0)
+    assert (play.exchange.exploded, play.exchange.rejections) == (2, {"nonfinite": 2})
 
 
 async def test_a_reply_that_cannot_be_used_is_late_after_the_deadline(tmp_path: Path, thread: Thread) -> None:
@@ -210,6 +212,31 @@ async def test_a_device_that_comes_back_is_given_its_work_again(tmp_path: Path, 
     play = Play(tmp_path, SMALL, thread, kind=VirtualAsk)
     play.exchange.joined(DEVICES[1], 1.0)
     assert play.sent == [(1, "work")]
+
+
+async def test_a_device_whose_result_could_not_be_decoded_is_rejected_if_one_is_expected_of_it(
+    tmp_path: Path, thread: Thread
+) -> None:
+    play = Play(tmp_path, SMALL, thread, kind=VirtualAsk)
+    failed = Failed(ask=str(ASK), reason="malformed", detail="no tensors")
+    play.exchange.receive(DEVICES[0], failed, (), 1.0)
+    for device in DEVICES[1:]:
+        play.exchange.receive(device, Scheduled(ask=str(ASK), event="finish", at=1.0 + device), (), 1.0)
+    play.sent.clear()
+    for device in DEVICES[1:3]:
+        play.exchange.receive(device, failed, (), 2.0)
+    assert play.sent == [(1, "invalid"), (3, "proceed"), (2, "invalid")]
+    play.exchange.receive(
+        DEVICES[3], structs.replace(failed, reason="training", detail="device 3: no tensors"), (), 3.0
+    )
+    assert play.verdicts == {0: "failed", 1: "rejected", 2: "rejected", 3: "failed"}
+    assert (play.exchange.failures, play.exchange.rejections) == ({"no tensors": 2}, {"malformed": 2})
+
+
+async def test_a_device_that_declines_has_failed_and_is_no_accident(tmp_path: Path, thread: Thread) -> None:
+    play = Play(tmp_path, SMALL, thread)
+    play.exchange.receive(DEVICES[0], Declined(ask=str(ASK), reason="busy"), (), 1.0)
+    assert (play.verdicts, play.exchange.failures, play.events) == ({0: "failed"}, {}, [])
 
 
 async def test_the_bytes_of_a_reply_that_is_late_do_not_count(tmp_path: Path, thread: Thread) -> None:

@@ -14,14 +14,18 @@ def test_commas_in_brackets_braces_and_quotes_part_nothing() -> None:
             "model.hidden=[64],[64, 64]",
             'data.partition={ kind = "iid" },{ kind = "dirichlet", alpha = 0.1 }',
             r"""name="a,b",c,"d\",e","[",'f\','g',h""",
+            r'data.own=["[", "d\",e"],["f"]',
             "local.lr=0.01, 1e-3",
+            r"data.path=a\b,c",
         ]
     )
     assert grid == {
         "model.hidden": [[64], [64, 64]],
         "data.partition": [{"kind": "iid"}, {"kind": "dirichlet", "alpha": 0.1}],
         "name": ["a,b", "c", 'd",e', "[", "f\\", "g", "h"],
+        "data.own": [["[", 'd",e'], ["f"]],
         "local.lr": [0.01, 0.001],
+        "data.path": [r"a\b", "c"],
     }
 
 
@@ -49,6 +53,7 @@ def test_values_that_no_folder_can_be_called_by_get_a_mark_that_stays_the_same()
     assert named == "data.partition=kind-dirichlet-alpha-0.1-2729bb"
     assert name_of((("model.hidden", [[64], [64]]),)) == "model.hidden=64-64-a1a74a"
     assert "/" not in name_of((("algorithm.name", "a/b"),))
+    assert name_of((("name", ""), ("data.dataset", "a" * 40))) == f"name=12ae32,data.dataset={'a' * 40}"
     long, longer = (name_of((("name", "a" * length),)) for length in (300, 301))
     assert len(long) < 60
     assert long != longer

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fedemu.ops.cli.commands import app
 from fedemu.ops.experiment.sources import load_experiment
-from fedemu.ops.sweeps.plan import SHIPPED, Part, load_sweep, planned, runs_of
+from fedemu.ops.sweeps.plan import SHIPPED, Part, is_sweep, load_sweep, planned, runs_of, shipped_names
 from fedemu.protocol.errors import ConfigurationError
 
 TWO = """
@@ -44,6 +44,19 @@ def test_every_experiment_is_run_with_every_seed_the_first_seeds_first(tmp_path:
     assert [run.overrides for run in runs[3:]] == [("local.lr=0.5", "rounds=2"), ()]
 
 
+def test_a_source_is_a_sweep_if_it_has_parts_or_comes_with_fedemu(tmp_path: Path) -> None:
+    assert is_sweep(written(tmp_path, TWO))
+    assert not is_sweep(written(tmp_path, 'name = "an experiment"'))
+    assert shipped_names() == ["evidence", "papers"]
+    assert [is_sweep(source) for source in ("evidence", "digits", str(tmp_path))] == [True, False, False]
+
+
+def test_nobody_knows_how_long_a_run_takes_of_which_the_part_says_nothing(tmp_path: Path) -> None:
+    text = TWO.replace("rounds = 2", "seconds = 5\nslow = { digits = 9 }")
+    runs = planned(load_sweep(written(tmp_path, text)))
+    assert [run.seconds for run in runs] == [9, 5, 9, 5, 0]
+
+
 def test_settings_for_a_single_method_are_those_of_its_runs_alone(tmp_path: Path) -> None:
     text = (
         'parts = [{ name = "a", presets = ["digits"], methods = ["wsm", "ewc"], tuned = { ewc = ["local.lr=0.5"] } }]'
@@ -56,6 +69,10 @@ def test_settings_for_a_single_method_are_those_of_its_runs_alone(tmp_path: Path
     text = 'parts = [{ name = "a", experiments = ["digits", "churn"], tuned = { churn = ["local.lr=0.5"] } }]'
     runs = planned(load_sweep(written(tmp_path, text)))
     assert [run.overrides for run in runs] == [(), ("local.lr=0.5",)]
+
+
+def test_a_preset_without_methods_is_run_as_it_is() -> None:
+    assert [str(run.folder) for run in runs_of(Part(name="a", presets=["churn"]))] == ["a/churn/seed-1"]
 
 
 def test_a_pattern_chooses_among_the_folders(tmp_path: Path) -> None:
@@ -92,6 +109,9 @@ def test_a_pattern_chooses_among_the_folders(tmp_path: Path) -> None:
         ('[[parts]]\nname = "a"\nexperiments = ["digits"]\nepochs = 1', r"parts\[0\].epochs is no setting"),
         (TWO.replace("other", "one"), "two parts are named one"),
         (TWO.replace("[3, 4]", '"4-3"'), r"sweep\.toml: 4-3 is no list of seeds"),
+        (TWO.replace("[3, 4]", "[]"), r"parts\[0\].seeds = \[\] must be a list that is not empty"),
+        (TWO.replace("[3, 4]", "[3, -1]"), r"parts\[0\].seeds\[1\] = -1 must be"),
+        (TWO.replace("[3, 4]", "[4294967296]"), r"parts\[0\].seeds\[0\] = 4294967296 must be"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
@@ -106,9 +126,9 @@ def test_a_run_that_is_named_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_more_runs_than_a_sweep_can_have_are_refused() -> None:
-    grid = {"local.lr": [number / 1000 for number in range(1, 501)], "fleet.per_round": [*range(1, 202)]}
+    grid = {"local.lr": [number / 1000 for number in range(1, 501)], "fleet.per_round": [*range(1, 52)]}
     with pytest.raises(ConfigurationError, match=r"^the part many has more than 100,000 runs; name fewer$"):
-        runs_of(Part(name="many", experiments=["digits"], grid=grid))
+        runs_of(Part(name="many", experiments=["digits", "churn"], seeds=[1, 2], grid=grid))
 
 
 def test_no_run_has_the_place_of_what_a_sweep_writes(tmp_path: Path) -> None:

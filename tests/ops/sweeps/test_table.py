@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 
 from fedemu.ops.sweeps.plan import Part, runs_of
-from fedemu.ops.sweeps.table import write_table
+from fedemu.ops.sweeps.table import others_in_table, write_table
 
 
 def test_a_value_of_the_grid_keeps_its_column_beside_the_rounds_of_the_run(tmp_path: Path) -> None:
@@ -48,3 +48,22 @@ def test_what_methods_measure_themselves_has_columns_with_the_last_value_of_each
     assert own == {"device_metrics.norm", "remarks.norm"}
     assert [row["device_metrics.norm"] for row in found] == ["1.5", "0.25", ""]
     assert [row["remarks.norm"] for row in found] == ["4.0", "", ""]
+
+
+def test_the_runs_of_an_earlier_sweep_that_are_still_there_are_counted(tmp_path: Path) -> None:
+    runs = runs_of(Part(name="part", experiments=["digits"], seeds=[1, 2, 3]))
+    assert others_in_table(tmp_path, runs) == 0
+    for run in runs[:2]:
+        (tmp_path / run.folder).mkdir(parents=True)
+    table = write_table(tmp_path, runs)
+    with table.open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert [(row["experiment"], row["outcome"]) for row in rows] == [
+        ("digits", "damaged"),
+        ("digits", "damaged"),
+        ("digits", "missing"),
+    ]
+    assert (others_in_table(tmp_path, runs), others_in_table(tmp_path, runs[:1])) == (0, 1)
+    for content in (b"\xff\xfe", b"part,seed\n1,2\n"):
+        table.write_bytes(content)
+        assert others_in_table(tmp_path, runs[:1]) == 0, "it is no table of a sweep any more"
