@@ -192,6 +192,45 @@ async def test_a_disk_that_refuses_a_checkpoint_ends_the_run_though_the_next_rou
     assert (left.summary["rounds"], left.summary["final_accuracy"]) == (0, None), "its model is that of no round"
 
 
+async def test_devices_hear_of_the_older_of_two_checkpoints_up_to_which_they_may_forget(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    told: dict[int, set[int]] = {}
+
+    def script(index: int, work: Any) -> dict[str, Any]:
+        told.setdefault(int(work.ask.partition(".")[0]), set()).add(work.durable_round)
+        return {"after": 10.0 + index}
+
+    fleet = make_fleet(script=script)
+    await play(make_plan(rounds=5))
+    network = MemoryNetwork()
+    make_fleet(script=script, network=network, lease=fleet.granted.lease)
+    await play(make_plan(rounds=6, network=network))
+    assert (told[1], told[2], told[6]) == ({0}, {0}, {4}), "rounds 4 and 5 were there when the run went on"
+    for round in (3, 4, 5):  # the round before may be durable already, or on its way to the disk
+        assert told[round] <= {round - 3, round - 2}
+
+
+async def test_a_run_whose_last_checkpoint_is_refused_is_not_complete(
+    make_plan: MakePlan, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = checkpoint.save
+
+    def refuse(directory: Path, round: int, *rest: Any) -> None:
+        if round == 2:
+            raise FedemuError(f"{directory} cannot be written: the disk is full; make room there")
+        save(directory, round, *rest)
+
+    make_fleet()
+    monkeypatch.setattr(checkpoint, "save", refuse)
+    plan = make_plan(rounds=2)
+    with pytest.raises(FedemuError, match="the disk is full"):
+        await serve(plan)
+    left = read_run(plan.directory)
+    assert left.summary is not None
+    assert (left.summary["outcome"], left.summary["rounds"]) == ("failed", 1)
+
+
 async def test_a_round_without_a_quorum_ends_the_run_after_the_round_before_is_durable(
     make_plan: MakePlan, make_fleet: MakeFleet
 ) -> None:

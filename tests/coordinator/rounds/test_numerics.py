@@ -30,6 +30,35 @@ async def test_without_patience_the_loop_goes_on_at_once() -> None:
         assert await numerics.compute(heard.wait, LONG)
 
 
+async def test_the_loop_stands_still_for_a_short_call() -> None:
+    heard = threading.Event()
+    with Numerics(1, patience=LONG) as numerics:
+        asyncio.get_running_loop().call_soon(heard.set)
+        assert await numerics.compute(heard.wait, 0.05) is False
+        assert heard.is_set()
+        assert await numerics.compute(divmod, 7, 2) == (3, 1)
+
+
+async def test_calls_are_made_one_after_another_and_the_last_one_before_the_thread_ends() -> None:
+    begun, made = threading.Event(), []
+
+    def slow() -> None:
+        assert begun.wait(LONG)
+        made.append("slow")
+
+    with Numerics(1) as numerics:
+        calls = [asyncio.create_task(numerics.compute(call)) for call in (slow, lambda: made.append("next"))]
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.05, begun.set)
+        await asyncio.gather(*calls)
+        begun.clear()
+        calls = [asyncio.create_task(numerics.compute(slow))]
+        await asyncio.sleep(0)
+        threading.Timer(0.05, begun.set).start()
+    assert made == ["slow", "next", "slow"]
+    await calls[0]
+
+
 async def test_others_get_their_turn_between_short_calls() -> None:
     turns = 0
 

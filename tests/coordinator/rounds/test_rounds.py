@@ -171,6 +171,17 @@ async def test_evaluation_is_done_as_often_as_asked_and_at_the_end(
     assert [row.round_forgetting for row in left.rows] == [None, None, None, 0.0, 0.0]
 
 
+async def test_the_real_bytes_of_a_row_are_those_of_its_round(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet()
+    _, left = await play(make_plan())
+    for name in ("wire_bytes_down", "wire_bytes_up"):
+        first, *others = (getattr(row, name) for row in left.rows)
+        assert 0 < max(others) < 1.5 * min(others), "one round is as the other"
+        assert first > 0
+
+
 async def test_the_model_in_the_directory_is_the_one_that_was_evaluated(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
