@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -125,26 +126,23 @@ async def test_no_process_is_forked_for_a_server_job_while_devices_of_the_same_p
     assert [carry["computing"].item() for carry in plan.algorithm.carries] == [0.0, 0.0]  # type: ignore[attr-defined]
 
 
-async def test_only_one_round_is_concluded_at_a_time(make_plan: MakePlan, make_fleet: MakeFleet, play: Play) -> None:
-    make_fleet()
-    under_way, most = 0, 0
-    counting = threading.Lock()
+async def test_no_device_works_for_the_round_after_the_next_while_a_round_is_concluded(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    fleet = make_fleet()
+    folder = make_plan().directory
+    looks: Counter[int] = Counter()
+    ahead: list[str] = []
 
-    class Counting(Slow):
-        def evaluate(self, *arguments: Any) -> Evaluation:
-            nonlocal under_way, most
-            with counting:
-                under_way += 1
-                most = max(most, under_way)
-            try:
-                return super().evaluate(*arguments)
-            finally:
-                with counting:
-                    under_way -= 1
+    def when_the_next_one_is_over(round: int) -> bool:
+        looks[round] += len(asks(folder)) > min(round, 3)
+        if looks[round] < 20:
+            return False
+        ahead.extend(ask for _, ask in fleet.trained if int(ask.partition(".")[0]) > round + 1)
+        return True
 
-    plan = make_plan()
-    await play(make_plan(evaluator=Counting(lambda round: len(asks(plan.directory)) > min(round, 3))))
-    assert most == 1
+    _, left = await play(make_plan(evaluator=Slow(when_the_next_one_is_over)))
+    assert (ahead, [row.round for row in left.rows]) == ([], [1, 2, 3, 4])
 
 
 async def test_a_run_that_is_resumed_forgets_what_the_next_round_had_logged_before_the_checkpoint(
