@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment.presets import FOLDER
 from fedemu.ops.experiment.sources import load_experiment
-from fedemu.ops.sweeps.methods import resolved
 from fedemu.ops.sweeps.plan import Part, Planned, chosen, file_of, load_sweep, names_in, runs_of
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, DataError
@@ -77,9 +76,6 @@ def seconds_of(runs: Sequence[Planned]) -> float:
 def _sized(part: Part, size: str, added: Sequence[str], own_only: bool) -> Part:
     chosen_size = part.sizes[size]
     methods = part.methods if chosen_size.methods is None else chosen_size.methods
-    for method in added:
-        for preset in part.presets:
-            resolved(preset, method)  # raises for a file that is not there
     further = [method for method in added if method not in methods]
     return part.model_copy(
         update={

@@ -22,13 +22,14 @@ methods = ["fedavg", "wsm"]
 seconds = 2
 slow = { wsm = 5 }
 tuned = { ewc = ["local.lr=0.1"] }
-sizes.tiny = { seeds = [0], methods = ["wsm", "ewc"], rounds = 2 }
+sizes.tiny = { seeds = [0], methods = ["wsm", "ewc"], rounds = 2, seconds = 1 }
 sizes.small = { seeds = "0-1", set = ["local.lr=0.5"] }
 
 [[parts]]
 name = "two"
 presets = ["digits-drift"]
 methods = ["fedavg"]
+rounds = 3
 sizes.small = { seeds = [0] }
 """
 
@@ -54,6 +55,7 @@ def test_a_size_says_which_parts_methods_seeds_and_settings_are_run(mine: str) -
         ("one/digits-small+wsm/seed-0", ("rounds=2",)),
         ("one/digits-small+ewc/seed-0", ("rounds=2", "local.lr=0.1")),
     ]
+    assert seconds_of(tiny) == 5 + 1
     small = planned_suite(open_suite(mine, "small", []), None)
     assert [str(run.folder) for run in small] == [
         "one/digits-small+fedavg/seed-0",
@@ -62,7 +64,7 @@ def test_a_size_says_which_parts_methods_seeds_and_settings_are_run(mine: str) -
         "one/digits-small+fedavg/seed-1",
         "one/digits-small+wsm/seed-1",
     ]
-    assert small[0].overrides == ("local.lr=0.5",)
+    assert [run.overrides for run in small[1:3]] == [("local.lr=0.5",), ("rounds=3",)]
     assert seconds_of(small) == 14
 
 
@@ -85,6 +87,7 @@ def test_a_part_without_presets_gets_no_method_of_ones_own(tmp_path: Path) -> No
     path.write_text(fixed)
     with pytest.raises(ConfigurationError, match="its parts have no presets that one could follow"):
         open_suite(str(path), "tiny", ["wsm"])
+    assert [part.name for part in open_suite(str(path), "tiny", [])] == ["fixed"]
     path.write_text(fixed + fixed.replace("fixed", "both") + 'presets = ["churn"]\n')
     for own_only, folders in (
         (False, ["fixed/digits-small", "both/digits-small", "both/churn+wsm"]),
