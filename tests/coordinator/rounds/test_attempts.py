@@ -21,6 +21,7 @@ from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol import messages as wire
+from fedemu.protocol.code.own_code import Elsewhere
 from fedemu.protocol.errors import ConfigurationError, QuorumError
 from fedemu.protocol.wording import KILLED
 
@@ -92,8 +93,9 @@ async def test_a_run_without_quorum_ends_with_an_error_and_its_last_round(
     plan = make_plan()
     with pytest.raises(
         QuorumError, match=r"Round 3 got 0 of the 2 replies that it needs, 3 times; all devices .* were late"
-    ):
+    ) as late:
         await play(plan)
+    assert late.value.__cause__ is None
     left = read_run(plan.directory)
     assert left.summary is not None
     assert (left.summary["outcome"], left.summary["rounds"]) == ("quorum", 2)
@@ -105,8 +107,11 @@ async def test_a_quorum_missed_because_training_fails_names_what_the_devices_sai
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
     make_fleet(script=lambda index, work: {"after": 10.0, "reply": "failed"})
-    with pytest.raises(QuorumError, match=r"all devices failed, 12 times for one reason: the loss is not finite"):
+    with pytest.raises(
+        QuorumError, match=r"all devices failed, 12 times for one reason: the loss is not finite"
+    ) as failed:
         await play(make_plan())
+    assert isinstance(failed.value.__cause__, Elsewhere), "a log tells where it was raised"
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,25 @@ async def test_evaluation_is_done_as_often_as_asked_and_at_the_end(
     assert [row.round_forgetting for row in left.rows] == [None, None, None, 0.0, 0.0]
 
 
+async def test_a_model_that_is_not_finite_any_more_ends_the_run_with_the_round_before(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet()
+    plan = make_plan()
+    base: Any = type(plan.algorithm)
+
+    def round(self: Any, state: Any, context: Context) -> Any:
+        state = yield from base.round(self, state, context)
+        if context.round == 3:
+            state.model["w"][-1] = float("inf")
+        return state
+
+    summary, left = await play(replace(plan, algorithm=type("Exploding", (base,), {"round": round})()))
+    assert (summary.outcome, summary.rounds) == ("diverged", 2)
+    assert [row.round for row in left.rows] == [1, 2]
+    assert [event["detail"] for event in left.named("diverged")] == ["w has values that are not finite after round 3"]
+
+
 async def test_the_real_bytes_of_a_row_are_those_of_its_round(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
