@@ -1,0 +1,57 @@
+"""The methods that are added to a preset: as parts of fedemu, TOML files, and code of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedemu.ops.sweeps.methods import label, resolved
+from fedemu.protocol.errors import ConfigurationError
+
+MINE = """
+name = "what the file calls itself"
+rounds = 3
+model = {}
+
+[algorithm]
+width = 2
+terms = { ewc = { kind = "ewc" } }
+kind = "mine"
+
+[local]
+lr = 0.5
+"""
+
+
+def test_a_part_of_fedemu_follows_the_preset() -> None:
+    assert resolved("digits", "uniform-replay+wsm") == ("digits+uniform-replay+wsm", (), "")
+    assert label("uniform-replay+wsm") == "uniform-replay+wsm"
+
+
+def test_code_of_ones_own_becomes_the_algorithm() -> None:
+    for method in ("mine.py:Mine", "a.b:Mine"):
+        assert resolved("digits", method) == ("digits", (f'algorithm.name="{method}"',), "digits+Mine")
+        assert label(method) == "Mine"
+
+
+def test_a_file_gives_its_settings_and_what_a_method_is_comes_before_its_options(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(MINE)
+    method = str(tmp_path / "mine.toml")
+    preset, overrides, name = resolved("digits", method)
+    assert (preset, name, label(method)) == ("digits", "digits+mine", "mine")
+    assert overrides == (
+        "rounds=3",
+        "model={}",
+        'algorithm.kind="mine"',
+        "algorithm.width=2",
+        'algorithm.terms={ ewc = { kind = "ewc" } }',
+        "local.lr=0.5",
+    )
+
+
+def test_a_method_without_a_name_is_refused_and_so_is_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="a method of digits is empty; name a part, a TOML file"):
+        resolved("digits", "")
+    with pytest.raises(ConfigurationError, match=r"nothing\.toml can't be read"):
+        resolved("digits", str(tmp_path / "nothing.toml"))
