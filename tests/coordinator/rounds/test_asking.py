@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from fedemu.algorithms.interface import Ask, Reply, total
+from fedemu.coordinator.asks.ask import Terms
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import Summary
+from fedemu.coordinator.rounds import asking
 from fedemu.coordinator.serve import serve
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN, Limits
@@ -44,6 +46,29 @@ async def test_the_fold_is_the_weighted_mean_of_the_first_to_finish(
     assert left.rows[0].virtual_time == 39.0
     assert left.rows[0].device_metrics == {"loss": 2.0}
     assert left.rows[0].device_seconds == (2.0 + 1.5 + 1.0) / 3
+
+
+async def test_the_rules_of_an_ask_are_those_of_the_settings(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Terms] = []
+
+    def kept(**rules: Any) -> Terms:
+        seen.append(Terms(**rules))
+        return seen[-1]
+
+    monkeypatch.setattr(asking, "Terms", kept)
+    times: dict[str, Any] = {"deadline": 90.0, "give_up": 30.0, "answer_timeout": 70.0, "heartbeat_seconds": 0.5}
+    for name, silence, give_up in (("short", 20.0, 30.0), ("long", 40.0, 40.0)):
+        make_fleet(3)
+        await play(make_plan(name, devices=3, per_round=2, rounds=2, planned_silence=silence, **times))
+        first, second = seen
+        assert (str(first.ask), str(second.ask), first.wanted, first.optional) == ("1.0.0", "2.0.0", 2, False)
+        assert (first.start, second.start) == (0.0, 11.0), "the second of three devices finishes after 11 s"
+        assert {(each.deadline, each.give_up, each.answer_timeout, each.resend) for each in seen} == {
+            (90.0, give_up, 70.0, 0.5)
+        }
+        seen.clear()
 
 
 async def test_every_outcome_is_counted_where_it_belongs(

@@ -76,6 +76,31 @@ def kill_once(marker: Path, at: int, number: int = signal.SIGKILL):
     return hook
 
 
+async def test_what_a_job_draws_follows_from_the_seed_the_round_its_place_and_the_step(tmp_path: Path) -> None:
+    def with_row(drawn: torch.Tensor, row: int) -> dict[str, torch.Tensor]:
+        drawn = drawn.clone()
+        drawn[row] = torch.tensor([torch.rand(1).item(), random.random(), np.random.random()])
+        return {"drawn": drawn}
+
+    job = ServerJob(
+        "draw",
+        lambda: with_row(torch.zeros(3, 3, dtype=torch.float64), 0),
+        lambda carry, step: (with_row(carry["drawn"], step + 1), False),
+        steps=2,
+        checkpoint_every=1,
+    )
+
+    async def drawn(folder: str, round: int = 1, ordinal: int = 0, seed: int = 0) -> list[float]:
+        carry = await run_server_job(job, tmp_path / folder, round, ordinal, lambda *_: None, seed=seed)
+        return carry["drawn"].reshape(-1).tolist()
+
+    first = await drawn("first")
+    assert await drawn("again") == first
+    others = [await drawn("round", round=2), await drawn("place", ordinal=1), await drawn("seed", seed=1)]
+    every = [number for numbers in (first, *others) for number in numbers]
+    assert len({*every}) == 4 * 9, "no number is drawn twice, neither at the beginning nor in a step"
+
+
 async def test_a_job_runs_in_another_process_and_gives_its_last_carry(tmp_path: Path):
     def step(carry, index):
         named = Path("/proc/self/comm").read_text() == "fedemu-job\n"
