@@ -13,6 +13,7 @@ from fedemu.device.behaviour.availability import Interval, Timetable, always, di
 from fedemu.device.behaviour.faults import FaultRates
 from fedemu.ops.assembly.behaviours import intervals, open_behaviours
 from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment.tables.fleet import Traces
 from fedemu.protocol.seeds import generator
 
 
@@ -63,6 +64,15 @@ def test_a_trace_is_played_once_or_again_and_again() -> None:
 def test_a_phone_that_is_used_again_is_moved_by_a_share_of_the_period() -> None:
     shift = 10.0 * float(random_of(3, "availability/shift").random())
     assert until(partial(intervals, traced(), 3)) == until(partial(recorded, FLAT[1], 10.0, shift))
+
+
+def test_measured_speeds_are_those_of_the_rows_of_a_file() -> None:
+    measured = {"kind": "trace", "file": "x"}
+    bare = Experiment.parse({"seed": 5, "profile": {"seconds_per_sample": measured, "up_kbps": measured}})
+    rows = {"file": "x", "values": (1.0, 2.0, 4.0), "deviations": (8.0, 16.0, 32.0), "weights": (0.0, 1.0, 0.0)}
+    traces = Traces.model_validate({"profile": {"seconds_per_sample": {**rows, "file": "y"}, "up_kbps": rows}})
+    drawn = open_behaviours(bare.model_copy(update={"traces": traces}).to_bytes())(3).profile
+    assert (drawn.seconds_per_sample, drawn.up_kbps, drawn.up_spread, drawn.down_spread) == (2.0, 2.0, 16.0, 0.0)
 
 
 def test_speeds_and_faults_are_those_of_the_settings() -> None:
