@@ -142,8 +142,8 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-@pytest.mark.parametrize(("called", "seen"), [("train", 3), ("rehearse", 4)])
-def test_a_step_moves_the_discriminator_and_then_the_generator(called: str, seen: int) -> None:
+@pytest.mark.parametrize(("called", "seen", "held"), [("train", 3, 2), ("rehearse", 4, 1)])
+def test_a_step_moves_the_discriminator_and_then_the_generator(called: str, seen: int, held: int) -> None:
     """The step of the discriminator is computed by hand from real, replayed and made samples, without the padding."""
     method = fedcil(replace(INGREDIENTS, momentum=0.0), **SHORT)
     program = method.programs[called]
@@ -157,7 +157,7 @@ def test_a_step_moves_the_discriminator_and_then_the_generator(called: str, seen
     start = {**gan.init(4), SEEN: torch.ones(4)}
     shared = {"model": start, "generator": old}
     noise = {name: randn(*shape) for name, shape in {**drawn, OLD: (10, 5), OLD_CLASSES: (10, 4)}.items()}
-    batch = Batch(randn(3, *SHAPE), torch.tensor([3, 1, 0]), torch.tensor([1.0, 1.0, 0.0]))
+    batch = Batch(randn(3, *SHAPE), torch.tensor([3, 1, 0]), (torch.arange(3) < held).float())
 
     classes = noise[FAKE_CLASSES].argmax(1)
     replayed = drawn_classes(old[SEEN], noise[OLD_CLASSES])
@@ -172,7 +172,7 @@ def test_a_step_moves_the_discriminator_and_then_the_generator(called: str, seen
             told = functional.binary_cross_entropy_with_logits(sources, torch.full_like(sources, real))
             return functional.cross_entropy(outputs.logits, y) + told
 
-        real = terms(batch.x[:2], batch.y[:2], 1.0)
+        real = terms(batch.x[:held], batch.y[:held], 1.0)
         if called == "rehearse":
             real = (real + terms(again, replayed, 1.0)) / 2
         return real + terms(made, classes, 0.0)
@@ -184,7 +184,7 @@ def test_a_step_moves_the_discriminator_and_then_the_generator(called: str, seen
     assert after.keys() == start.keys()
     for name, leaf in judging.items():
         torch.testing.assert_close(after[name], leaf - 0.5 * slopes[name])
-    known = functional.cross_entropy(gan.apply(start, batch.x[:2], True)[0].logits, batch.y[:2])
+    known = functional.cross_entropy(gan.apply(start, batch.x[:held], True)[0].logits, batch.y[:held])
     torch.testing.assert_close(metrics["loss"], known)
 
     def fooled(making: Tree) -> Tensor:
