@@ -189,8 +189,9 @@ class Bye(Message):
 class Compute(Fields):
     """How a machine computes. Machines that agree in all of this give the same bits for the same work.
 
-    ``fedemu``, ``torch``, ``numpy``, ``cuda`` and ``driver`` are versions. ``processor`` is its maker, ``instructions``
-    are those that torch takes. ``gpus`` are the models of the GPUs, each once. ``device`` is what trainers compute on.
+    ``fedemu``, ``torch``, ``numpy``, ``cuda`` and ``driver`` are versions. ``processor`` is its maker. ``instructions``
+    are those that torch takes, with the environment's variables by which other libraries take others. ``gpus`` are the
+    models of the GPUs, each once. ``device`` is what trainers compute on.
     """
 
     fedemu: Fact

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import zlib
 from collections.abc import Mapping
 from typing import Final
 
@@ -16,6 +17,17 @@ from fedemu.protocol.messages import Compute
 
 _CAPABILITIES: Final = {"avx512": "AVX512", "avx2": "AVX2", "default": "DEFAULT"}
 """The values of ATEN_CPU_CAPABILITY, and what torch calls them."""
+_CHOOSING: Final = (
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_MAX_CPU_ISA",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "OPENBLAS_CORETYPE",
+    "NPY_DISABLE_CPU_FEATURES",
+)
+"""The variables by which people have MKL, oneDNN, OpenBLAS and numpy take other instructions than their own choice."""
+_LONGEST: Final = 64
+"""The most characters of a fact."""
 _AVX512: Final = {"avx512vl", "avx512bw", "avx512dq", "fma"}
 _AVX2: Final = {"avx2", "fma"}
 
@@ -33,7 +45,7 @@ def how_it_computes(device_type: str) -> Compute:
         numpy=_version("numpy"),
         device="cpu",
         processor=_fact(maker),
-        instructions=instructions(frozenset(cpu.get("flags", "").split()), os.environ),
+        instructions=_fact(instructions(frozenset(cpu.get("flags", "").split()), os.environ)),
     )
     here = cuda_here() if device_type != "cpu" else None
     if here is None:
@@ -53,12 +65,22 @@ def how_it_coordinates(device_type: str) -> Compute:
 
 
 def instructions(flags: frozenset[str], environment: Mapping[str, str]) -> str:
-    """What torch would answer as its CPU capability, from the flags of the processor and from the environment."""
+    """What torch would answer as its CPU capability, and what the environment has the libraries below it take.
+
+    The flags are those of the processor.
+    """
     if platform.machine() not in ("x86_64", "AMD64"):
-        return platform.machine()[:64]
-    if chosen := _CAPABILITIES.get(environment.get("ATEN_CPU_CAPABILITY", "")):
-        return chosen
-    return "AVX512" if flags >= _AVX512 else "AVX2" if flags >= _AVX2 else "DEFAULT"
+        taken = platform.machine()
+    elif chosen := _CAPABILITIES.get(environment.get("ATEN_CPU_CAPABILITY", "")):
+        taken = chosen
+    else:
+        taken = "AVX512" if flags >= _AVX512 else "AVX2" if flags >= _AVX2 else "DEFAULT"
+    set_here = [f"{name}={environment[name]}" for name in _CHOOSING if environment.get(name)]
+    told = " ".join([taken, *set_here])
+    if len(told) <= _LONGEST:
+        return told
+    names = ", ".join(each.partition("=")[0] for each in set_here)
+    return f"{taken} ({zlib.crc32(told.encode()):08x}: {names})"
 
 
 def _version(package: str) -> str:
@@ -70,4 +92,4 @@ def _version(package: str) -> str:
 
 def _fact(text: str) -> str:
     """The text as far as a message takes it: 64 characters of ASCII."""
-    return text.encode("ascii", "replace").decode()[:64]
+    return text.encode("ascii", "replace").decode()[:_LONGEST]

@@ -40,6 +40,21 @@ def test_the_flags_of_a_processor_decide(flags: str, found: str, monkeypatch: py
     assert instructions(frozenset(flags.split()), {"ATEN_CPU_CAPABILITY": "a mistake"}) == found
 
 
+def test_variables_by_which_libraries_take_other_instructions_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+
+    def told(**variables: str) -> str:
+        return instructions(frozenset(), {"ATEN_CPU_CAPABILITY": "avx2", "HOME": "/", **variables})
+
+    assert told(MKL_CBWR="") == "AVX2"
+    assert told(ONEDNN_MAX_CPU_ISA="SSE41", MKL_CBWR="AVX2") == "AVX2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=SSE41"
+    many = {"MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "AVX2", "OPENBLAS_CORETYPE": "Haswell"}
+    assert told(**many) == "AVX2 (fe045db0: MKL_CBWR, ONEDNN_MAX_CPU_ISA, OPENBLAS_CORETYPE)"
+    assert told(**many)[:64] != told(**{**many, "OPENBLAS_CORETYPE": "Zen"})[:64]
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    assert how_it_computes("cpu").instructions.endswith(" MKL_CBWR=COMPATIBLE")
+
+
 def test_a_processor_without_a_vendor_has_its_implementer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "cpuinfo"
     told.write_text("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n\nprocessor\t: 1\nCPU part\t: 0xd4f\n")
