@@ -54,7 +54,7 @@ class PastKeepingSGD(TaskSGD):
 
 def past_model(shared: Forest, own: Tree, facts: Facts) -> tuple[Tree, Tensor]:
     """A device's last model of an earlier task and the number 1; the global model and 0 if it has no such model."""
-    forest = unflatten({name: leaf for name, leaf in own.items() if "/" in name})
+    forest = unflatten(own)
     newer = ~facts.first_visit & (own["task"] < facts.task)
     known = newer | (own["known"] > 0)
 

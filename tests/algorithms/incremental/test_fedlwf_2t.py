@@ -159,7 +159,8 @@ def test_teachers_are_asked_in_evaluation_mode_about_the_classes_they_have_seen(
     server = 0.3 * divergence(model, [0, 1, 2, 3])
     # In the task of the last visit, the past model teaches. In a later task, the last model teaches.
     for task, teacher in ((1, past), (2, last)):
-        value = loss(variables, batch, {"model": model}, own, facts(task)).value
+        value, _, metrics, _ = loss(variables, batch, {"model": model}, own, facts(task))
+        torch.testing.assert_close(metrics["loss"], surprise)
         torch.testing.assert_close(value, 0.2 * surprise + 0.5 * divergence(teacher, [0, 2]) + server)
     nothing = {name: torch.zeros_like(leaf) for name, leaf in own.items()}
     newcomer = loss(variables, batch, {"model": model}, nothing, facts(2, first=True)).value
