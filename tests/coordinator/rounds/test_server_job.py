@@ -397,6 +397,7 @@ W = torch.zeros(1)
         ({"w": W}, ([W], True), "the first of the two things that its step returns must be a tree, .* not a list"),
         (({"w": W}, True), None, "its init must return a tree, which has tensors by name, and not a tuple"),
         ({1: W}, None, "its init must return a tree, which has tensors by name, and not by 1"),
+        ({"w": W.to_sparse()}, None, r"its init must .* not a sparse one as 'w'; to_dense\(\) makes it dense"),
         (
             {"model": {"w": W}},
             None,
