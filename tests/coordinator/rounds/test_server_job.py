@@ -320,8 +320,9 @@ async def test_a_job_that_raises_is_not_tried_again(tmp_path: Path):
             file.write("x")
         raise ValueError("the public data set is empty")
 
-    with pytest.raises(FedemuError, match="'train' failed: ValueError: the public data set is empty"):
+    with pytest.raises(FedemuError, match="'train' failed: ValueError: the public data set is empty") as told:
         await run_server_job(train(hook), tmp_path, 1, 0, ignore)
+    assert told.value.exit_code != ConfigurationError.exit_code, "it is no mistake of the experiment's settings"
     assert tries.read_text() == "x"
 
 
