@@ -100,6 +100,7 @@ def test_without_iterations_the_average_is_left_as_it_is(little_fleet: Callable[
     before = played.model
     played.play([0])
     assert played.jobs == []
+    assert [*played.asks[0].reduce] == ["delta"], "local models are collected only for the consolidation"
     for name, leaf in played.model.items():
         torch.testing.assert_close(leaf, before[name] + played.payloads[0]["delta"][name])
 
@@ -269,7 +270,7 @@ def consolidation(counts: tuple[int, ...], **fields: Any) -> tuple[Any, Tree]:
 
 def test_consolidation_trains_the_classifier_and_ends_the_same_if_it_is_resumed() -> None:
     job, average = consolidation((2, 0, 3, 0))
-    assert (job.name, job.steps) == ("consolidation", 2)
+    assert (job.name, job.steps, job.checkpoint_every) == ("consolidation", 2, 1)
     begun = job.init()
     assert begun["data/x"].shape == (6, *SHAPE)
     # The samples are those of the device's generator in evaluation mode, by the shares of its classes.
@@ -280,7 +281,8 @@ def test_consolidation_trains_the_classifier_and_ends_the_same_if_it_is_resumed(
     own = {name: leaf + 0.01 if leaf.is_floating_point() else leaf for name, leaf in average.items()}
     assert torch.equal(begun["data/y"], y)
     torch.testing.assert_close(begun["data/x"], program.gan.images(generator_of(own), z, y, False)[0])
-    halfway, _ = job.step(begun, 0)
+    halfway, finished = job.step(begun, 0)
+    assert not finished
     end, _ = job.step(halfway, 1)
     again, _ = consolidation((2, 0, 3, 0))[0].step({name: leaf.clone() for name, leaf in halfway.items()}, 1)
     assert all(torch.equal(leaf, again[name]) for name, leaf in end.items())

@@ -111,7 +111,9 @@ def test_a_timetable_reads_each_interval_once_while_time_goes_on_and_holds_few_o
         assert timetable.next_start(time + 1.0) == time + 2.0
         assert len(timetable) <= KEPT_INTERVALS + 60
     assert len(read) == len({*read}) < 10_060
-    assert Timetable(begin).end_at(1e4) == 1e4 + 1.0
+    late = Timetable(begin)
+    assert late.end_at(1e4) == 1e4 + 1.0
+    assert len(late) == 2
     assert timetable.end_at(8.0) == 9.0, "time may go back"
 
 
@@ -149,6 +151,7 @@ def test_a_time_before_the_first_start_has_no_interval() -> None:
     assert timetable.end_at(4.9) is None
     assert timetable.next_start(4.9) == 5.0
     assert timetable.next_start(5.0) == math.inf
+    assert Timetable(lambda: recorded((5.0, 6.0, 8.0, 9.0), None)).next_start(5.0) == 8.0
 
 
 def test_an_interval_holds_its_start_and_not_its_end() -> None:
