@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from fedemu.ops.stress.campaign.accidents import ACCIDENTS, TO_EDGES
-from fedemu.ops.stress.campaign.cases import MACHINES, METHODS, case
-from fedemu.ops.stress.campaign.play import play_case, undisturbed
+from fedemu.ops.stress.campaign.cases import COMMON, MACHINES, METHODS, case
+from fedemu.ops.stress.campaign.play import play_case
+from fedemu.ops.stress.undisturbed import undisturbed
 from fedemu.ops.stress.warm import WarmStart
 
 SEED = 1
@@ -24,7 +25,9 @@ def digests(tmp_path_factory: pytest.TempPathFactory, warm: WarmStart) -> dict[s
 
     class Found(dict[str, str]):
         def __missing__(self, method: str) -> str:
-            return self.setdefault(method, undisturbed(method, tmp_path_factory.mktemp("calm"), warm))
+            experiment, settings = METHODS[method]
+            directory = tmp_path_factory.mktemp("calm") / "run"
+            return self.setdefault(method, undisturbed(experiment, (*COMMON, *settings), directory, warm))
 
     return Found()
 

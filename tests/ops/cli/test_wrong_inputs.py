@@ -88,7 +88,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     # Settings.
     (settings("local.lr"), '"local.lr" is no override; write section.key=value'),
     (settings("runtime.bind=foo"), "runtime.bind: the address 'foo' is not of the form tcp://HOST:PORT or ipc://PATH"),
-    (settings("local.lr="), 'local.lr = "" must be a number above 0'),
+    (settings("local.lr="), 'local.lr = "" must be a number from 1e-38 to 1e+38'),
     (settings("local.lr=nan"), "local.lr = nan must be finite; write a number"),
     (settings("local.lr=1e400"), "local.lr = inf must be finite; write a large number instead"),
     (settings("rounds=99999999999"), "rounds = 99999999999 must be from 1 to 2147483647"),

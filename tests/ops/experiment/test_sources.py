@@ -233,12 +233,13 @@ def test_bad_overrides_and_variables_are_named() -> None:
         assert refused("digits", **{name: "1"}).endswith(f"no setting and no folder; did you mean {meant}?")
     assert "did you mean" not in refused("digits", FEDEMU_ZEBRA="1")
     assert refused("digits", FEDEMU_LOCAL__LR="fast") == (
-        'local.lr = "fast" must be a number above 0 (set by the environment variable FEDEMU_LOCAL__LR)'
+        'local.lr = "fast" must be a number from 1e-38 to 1e+38 (set by the environment variable FEDEMU_LOCAL__LR)'
     )
     assert refused("digits", FEDEMU_LOCAL__LRR="1") == (
         "local.lrr is no setting; did you mean local.lr? (set by the environment variable FEDEMU_LOCAL__LRR)"
     )
-    assert refused("digits", "local.lr=slow", FEDEMU_LOCAL__LR="0.1") == 'local.lr = "slow" must be a number above 0'
+    said = 'local.lr = "slow" must be a number from 1e-38 to 1e+38'
+    assert refused("digits", "local.lr=slow", FEDEMU_LOCAL__LR="0.1") == said
 
 
 def test_a_source_that_is_not_there_names_near_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
