@@ -13,12 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedemu.coordinator.fleet.changes import CHANGES
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import append_line, make_durable, named_failure, wait_for_disk, write_whole
 from fedemu.protocol.host.paths import exists, is_file
-
-CHANGES = "changes"
-"""The key of the number of changes for which a line stands. A line without it stands for one."""
 
 
 class LeaseJournal:

@@ -7,13 +7,13 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.coordinator.fleet.journal import CHANGES
+from fedemu.coordinator.fleet.changes import CHANGES, FORMS, Grant, Owned, Release, Standing
 from fedemu.protocol.errors import RefusedError
 from fedemu.protocol.ids import DeviceId
 
@@ -23,58 +23,12 @@ SPARE_LINES: Final = 1000
 """A journal that has so many lines more than twice the number of leases is replaced by a single line."""
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-
-
 class UnfitChangeError(ValueError):
     """A change that does not fit the changes before it. ``number`` is its place among them, counted from 1."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"change {number} does not fit those before it")
         self.number = number
-
-
-class _Grant(msgspec.Struct):
-    """The form of a lease that is granted, in the journal."""
-
-    grant: str
-    ranges: tuple[tuple[int, int], ...]
-    host: str
-    key: str = ""
-
-
-class _Release(msgspec.Struct):
-    """The form of a lease that is over, in the journal."""
-
-    release: str
-
-
-class _Owned(msgspec.Struct):
-    """The form of a lease that gets a key, in the journal."""
-
-    owned: str
-    key: str
-
-
-class _Standing(msgspec.Struct):
-    """The form of all leases, in the journal. It stands for so many ``changes``.
-
-    ``granted`` has a triple for each range of devices that were ever granted: its bounds, and the number of the change
-    that last granted them.
-    """
-
-    changes: _Count
-    leases: tuple[_Grant, ...]
-    granted: tuple[tuple[_Count, _Count, _Count], ...]
-
-
-_FORMS: Final[Mapping[str, type[_Grant | _Release | _Owned | _Standing]]] = {
-    "grant": _Grant,
-    "release": _Release,
-    "owned": _Owned,
-    CHANGES: _Standing,
-}
-"""The forms of changes, each by a key that only it has."""
 
 
 @dataclass
@@ -279,7 +233,7 @@ class Leases:
         Raises UnfitChangeError.
         """
         for number, entry in enumerate(entries, 1):
-            form = next((form for key, form in _FORMS.items() if key in entry), None)
+            form = next((form for key, form in FORMS.items() if key in entry), None)
             try:
                 if form is None or not self._restore(msgspec.convert(entry, form), left):
                     raise UnfitChangeError(number)
@@ -287,24 +241,24 @@ class Leases:
                 raise UnfitChangeError(number) from error
             self._lines += 1
 
-    def _restore(self, change: _Grant | _Release | _Owned | _Standing, left: float) -> bool:
+    def _restore(self, change: Grant | Release | Owned | Standing, left: float) -> bool:
         """Take one change of the journal. Returns whether it fits those before it."""
         match change:
-            case _Standing():
+            case Standing():
                 if self._lines or not all(self._restore(grant, left) for grant in change.leases):
                     return False
                 self.changes = change.changes
                 for start, stop, number in change.granted:
                     self._granted_by[start:stop] = number
                 return True
-            case _Grant(token, ranges, host, key):
+            case Grant(token, ranges, host, key):
                 if token in self._by_token or not self._are_free(ranges):
                     return False
                 self._grant(Lease(token, ranges, host, left=left, key=key))
-            case _Release(token) | _Owned(token):
+            case Release(token) | Owned(token):
                 if (lease := self._by_token.get(token)) is None:
                     return False
-                if isinstance(change, _Owned):
+                if isinstance(change, Owned):
                     self._give(lease, change.key)
                 else:
                     self._drop(lease)
