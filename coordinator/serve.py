@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from fedemu.algorithms.interface import Context, Tree
+from fedemu.algorithms.scripts import first_state
 from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator.fleet.admission import Admission
 from fedemu.coordinator.fleet.journal import LeaseJournal
@@ -66,7 +67,7 @@ class Coordinator:
         self._plan = plan
         self._run = run
         context = Context(0, settings.task_of_round(1), settings.seed, plan.classes, plan.public)
-        initial = plan.algorithm.init(plan.variables, context)
+        initial = first_state(plan.algorithm, plan.variables, context)
         loaded = checkpoint.load(run.checkpoint, initial)
         if loaded is None and len(run.rows()) > 1:
             # One row may have been written just before the first checkpoint. A second row has a checkpoint before it.

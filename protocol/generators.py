@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
@@ -17,16 +17,17 @@ _alone: AbstractContextManager[object]
 
 
 @contextmanager
-def seeded(python: int, numpy: Sequence[int]) -> Iterator[None]:
-    """A context in which both draw by these seeds. At the end they are as they were before.
+def seeded(seed: int) -> Iterator[None]:
+    """A context in which both draw by a seed below 2**64. At the end they are as they were before.
 
     Other threads that want to enter one wait meanwhile, so torch's generators may be seeded within it, too. A thread
-    may enter another one while it is in one. ``numpy`` are numbers below 2**32.
+    may enter another one while it is in one.
     """
     with _alone:
         before, legacy = random.getstate(), np.random.get_state()
-        random.seed(python)
-        np.random.seed(numpy)
+        random.seed(seed)
+        # Python takes the lower half first. In that order numpy, which has the same generator, would draw the same.
+        np.random.seed([seed >> 32, seed % 2**32])
         try:
             yield
         finally:

@@ -27,7 +27,7 @@ ORDER = {
     ),
     "algorithms": (
         "names interface layouts measures replay/selection models/randomness | trees data | graphs streams | models "
-        "| training | analytic methods replay incremental/generator terms | incremental | incremental/data_free "
+        "| training scripts | analytic methods replay incremental/generator terms | incremental | incremental/data_free "
         "| registry former"
     ),
     "device": (

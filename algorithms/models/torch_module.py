@@ -202,7 +202,7 @@ def under_seed(build: Callable[[], T], seed: int) -> T:
 
     Later draws are as if it had not been.
     """
-    with seeded(seed, [seed % 2**32, seed >> 32]), torch.random.fork_rng(devices=[]):
+    with seeded(seed), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
 

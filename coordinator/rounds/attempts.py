@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from fedemu.algorithms.interface import Algorithm, Ask, Context, DeviceReply, Reply, Script, ServerJob, Tree
+from fedemu.algorithms.scripts import next_request
 from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator.evaluation.diagnosis import Diagnosis, RoundDiagnosis
 from fedemu.coordinator.observer import Observers
@@ -108,7 +109,7 @@ class Attempts(Generic[S]):
         ended = False
         try:
             for position in itertools.count():
-                request = await self._numerics.compute(_advance, script, answer)
+                request = await self._numerics.compute(_advance, script, answer, context, position)
                 match request:
                     case _Ended():
                         ended = True
@@ -191,9 +192,11 @@ class Attempts(Generic[S]):
         return self._diagnosis.open(round, self._algorithm.variables(state))
 
 
-def _advance(script: Script[Any], answer: Reply | Tree | None) -> Ask | ServerJob | _Ended:
+def _advance(
+    script: Script[Any], answer: Reply | Tree | None, context: Context, position: int
+) -> Ask | ServerJob | _Ended:
     """The script's next request. A StopIteration cannot pass through a future, so the end is a value too."""
     try:
-        return script.send(answer)
+        return next_request(script, answer, context, position)
     except StopIteration as stop:
         return _Ended(stop.value)

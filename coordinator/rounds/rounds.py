@@ -11,7 +11,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from fedemu.algorithms.interface import Algorithm, Context, Picturing, Remarking
+from fedemu.algorithms.interface import Algorithm, Context, Picturing
+from fedemu.algorithms.scripts import remarks_of
 from fedemu.coordinator.evaluation.diagnosis import RoundDiagnosis
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
@@ -118,7 +119,7 @@ class Rounds(Generic[S]):
         found = await self._examine(tally.diagnosis, state)
         if round == 1 or self._settings.task_of_round(round - 1) != task:
             await self._show(task, state)
-        remarks = await self._numerics.compute(self._remarks, state)
+        remarks = await self._numerics.compute(self._remarks, context, state)
         await self._conclusions.complete()
         tally.end(service.timeline, service.traffic())
         if found is not None:
@@ -167,9 +168,9 @@ class Rounds(Generic[S]):
                 raise Diverged(f"{name} has values that are not finite after round {context.round}")
         return settled
 
-    def _remarks(self, state: S) -> dict[str, Any]:
+    def _remarks(self, context: Context, state: S) -> dict[str, Any]:
         """What the method says of the round. Raises ConfigurationError if this has no names, or is not for JSON."""
-        said: object = self._algorithm.remarks(state) if isinstance(self._algorithm, Remarking) else {}
+        said: object = remarks_of(self._algorithm, state, context)
         if not isinstance(said, Mapping):
             raise ConfigurationError(
                 f"the algorithm's remarks(state) is {an_object(said)}; it must be numbers by name, "

@@ -21,6 +21,7 @@ from fedemu.algorithms.registry import (
     find_criterion,
 )
 from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
+from fedemu.algorithms.scripts import first_state, next_request
 from fedemu.algorithms.terms.local_term import with_local_terms
 from fedemu.algorithms.terms.remembering import with_terms
 from fedemu.algorithms.training.ingredients import Ingredients
@@ -163,20 +164,21 @@ def first_ask(algorithm: Algorithm[Any], variables: Tree, context: Context) -> A
     ``context`` is the one before the first round. Raises ConfigurationError if a round is no script, or if the method
     tells no global model, or has a state that a checkpoint cannot hold.
     """
-    state = algorithm.init(variables, context)
+    state = first_state(algorithm, variables, context)
     taken_apart(state, {})
     model: Any = algorithm.variables(state)
     if not isinstance(model, Mapping):
         raise ConfigurationError(
             f"the algorithm's variables(state) is {an_object(model)}; it must be the model, as tensors by name"
         )
-    script = algorithm.round(state, replace(context, round=1))
+    context = replace(context, round=1)
+    script = algorithm.round(state, context)
     if not isinstance(script, Generator):
         raise ConfigurationError(
             "the algorithm's round is no generator; it must yield an Ask or a ServerJob, and return the next state"
         )
     try:
-        request = next(script)
+        request = next_request(script, None, context, 0)
     except StopIteration:
         return None
     finally:

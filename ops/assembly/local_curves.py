@@ -20,6 +20,7 @@ import torch
 from fedemu.algorithms.interface import Ask, LocalProgram, Revealing, Tree
 from fedemu.algorithms.measures.forgetting import Floats, in_local, out_local, over_distribution
 from fedemu.algorithms.models.frozen import frozen_of
+from fedemu.algorithms.scripts import first_state, next_request
 from fedemu.coordinator.evaluation.evaluate import Evaluator
 from fedemu.coordinator.record import checkpoint
 from fedemu.device.compute.executors.executor import Job, JobResult, Source
@@ -46,7 +47,7 @@ def local_curves(directory: Path, experiment: Experiment, devices: int | Sequenc
     parts = Parts(experiment)
     if parts.corpus.language:
         raise ConfigurationError("local curves tell what models forget of classes, but the data are texts")
-    initial = parts.algorithm.init(parts.variables, parts.context)
+    initial = first_state(parts.algorithm, parts.variables, parts.context)
     loaded = checkpoint.load(directory / "checkpoint", initial)
     if loaded is None:
         raise ConfigurationError(f"{directory} has no checkpoint, from which devices could train; play a round first")
@@ -80,7 +81,7 @@ def _trained(parts: Parts, epochs: int, state: Any, round: int, devices: Sequenc
     context = replace(parts.context, round=round, task=task)
     script = shorter.algorithm.round(state, context)
     try:
-        request = next(script)
+        request = next_request(script, None, context, 0)
     finally:
         script.close()
     if not isinstance(request, Ask):

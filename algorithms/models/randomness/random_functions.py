@@ -82,7 +82,7 @@ def seeded_alike(device: torch.device) -> Iterator[Callable[[], bool]]:
         return random.getstate(), str(np.random.get_state()), *torchs
 
     seed = _present().seed()
-    with seeded(seed, [seed % 2**32, seed >> 32]):
+    with seeded(seed):
         torchs = [each.get_state() for each in own]
         for each in own:
             each.manual_seed(seed)

@@ -23,7 +23,7 @@ def drawing_by(key: Tensor) -> Iterator[None]:
     """Seed all generators, of Python, numpy and torch, by ``key`` ``[2]``, int32. At the end they are as before."""
     words = [int(word) % 2**32 for word in key.cpu()]
     devices = [key.device] if key.is_cuda else []
-    with seeded(words[0] << 32 | words[1], words), torch.random.fork_rng(devices=devices):
+    with seeded(words[0] << 32 | words[1]), torch.random.fork_rng(devices=devices):
         torch.manual_seed(words[0] << 31 | words[1] >> 1)
         yield
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import threading
 import time
@@ -12,10 +13,11 @@ from collections.abc import Awaitable, Callable, Generator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from fedemu.algorithms.interface import ServerJob, Tree
+from fedemu.algorithms.interface import Context, ServerJob, Tree
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run import Run, read_run
@@ -182,6 +184,49 @@ async def test_rounds_with_server_jobs_ask_the_same_devices_by_the_same_names_as
     make_fleet(script=script)
     await play(make_plan("with", asks=2, job=job))
     assert asked == without
+
+
+async def test_what_a_method_draws_follows_from_the_seed_the_round_and_how_far_its_script_is(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw() -> tuple[float, ...]:
+        return random.random(), np.random.random(), torch.rand(()).item()
+
+    async def drawn(folder: str, seed: int) -> list[tuple[str, int, tuple[float, ...]]]:
+        made: list[tuple[str, int, tuple[float, ...]]] = []
+        plan = make_plan(folder, rounds=2, seed=seed)
+        method = type(plan.algorithm)
+        initial, script = method.init, method.round
+
+        def init(self: Any, variables: Tree, context: Context) -> Any:
+            made.append(("init", context.round, draw()))
+            return initial(self, variables, context)
+
+        def round(self: Any, state: Any, context: Context) -> Generator[Any, Any, Any]:
+            made.append(("begin", context.round, draw()))
+            after = yield from script(self, state, context)
+            made.append(("end", context.round, draw()))
+            return after
+
+        def remarks(self: Any, state: Any) -> dict[str, float]:
+            return dict(zip(("python", "numpy", "torch"), draw(), strict=True))
+
+        with monkeypatch.context() as patched:
+            for name, function in (("init", init), ("round", round), ("remarks", remarks)):
+                patched.setattr(method, name, function, raising=False)
+            fleet = make_fleet(script=lambda index, work: {"after": 900.0 if work.ask == "1.0.0" else 10.0})
+            _, left = await play(plan)
+            await fleet.close()
+        return made + [("remarks", row.round, tuple(row.remarks.values())) for row in left.rows]
+
+    first = await drawn("first", 1)
+    calls = [("init", 0), ("begin", 1), ("begin", 1), ("end", 1), ("begin", 2), ("end", 2), ("remarks", 1), ("remarks", 2)]
+    assert [each[:2] for each in first] == calls
+    assert first[1] == first[2], "a round that is tried again draws the same"
+    assert len({number for _, _, numbers in first for number in numbers}) == 3 * 7
+    again, other = await drawn("again", 1), await drawn("other", 2)
+    assert again == first
+    assert not {each[2] for each in other} & {each[2] for each in first}
 
 
 async def test_a_server_job_is_seen_to_advance_and_its_end_is_an_event(
