@@ -83,7 +83,7 @@ def recover(
     most_seconds: float = MOST_SECONDS,
     told: Callable[[Kill], None] = lambda kill: None,
 ) -> RecoveryResult:
-    """Play the run of the fleet ``name`` in ``folder`` for some seconds, and kill one of ``victims`` again and again.
+    """Play the run of the fleet ``name`` in ``folder``, and after its first round kill ``victims`` for some seconds.
 
     Nothing may be lost: at last the model is held against that of a run of as many rounds that nothing disturbs.
     """
@@ -98,9 +98,9 @@ def recover(
         fleet.start_edge(place)
         fleet.start_devices(DEVICES, address=place)
         fleet.start_coordinator()
-        end = time.monotonic() + seconds
         try:
             fleet.wait_for_round(1)
+            end = time.monotonic() + seconds
             while time.monotonic() < end:
                 fleet.pause(chance.uniform(0.0, MOST_PAUSE))
                 kills.append(_kill(fleet, place, chance.choice(victims), most_seconds))

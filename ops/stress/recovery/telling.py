@@ -17,7 +17,7 @@ from fedemu.ops.pages.colours import BLUE, RED
 from fedemu.ops.pages.style import WIDTH, bare_figure, drawn, saved
 from fedemu.ops.stress.recovery.play import DEVICES, FLEETS, VICTIMS, Kill, RecoveryResult, recover
 from fedemu.ops.stress.warm import WarmStart
-from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.files import write_for_people
 
 _LINE_SECONDS = 30.0
 
@@ -37,8 +37,8 @@ def play_recovery(folder: Path, seed: int, *, minutes: float, kept: bool) -> lis
             results.append(recover(name, place, 60 * minutes / len(FLEETS), chance, warm, told=line.told))
     show(console, results)
     if kept and (figure := drawn(draw, results)) is not None:
-        write_whole(folder / "recovery.svg", saved(figure, "svg"))
-        write_whole(folder / "recovery.png", saved(figure, "png"))
+        write_for_people(folder / "recovery.svg", saved(figure, "svg"))
+        write_for_people(folder / "recovery.png", saved(figure, "png"))
         console.print(f"plot: {folder}/recovery.svg, recovery.png", markup=False, soft_wrap=True)
     return results
 

@@ -15,7 +15,7 @@ from fedemu.ops.stress.warm import WarmStart
 def test_a_run_goes_on_after_each_kill_and_loses_nothing(tmp_path: Path, warm: WarmStart) -> None:
     killed: list[str] = []
     result = recover(
-        "both", tmp_path / "run", 6.0, random.Random(1), warm, told=lambda kill: killed.append(kill.victim)
+        "both", tmp_path / "run", 4.0, random.Random(1), warm, told=lambda kill: killed.append(kill.victim)
     )
     assert result.complaints == ()
     assert killed == [kill.victim for kill in result.kills]
