@@ -22,7 +22,7 @@ from fedemu.ops.figures import counted
 from fedemu.ops.keys.store import KeyFolder
 from fedemu.ops.running.words import title
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import named_failure, usable, write_whole
+from fedemu.protocol.host.files import named_failure, usable, write_for_people
 
 MANIFESTS: Final = "manifests.yaml"
 SECRETS: Final = "secrets.yaml"
@@ -89,7 +89,7 @@ def write_manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods
         folder.mkdir(parents=True)
     try:
         text, secrets = _manifests(folder, experiment, runtime, pods), _secrets(pods.name)
-        write_whole(folder / MANIFESTS, text)
+        write_for_people(folder / MANIFESTS, text)
         with named_failure(folder / SECRETS):
             (folder / SECRETS).touch(mode=0o600)
             (folder / SECRETS).write_text(secrets, encoding="utf-8")

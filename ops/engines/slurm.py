@@ -17,7 +17,7 @@ from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.figures import counted, span
 from fedemu.ops.running.words import title
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.files import write_for_people
 
 SCRIPT: Final = "job.sh"
 NOTICE_SECONDS: Final = 180
@@ -103,7 +103,7 @@ def write_job(directory: Path, experiment: Experiment, runtime: Runtime, job: Sl
         "ALLOWED": "".join(f" --allow-code {quote(place)}" for place in named_places(experiment)),
     }
     text = re.sub(r"@([A-Z]+)@", lambda found: words[found[1]], _TEMPLATE.read_text(encoding="utf-8"))
-    write_whole(script, re.sub(r"\n{3,}", "\n\n", text))
+    write_for_people(script, re.sub(r"\n{3,}", "\n\n", text))
     script.chmod(0o755)
     return script
 

@@ -22,7 +22,7 @@ from zmq.utils import z85
 
 from fedemu.ops.homes import expanded, user_folder
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import usable, write_whole
+from fedemu.protocol.host.files import usable, write_for_people
 from fedemu.protocol.host.paths import exists, is_folder
 from fedemu.protocol.transport.curve import KEY_CHARACTERS, require_curve
 
@@ -126,7 +126,7 @@ class KeyFolder:
             self.approved_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             role = f"    {_EDGE}\n" if edge else ""
             text = f'metadata\n    name = {name}\n{role}curve\n    public-key = "{key}"\n'
-            write_whole(file, text)
+            write_for_people(file, text)
 
     def revoke(self, name: str) -> str:
         """Take the approval of the machine ``name`` back, also in a run that is on. Returns its key."""

@@ -15,7 +15,7 @@ from fedemu.ops.pages.colours import BLUE, RED
 from fedemu.ops.pages.style import WIDTH, bare_figure, drawn, saved
 from fedemu.ops.stress.slopes import Slope
 from fedemu.ops.stress.soak import DEVICES, QUANTITIES, WARM_UP, Sample, SoakResult, soak, write_samples
-from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.files import write_for_people
 
 _COLUMNS = 2
 _LINE_SECONDS = 60.0
@@ -44,8 +44,8 @@ def play_soak(folder: Path, seed: int, *, minutes: float, kept: bool) -> SoakRes
     if kept and result.samples:
         write_samples(result, folder / "soak.csv")
         if (figure := drawn(draw, result)) is not None:
-            write_whole(folder / "soak.svg", saved(figure, "svg"))
-            write_whole(folder / "soak.png", saved(figure, "png"))
+            write_for_people(folder / "soak.svg", saved(figure, "svg"))
+            write_for_people(folder / "soak.png", saved(figure, "png"))
         console.print(f"samples and plot: {folder}/soak.csv, soak.svg, soak.png", markup=False, soft_wrap=True)
     return result
 

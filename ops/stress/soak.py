@@ -23,7 +23,7 @@ import psutil
 from fedemu.ops.running.launch import free_address, last_words
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, live_fleet, send_home
 from fedemu.ops.stress.slopes import Slope, slope_of
-from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.files import write_for_people
 from fedemu.protocol.host.paths import is_folder
 
 EXPERIMENT = "digits-small+public+flashback"
@@ -205,7 +205,7 @@ def write_samples(result: SoakResult, path: Path) -> None:
     writer.writerow(["seconds", *QUANTITIES])
     for moment, sample in zip(result.seconds, result.samples, strict=True):
         writer.writerow([f"{moment:.1f}", *(f"{sample[name]:.6g}" for name in QUANTITIES)])
-    write_whole(path, text.getvalue())
+    write_for_people(path, text.getvalue())
 
 
 class _Deaths:

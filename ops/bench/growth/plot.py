@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from fedemu.ops.bench.growth.curve import Curve
 from fedemu.ops.pages.style import bare_figure, drawn, saved
-from fedemu.protocol.host.files import usable, write_whole
+from fedemu.protocol.host.files import usable, write_for_people
 
 
 def files(folder: Path) -> tuple[Path, Path]:
@@ -32,8 +32,8 @@ def draw(curves: Sequence[Curve], folder: Path) -> None:
     figure = drawn(_panels, curves)
     assert figure is not None
     png, svg = files(folder)
-    write_whole(png, saved(figure, "png"))
-    write_whole(svg, saved(figure, "svg"))
+    write_for_people(png, saved(figure, "png"))
+    write_for_people(svg, saved(figure, "svg"))
 
 
 def _panels(curves: Sequence[Curve]) -> Figure:

@@ -117,7 +117,7 @@ def test_a_script_that_a_full_disk_does_not_take_leaves_no_run_directory(
     def full(path: Path, content: str) -> None:
         raise FedemuError(f"{path.name} cannot be written: the disk is full; make room there")
 
-    monkeypatch.setattr("fedemu.ops.engines.slurm.write_whole", full)
+    monkeypatch.setattr("fedemu.ops.engines.slurm.write_for_people", full)
     assert call("slurm", "digits-small", "--out", "mine") == 5
     assert capsys.readouterr().err == "fedemu: job.sh cannot be written: the disk is full; make room there\n"
     assert list(tmp_path.iterdir()) == []
