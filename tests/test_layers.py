@@ -27,8 +27,8 @@ ORDER = {
     ),
     "algorithms": (
         "names interface layouts measures replay/selection models/randomness | trees data | graphs streams | models "
-        "| training scripts | analytic methods replay incremental/generator terms | incremental | incremental/data_free "
-        "| registry former"
+        "| training scripts | analytic methods replay incremental/generator terms | incremental | "
+        "incremental/data_free | registry former"
     ),
     "device": (
         "bus behaviour host | pipe memory | forking | compute/tapes | compute/executors | compute runtime | process "
