@@ -57,6 +57,11 @@ class DevicePeer:
         """A trainer has answered a job of this device."""
         self._perform(self.runtime.trained(answer, frames, self._loop.time()))
 
+    def lost(self) -> None:
+        """A connection of this process has broken."""
+        self.runtime.member.lost(self._loop.time())
+        self._arm()
+
     def quit(self) -> None:
         """Say goodbye to the coordinator and end. ``ended`` is called."""
         self._perform(self.runtime.quit())

@@ -96,6 +96,11 @@ class DeviceProcess:
         for peer in list(self._peers.values()):
             peer.quit()
 
+    def lost(self) -> None:
+        """A connection to the coordinator has broken."""
+        for peer in self._peers.values():
+            peer.lost()
+
     def _bear(self, device: int, incarnation: int) -> None:
         peer = DevicePeer(
             self._birthplace.runtime(device, incarnation),
@@ -174,7 +179,7 @@ def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple
         end(FAILED)
 
     loop = PollLoop(fail)
-    direct = DirectNetwork(loop)
+    direct = DirectNetwork(loop, lost=lambda: process.lost())
     within = DirectNetwork(loop, most_waiting=MOST_ON_BUS, lost=end_without_bus, patience=ATTACH_SECONDS)
     network: Dialer = direct
     if setup.keys is not None:
@@ -182,7 +187,7 @@ def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple
     if setup.shared and len(lives) != 1:
         network = Pack(direct, loop)
     attach = Attach(token=setup.token, role="process", number=number)
-    DeviceProcess(loop, network, setup.coordinator, within, setup.bus, attach, birthplace, lives, end)
+    process = DeviceProcess(loop, network, setup.coordinator, within, setup.bus, attach, birthplace, lives, end)
     loop.run()
     for each in dict.fromkeys((network, direct, within)):
         each.close()

@@ -45,7 +45,7 @@ class Membership:
         self._back = math.inf
         self._silent_until = math.inf  # on the experiment's clock
         self._hellos = 0  # since the last welcome
-        self._again = math.inf  # the Hello was refused, and is to be said again
+        self._again = math.inf  # the Hello was refused or is lost, and is to be said again
 
     @property
     def expiry(self) -> float:
@@ -112,10 +112,13 @@ class Membership:
             return self.retire("superseded")
         if refused.reason == "unknown_peer" and self.mode == "member":
             return self._hello(now)
-        if refused.reason in ("lease_unknown", "unknown_peer") and self.mode == "joining":
-            doubled = SOON_SECONDS * (1 << min(self._hellos - 1, _MOST_DOUBLINGS))
-            self._again = now + min(doubled, MOST_PATIENCE * self.expiry)
+        if refused.reason in ("lease_unknown", "unknown_peer"):
+            self._say_again(now)
         return []
+
+    def lost(self, now: float) -> None:
+        """A connection has broken, on which a Hello may have been under way. It is said again on the next one."""
+        self._say_again(now)
 
     def stay_away(self, seconds: float, now: float) -> None:
         """Stay without a connection for ``seconds``, then come back on a new one."""
@@ -138,6 +141,11 @@ class Membership:
         """End this device for good."""
         self.mode = "retired"
         return [Retire(reason)]
+
+    def _say_again(self, now: float) -> None:
+        if self.mode == "joining":
+            doubled = SOON_SECONDS * (1 << min(self._hellos - 1, _MOST_DOUBLINGS))
+            self._again = now + min(doubled, MOST_PATIENCE * self.expiry)
 
     def _hello(self, now: float) -> list[Action]:
         self.mode = "joining"

@@ -132,6 +132,36 @@ async def test_a_process_begins_the_lives_of_those_that_have_retired_while_other
         machine.network.close()
 
 
+async def test_a_device_whose_hello_is_lost_with_its_connection_says_it_again_on_the_next_one(
+    toy_birthplace: Callable[[int], Birthplace], toy_work: Work, tmp_path: Path, until: Callable[..., Any]
+) -> None:
+    machine = Machine(tmp_path, toy_work)
+    address, loop = f"ipc://{os.path.relpath(tmp_path)}/own", asyncio.get_running_loop()
+    told: list[int] = []
+
+    def coordinator() -> DirectNetwork:
+        def received(peer: bytes, envelope: Envelope) -> None:
+            told.append(envelope.message.incarnation if isinstance(envelope.message, Hello) else -1)
+
+        network = DirectNetwork(loop)
+        network.bind(address, UP, received, lambda peer, error: None)
+        return network
+
+    first = coordinator()
+    setup = replace(setup_for(machine), coordinator=address)
+    running = asyncio.create_task(asyncio.to_thread(process.run, setup, toy_birthplace(1), 0, [(0, 0)]))
+    try:
+        await until(lambda: told == [0], "the first Hello")
+        first.close()
+        second = coordinator()
+        await until(lambda: told == [0, 1], "the Hello of the next connection")
+        second.close()
+    finally:
+        machine.bus.send(machine.process, Quit())
+        assert await running == process.RETIRED
+        machine.network.close()
+
+
 def test_a_warning_that_cannot_be_logged_ends_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     record = logging.LogRecord("fedemu.device", logging.WARNING, __file__, 1, "a message is lost", None, None)
     handler = process._Late()

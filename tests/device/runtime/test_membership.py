@@ -98,6 +98,19 @@ def test_a_device_that_has_waited_for_days_bears_a_refusal() -> None:
         assert member.due == now + 40.0
 
 
+def test_a_hello_that_was_lost_with_a_connection_is_said_again_soon_and_then_ever_later() -> None:
+    member = joining()
+    member.lost(1.0)
+    assert member.due == 1.25
+    assert member.tick(1.25) == [hello(2)]
+    member.lost(1.5)
+    assert member.due == 2.0
+    member.welcomed(a_welcome(), 1.6)
+    due = member.due
+    member.lost(1.7)
+    assert member.due == due, "a member hears from its coordinator on the next connection"
+
+
 def test_a_silence_is_over_once() -> None:
     member = a_member()
     member.fall_silent(50.0, 1.0, until=9.0)
