@@ -136,7 +136,7 @@ async def test_a_device_whose_hello_is_lost_with_its_connection_says_it_again_on
     toy_birthplace: Callable[[int], Birthplace], toy_work: Work, tmp_path: Path, until: Callable[..., Any]
 ) -> None:
     machine = Machine(tmp_path, toy_work)
-    address, loop = f"ipc://{os.path.relpath(tmp_path)}/own", asyncio.get_running_loop()
+    address, loop = f"{machine.hub.address}-own", asyncio.get_running_loop()
     told: list[int] = []
 
     def coordinator() -> DirectNetwork:
