@@ -17,7 +17,7 @@ from fedemu.ops.pages.page import TEMPLATES, render, unbroken
 from fedemu.ops.pages.parts import Picture, Table
 
 NBSP = "\N{NO-BREAK SPACE}"
-ONE_ROW = Table([("experiment", "words"), ("accuracy", "number"), ("directory", "code")], [("a", "91.1 %", "/b c")])
+ONE_ROW = Table([("experiment", "words"), ("accuracy", "number"), ("directory", "code")], [("a b", "91.1 %", "/b c")])
 REPORT: dict[str, Any] = {
     "name": "digits",
     "outcome": "completed",
@@ -149,7 +149,7 @@ def test_a_name_that_the_context_lacks_is_an_error_and_no_empty_place() -> None:
 def test_the_cells_of_a_table_have_the_kind_of_their_column() -> None:
     text = render("report.html", REPORT)
     assert '<th class="words">experiment</th><th class="number">accuracy</th><th class="code">directory</th>' in text
-    assert f'<tr><td class="words">a</td><td class="number">91.1{NBSP}%</td><td class="code">/b c</td></tr>' in text
+    assert f'<tr><td class="words">a b</td><td class="number">91.1{NBSP}%</td><td class="code">/b c</td></tr>' in text
 
 
 def test_a_template_is_read_anew_so_that_it_can_be_edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
