@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from urllib.parse import quote
@@ -11,6 +11,8 @@ from urllib.parse import quote
 _BOX = "display:inline-block;border:1px solid #8886;border-radius:6px;padding:.5em .9em;max-width:100%;overflow-x:auto"
 _NAME = "text-align:left;opacity:.7;font-weight:normal;padding:0 1.2em 0 0"
 _CELL = "text-align:left;padding:0"
+_FIRST = "text-align:left;min-width:10em"
+_OTHER = "white-space:nowrap"  # a number stays with its unit
 
 
 class Html(str):
@@ -29,14 +31,18 @@ def card(title: str, outcome: str, facts: Mapping[str, str]) -> str:
 
 
 def table(columns: Mapping[str, Sequence[str]], under: Sequence[str] = ()) -> str:
-    """A table by column, and lines below it."""
-    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>"
-        for line in zip(*columns.values(), strict=True)
-    )
+    """A table by column, and lines below it. The first column names the rows."""
+    head = _cells("th", (name.replace(" %", "\N{NO-BREAK SPACE}%") for name in columns), "")
+    body = "".join(f"<tr>{_cells('td', line, _OTHER)}</tr>" for line in zip(*columns.values(), strict=True))
     notes = "".join(f"<div>{escape(line)}</div>" for line in under)
     return f'<div style="max-width:100%;overflow-x:auto"><table><tr>{head}</tr>{body}</table>{notes}</div>'
+
+
+def _cells(kind: str, cells: Iterable[str], others: str) -> str:
+    """A row without its ends. ``others`` is the style of all cells but the first."""
+    return "".join(
+        f'<{kind} style="{others if place else _FIRST}">{escape(cell)}</{kind}>' for place, cell in enumerate(cells)
+    )
 
 
 def link(path: Path, text: str) -> Html:
