@@ -5,27 +5,22 @@ This is for draws by torch, Python's ``random`` or ``numpy.random``. Methods of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
-from fedemu.algorithms.interface import (
-    Algorithm,
-    Ask,
-    Context,
-    Remarking,
-    Reply,
-    S,
-    Script,
-    ServerJob,
-    Tree,
-)
-from fedemu.algorithms.models.torch_module import under_seed
+import torch
+
+from fedemu.algorithms.interface import Algorithm, Ask, Context, Remarking, Reply, S, Script, ServerJob, Tree
 from fedemu.protocol import seeds
+from fedemu.protocol.generators import seeded
+
+T = TypeVar("T")
 
 
 def first_state(algorithm: Algorithm[S], variables: Tree, context: Context) -> S:
     """The method's state before the first round, with these variables of the model."""
     seed = seeds.integer(context.seed, purpose="init")
-    return under_seed(lambda: algorithm.init(variables, context), seed)
+    return _drawing_by(seed, lambda: algorithm.init(variables, context))
 
 
 def next_request(script: Script[S], answer: Reply | Tree | None, context: Context, position: int) -> Ask | ServerJob:
@@ -35,7 +30,7 @@ def next_request(script: Script[S], answer: Reply | Tree | None, context: Contex
     state, if the script returns.
     """
     seed = seeds.integer(context.seed, round=context.round, purpose=f"script/{position}")
-    return under_seed(lambda: script.send(answer), seed)
+    return _drawing_by(seed, lambda: script.send(answer))
 
 
 def remarks_of(algorithm: Algorithm[S], state: S, context: Context) -> Mapping[str, object]:
@@ -43,4 +38,15 @@ def remarks_of(algorithm: Algorithm[S], state: S, context: Context) -> Mapping[s
     if not isinstance(algorithm, Remarking):
         return {}
     seed = seeds.integer(context.seed, round=context.round, purpose="remarks")
-    return under_seed(lambda: algorithm.remarks(state), seed)
+    return _drawing_by(seed, lambda: algorithm.remarks(state))
+
+
+def _drawing_by(seed: int, call: Callable[[], T]) -> T:
+    """What ``call`` returns if all generators of the processor draw by ``seed``. At the end they are as before."""
+    with seeded(seed):
+        before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(seed)
+        try:
+            return call()
+        finally:
+            torch.default_generator.set_state(before)

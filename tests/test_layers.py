@@ -26,9 +26,9 @@ ORDER = {
         "| transport | blobs sharing"
     ),
     "algorithms": (
-        "names interface layouts measures replay/selection models/randomness | trees data | graphs streams | models "
-        "| training scripts | analytic methods replay incremental/generator terms | incremental | "
-        "incremental/data_free | registry former"
+        "names interface layouts measures replay/selection models/randomness | trees data scripts | graphs streams "
+        "| models | training | analytic methods replay incremental/generator terms | incremental "
+        "| incremental/data_free | registry former"
     ),
     "device": (
         "bus behaviour host | pipe memory | forking | compute/tapes | compute/executors | compute runtime | process "
