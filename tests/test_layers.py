@@ -1,10 +1,13 @@
 """Who may import whom, and what stays out of the processes that have to be light."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
@@ -70,28 +73,65 @@ that loads code by name, such as a user's own method, and ``protocol.code.own_co
 METHODS = re.compile(
     r"fedavg|fedprox|fedntd|moon|fednova|scaffold|fedcurv|fedreg|mfcl|fedcil|fedlwf|flashback|lander", re.IGNORECASE
 )
+MODULES_OF_DEVICES = ("fedemu.device.process.zygote", "fedemu.ops.assembly.behaviours")
 LIGHT_MODULES = (
     "fedemu.ops.cli.commands",
-    "fedemu.ops.assembly.behaviours",
     "fedemu.ops.running.devices",
     "fedemu.ops.running.together",
     "fedemu.ops.edges.edge",
     "fedemu.ops.edges.tree",
-    "fedemu.device.process.zygote",
     "fedemu.device.process.process",
     "fedemu.device.machine.supervisor",
     "fedemu.device.machine.prepare",
 )
-HEAVY = ("torch", "matplotlib", "sklearn", "datasets", "pandas", "scipy", "jinja2", "cvxpy", "aiohttp")
+MODULE_OF_PAGES = "fedemu.ops.live.serving"
+HEAVY = {"torch", "matplotlib", "sklearn", "datasets", "pandas", "scipy", "jinja2", "cvxpy", "aiohttp"}
 
 
-def sources() -> list[Path]:
-    return [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
+@cache
+def sources() -> tuple[Path, ...]:
+    return tuple(path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py")))
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and full name of everything that a file imports, wherever in the file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+NAMED_CODE = re.compile(r"fedemu((?:\.\w+)+)(?::(\w*))?")
+"""A module in a string: ``fedemu.floor.module``, or ``fedemu.floor.module:attribute``."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the tests want to know of a file, each with its line. Modules of fedemu are named without ``fedemu.``."""
+
+    imports: tuple[tuple[int, str], ...]
+    """The full name of everything that the file imports, wherever in the file."""
+    named: tuple[tuple[int, str, str], ...]
+    """Module and attribute ("" if none is named) of every module that a string names."""
+    started: tuple[tuple[int, str], ...]
+    """The module of every ``"-m", "fedemu..."`` in a list, a tuple or a call."""
+    asked: tuple[tuple[int, str], ...]
+    """The method of every ``path.exists()``, ``path.is_file()`` and ``path.is_dir()``.
+
+    A variable ``entry`` is one of ``os.scandir``, and is no path.
+    """
+    top_level: frozenset[str]
+    """What the module defines or imports at its top level."""
+
+
+@cache
+def read(path: Path) -> Source:
+    """Each file is parsed once for all tests."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    nodes = [*ast.walk(tree)]
+    return Source(
+        imports=tuple(imports_among(nodes, path)),
+        named=tuple(modules_named_by(nodes)),
+        started=tuple(modules_started_by(nodes)),
+        asked=tuple(questions_among(nodes)),
+        top_level=frozenset(names_defined_by(tree.body)),
+    )
+
+
+def imports_among(nodes: list[ast.AST], path: Path) -> Iterator[tuple[int, str]]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             for name in node.names:
                 yield node.lineno, name.name
@@ -102,13 +142,8 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{node.module}.{name.name}"
 
 
-NAMED_CODE = re.compile(r"fedemu((?:\.\w+)+)(?::(\w*))?")
-"""A module in a string: ``fedemu.floor.module``, or ``fedemu.floor.module:attribute``."""
-
-
-def named_code(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Line, module (without ``fedemu.``) and attribute ("" if none is named) of every module that a string names."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+def modules_named_by(nodes: list[ast.AST]) -> Iterator[tuple[int, str, str]]:
+    for node in nodes:
         if (
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)
@@ -117,26 +152,32 @@ def named_code(path: Path) -> Iterator[tuple[int, str, str]]:
             yield node.lineno, named[1].removeprefix("."), named[2] or ""
 
 
-def started_modules(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and module (without ``fedemu.``) of every ``"-m", "fedemu..."`` in a list, a tuple or a call."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
-        words = node.args if isinstance(node, ast.Call) else getattr(node, "elts", [])
+def modules_started_by(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes:
+        if not isinstance(node, ast.Call | ast.List | ast.Tuple | ast.Set):
+            continue
+        words = node.args if isinstance(node, ast.Call) else node.elts
         values = [word.value if isinstance(word, ast.Constant) else None for word in words]
         for option, module in pairwise(values):
             if option == "-m" and isinstance(module, str) and module.startswith("fedemu."):
                 yield node.lineno, module.removeprefix("fedemu.")
 
 
-def source_of(module: str) -> Path | None:
-    """The file of a module or package that is named without ``fedemu.``."""
-    place = ROOT.joinpath(*module.split("."))
-    return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
+def questions_among(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("exists", "is_file", "is_dir")
+            and not node.args
+            and not (isinstance(node.func.value, ast.Name) and node.func.value.id == "entry")
+        ):
+            yield node.lineno, node.func.attr
 
 
-def top_level_names(path: Path) -> set[str]:
-    """What a module defines or imports at its top level."""
+def names_defined_by(statements: list[ast.stmt]) -> set[str]:
     names: set[str] = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in statements:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 names.add(node.name)
@@ -148,11 +189,18 @@ def top_level_names(path: Path) -> set[str]:
     return names
 
 
+def source_of(module: str) -> Path | None:
+    """The file of a module or package that is named without ``fedemu.``."""
+    place = ROOT.joinpath(*module.split("."))
+    return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
+
+
 def own_imports(path: Path) -> Iterator[tuple[int, str]]:
     """Line and name, without ``fedemu.``, of every import of fedemu's own modules in a file."""
-    return ((line, name.removeprefix("fedemu.")) for line, name in imports(path) if name.startswith("fedemu."))
+    return ((line, name.removeprefix("fedemu.")) for line, name in read(path).imports if name.startswith("fedemu."))
 
 
+@cache
 def room_of(module: str) -> str | None:
     """The room of a module named without ``fedemu.``: ``floor/folder`` or ``floor/file``. None for other names."""
     for parts in (module.split("."), module.split(".")[:-1]):
@@ -169,8 +217,10 @@ def rooms(floor: str) -> dict[str, int]:
     return {f"{floor}/{name}": place for place, column in enumerate(ORDER[floor].split("|")) for name in column.split()}
 
 
-def arrows() -> Iterator[tuple[str, str, str]]:
+@cache
+def arrows() -> tuple[tuple[str, str, str], ...]:
     """(from room, to room, where) for every import between two rooms of one floor."""
+    found = []
     for path in sources():
         if path.name == "__init__.py" and len(path.relative_to(ROOT).parts) == 2:
             continue  # the face of a floor
@@ -178,7 +228,8 @@ def arrows() -> Iterator[tuple[str, str, str]]:
         for line, name in own_imports(path):
             there = room_of(name)
             if here is not None and there is not None and here != there and here.split("/")[0] == there.split("/")[0]:
-                yield here, there, f"{path.relative_to(ROOT)}:{line}"
+                found.append((here, there, f"{path.relative_to(ROOT)}:{line}"))
+    return tuple(found)
 
 
 def circles(pairs: set[str]) -> list[list[str]]:
@@ -210,7 +261,7 @@ def test_a_floor_names_no_code_in_a_string_that_it_may_not_import(floor: str) ->
     wrong = [
         f"{path.relative_to(ROOT)}:{line} names fedemu.{module}; let the caller pass it"
         for path in sorted((ROOT / floor).rglob("*.py"))
-        for line, module, _ in named_code(path)
+        for line, module, _ in read(path).named
         if module.split(".")[0] not in ALLOWED[floor]
     ]
     assert wrong == []
@@ -219,17 +270,17 @@ def test_a_floor_names_no_code_in_a_string_that_it_may_not_import(floor: str) ->
 def test_every_module_that_a_string_names_is_there() -> None:
     wrong = []
     for path in sources():
-        for line, module, attribute in named_code(path):
+        for line, module, attribute in read(path).named:
             source = source_of(module)
             if source is None:
                 wrong.append(f"{path.relative_to(ROOT)}:{line}: there is no module fedemu.{module}")
-            elif attribute and attribute not in top_level_names(source):
+            elif attribute and attribute not in read(source).top_level:
                 wrong.append(f"{path.relative_to(ROOT)}:{line}: fedemu.{module} has no {attribute}")
     assert wrong == []
 
 
 def test_every_module_that_is_started_by_name_can_be_started() -> None:
-    started = [(path, line, module) for path in sources() for line, module in started_modules(path)]
+    started = [(path, line, module) for path in sources() for line, module in read(path).started]
     assert len(started) > 5, "the search finds what it is to find"
     wrong = []
     for path, line, module in started:
@@ -298,7 +349,7 @@ def test_packages_are_empty_but_for_the_faces() -> None:
     wrong = [
         str(path.relative_to(ROOT))
         for path in sources()
-        if path.name == "__init__.py" and str(path.parent.relative_to(ROOT)) not in FACES and [*imports(path)]
+        if path.name == "__init__.py" and str(path.parent.relative_to(ROOT)) not in FACES and read(path).imports
     ]
     assert wrong == []
 
@@ -318,33 +369,38 @@ def test_the_science_does_no_input_and_output() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in sorted((ROOT / "algorithms").rglob("*.py"))
-        for line, name in imports(path)
+        for line, name in read(path).imports
         if name.split(".")[0] in forbidden
     ]
     assert wrong == []
 
 
 def test_no_module_goes_by_its_folder_alone() -> None:
-    """From the repository's root ``import protocol`` works too, and makes a second copy of every class."""
-    tests = sorted((ROOT / "tests").rglob("*.py"))
+    """From the repository's root ``import protocol`` works too, and makes a second copy of every class.
+
+    A test without a line that may be such an import need not be parsed.
+    """
+    import_of_floor = re.compile(rf"^\s*(?:from|import)\s.*(?<![.\w])(?:{'|'.join(FLOORS)})\b", re.MULTILINE)
+    tests = [
+        path
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if import_of_floor.search(path.read_text(encoding="utf-8"))
+    ]
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}; write fedemu.{name}"
         for path in [*sources(), *tests]
-        for line, name in imports(path)
+        for line, name in read(path).imports
         if name.split(".")[0] in FLOORS
     ]
     assert wrong == []
 
 
 def test_no_path_is_asked_what_it_denies_on_a_damaged_disk() -> None:
-    """From Python 3.14 on ``Path.exists`` is False after any error. An ``entry`` is one of ``os.scandir``."""
+    """From Python 3.14 on ``Path.exists`` is False after any error."""
     wrong = [
-        f"{path.relative_to(ROOT)}:{node.lineno}: take fedemu.protocol.host.paths in place of .{node.func.attr}()"
+        f"{path.relative_to(ROOT)}:{line}: take fedemu.protocol.host.paths in place of .{method}()"
         for path in sources()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        if node.func.attr in ("exists", "is_file", "is_dir") and not node.args
-        if not (isinstance(node.func.value, ast.Name) and node.func.value.id == "entry")
+        for line, method in read(path).asked
     ]
     assert wrong == []
 
@@ -373,25 +429,40 @@ def test_no_algorithm_is_named_outside_the_algorithms_and_the_tables_that_offer_
     assert wrong == []
 
 
-def test_the_modules_that_device_processes_are_forked_with_stay_small() -> None:
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, list[str]]:
+    """What a process loads beyond the modules of fedemu, by the module whose import loads it first.
+
+    One process imports them one after another. So a package that is to stay out of all of them is in no list.
+    """
+    code = """
+import importlib, json, sys
+loaded = {}
+for module in sys.argv[1:]:
+    before = {*sys.modules}
+    importlib.import_module(module)
+    loaded[module] = sorted({*sys.modules} - before)
+print(json.dumps(loaded))
+"""
+    command = [sys.executable, "-c", code, *MODULES_OF_DEVICES, *LIGHT_MODULES, MODULE_OF_PAGES]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    found: dict[str, list[str]] = json.loads(ended.stdout)
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES_OF_DEVICES)
+def test_the_modules_that_device_processes_are_forked_with_stay_small(
+    module: str, loaded: dict[str, list[str]]
+) -> None:
     """The zygote imports the first module, and the second one by its name. All device processes share both."""
-    large = (*HEAVY, "psutil", "rich", "typer", "prometheus_client")
-    code = (
-        "import sys, fedemu.device.process.zygote, fedemu.ops.assembly.behaviours\n"
-        f"print(*(name for name in {large!r} if name in sys.modules))"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout.strip() == ""
+    large = {*HEAVY, "psutil", "rich", "typer", "prometheus_client"}
+    assert large.intersection(loaded[module]) == set()
 
 
 @pytest.mark.parametrize("module", LIGHT_MODULES)
-def test_a_light_process_imports_nothing_heavy(module: str) -> None:
-    code = f"import sys, {module}; print(*(name for name in {HEAVY!r} if name in sys.modules))"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout.strip() == ""
+def test_a_light_process_imports_nothing_heavy(module: str, loaded: dict[str, list[str]]) -> None:
+    assert HEAVY.intersection(loaded[module]) == set()
 
 
-def test_a_page_is_served_without_waiting_for_what_only_a_story_needs() -> None:
-    code = f"import sys, fedemu.ops.live.serving; print(*(name for name in {HEAVY!r} if name in sys.modules))"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout.strip() == "aiohttp"
+def test_a_page_is_served_without_waiting_for_what_only_a_story_needs(loaded: dict[str, list[str]]) -> None:
+    assert HEAVY.intersection(loaded[MODULE_OF_PAGES]) == {"aiohttp"}
