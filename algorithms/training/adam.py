@@ -39,12 +39,13 @@ class Adam:
         after: dict[str, Tensor] = {}
         kept: dict[str, Tensor] = {"steps": steps}
         wide = widened(gradients)
+        mean_weight, square_weight = 1 - self.first_decay**steps, 1 - self.second_decay**steps
         for name, leaf in trained.items():
             gradient = wide[name]
             mean = torch.lerp(memory[f"mean/{name}"], gradient, 1 - self.first_decay)
             square = torch.lerp(memory[f"square/{name}"], gradient.square(), 1 - self.second_decay)
-            slope = mean / (1 - self.first_decay**steps)
-            move = lr * slope / ((square / (1 - self.second_decay**steps)).sqrt() + self.epsilon)
+            slope = mean / mean_weight
+            move = lr * slope / ((square / square_weight).sqrt() + self.epsilon)
             after[name] = (leaf - move).to(leaf.dtype)
             kept[f"mean/{name}"], kept[f"square/{name}"] = mean, square
         return after, kept
