@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,7 +20,7 @@ def nothing_written(named: Iterable[tuple[str, Tensor]], error: Callable[[str], 
 
     ``error`` makes the error from the name of the tensor, which the line of the user's own code in it follows.
     """
-    outside = len(traceback.extract_stack())
+    outside = sum(1 for _ in traceback.walk_stack(sys._getframe()))
     names = {address(leaf): name for name, leaf in named if leaf.numel()}
 
     def seen(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
