@@ -10,6 +10,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -147,8 +148,13 @@ def changes_memory(operator: Any) -> bool:
 
 def written_arguments(operator: Any, args: Sequence[Any]) -> list[Any]:
     """Those of the positional arguments ``args`` that the operator writes to."""
+    return [args[place] for place in _written_places(operator) if place < len(args)]
+
+
+@cache
+def _written_places(operator: Any) -> tuple[int, ...]:
     aliases = [schema.alias_info for schema in operator._schema.arguments]
-    return [value for value, alias in zip(args, aliases, strict=False) if alias is not None and alias.is_write]
+    return tuple(place for place, alias in enumerate(aliases) if alias is not None and alias.is_write)
 
 
 @contextmanager

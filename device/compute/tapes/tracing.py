@@ -9,6 +9,8 @@ computed by a faster library (``flat_function.py``), which rounds in another ord
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -107,7 +109,7 @@ def _check(tape: Sequence[Operation], inputs: Sequence[Value], outputs: Sequence
     """
     # First of all: a function that cannot be recorded runs as it is, and nothing would seed what it draws.
     for operation in tape:
-        if torch.Tag.nondeterministic_seeded in operation.function.tags:
+        if _draws(operation.function):
             raise TrainingError(
                 f"it draws random numbers by {operator_name(operation.function)}, which can't be repeated; "
                 "draw by torch.rand, torch.randn, torch.bernoulli or dropout instead"
@@ -139,5 +141,14 @@ def _reads_values(operation: Operation) -> bool:
         # Numbers choose as many elements as there are numbers. Truth values choose as many as are true.
         _, index, *_ = operation.args
         return any(value.layout.dtype in (torch.bool, torch.uint8) for value in values(index))
-    tags = operation.function.tags
-    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+    return _depends_on_values(operation.function)
+
+
+@cache
+def _draws(operator: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in operator.tags
+
+
+@cache
+def _depends_on_values(operator: Any) -> bool:
+    return torch.Tag.data_dependent_output in operator.tags or torch.Tag.dynamic_output_shape in operator.tags
