@@ -61,13 +61,10 @@ def _is_alike(way: Product, left: Layout, right: Layout, parts: int, begins: Beg
     for _ in range(trials(left.shape.numel())):
         numbers = _repeated(left, parts, draws), _repeated(right, parts if len(right.shape) == 3 else 1, draws)
         reference: Tensor | None = None
-        for shifts in _places(*begins):
-            made = way(
-                *(placed(layout, shift, of) for layout, shift, of in zip((left, right), shifts, numbers, strict=True))
-            )
-            each = made.reshape(parts, -1)
-            reference = each[0] if reference is None else reference
-            if not all(torch.equal(reference, one) for one in each):
+        for arguments in _in_all_places((left, right), begins, numbers):
+            each = way(*arguments).reshape(parts, -1)
+            reference = each[:1] if reference is None else reference
+            if not torch.equal(reference.expand_as(each), each):
                 return False
     return True
 
@@ -77,10 +74,14 @@ def trials(elements: int) -> int:
     return max(2, min(32, 100_000 // max(1, elements)))
 
 
-def _places(left: int | None, right: int | None) -> Iterator[tuple[int, int]]:
-    yield left or 0, right or 0
-    yield from ((shift, right or 0) for shift in _SHIFTS if left is None)
-    yield from ((left or 0, shift) for shift in _SHIFTS if right is None)
+def _in_all_places(
+    layouts: tuple[Layout, Layout], begins: Begins, numbers: tuple[Tensor, Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Both arguments in their usual places, and then each of them in the others where it may begin."""
+    left, right = (placed(layout, begin or 0, of) for layout, begin, of in zip(layouts, begins, numbers, strict=True))
+    yield left, right
+    yield from ((placed(layouts[0], shift, numbers[0]), right) for shift in _SHIFTS if begins[0] is None)
+    yield from ((left, placed(layouts[1], shift, numbers[1])) for shift in _SHIFTS if begins[1] is None)
 
 
 def _repeated(layout: Layout, parts: int, draws: torch.Generator) -> Tensor:
@@ -95,8 +96,11 @@ def placed(layout: Layout, shift: int, numbers: Tensor) -> Tensor:
     length = sum((size - 1) * stride for size, stride in zip(layout.shape, layout.strides, strict=True)) + 1
     line = torch.zeros(length + shift, dtype=layout.dtype)
     found = line.as_strided(layout.shape, layout.strides, shift)
-    first = [slice(0, 1) if stride == 0 else slice(None) for stride in layout.strides]
-    found[tuple(first)] = numbers[tuple(first)]
+    if 0 in layout.strides:
+        first = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in layout.strides)
+        found[first] = numbers[first]
+    else:
+        found.copy_(numbers)
     return found
 
 
