@@ -293,7 +293,7 @@ def half_linear() -> Model:
     return from_module(HalfLinear)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def little_fleet(corpus: Corpus) -> Callable[..., LittleFleet]:
     """``little_fleet(algorithm, variables, shares, **fields)`` over the corpus of quarters, on one thread."""
     torch.set_num_threads(1)
