@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.algorithms.trees import flatten as wire_names
 from fedemu.coordinator.record.outline import put_together, taken_apart
+from fedemu.device.compute.executors.serial import Serial
 from fedemu.protocol.errors import ConfigurationError
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
@@ -60,19 +62,37 @@ def ingredients(**fields: Any) -> Ingredients:
     return replace(Ingredients(MODEL, cross_entropy, 4, 1, 4, 0.05, devices=3, input_shape=(1, 12, 12)), **fields)
 
 
+@cache
+def inner(method: str) -> Any:
+    """A method without replay. Algorithms have no state, so all tests may have the same."""
+    return build_algorithm(method, {}, ingredients())
+
+
 def built(strategy: str, method: str = "fedavg", **fields: Any) -> Any:
-    inner = build_algorithm(method, {}, ingredients())
-    return with_replay(inner, ReplaySettings(strategy, BUDGET, periods=len(STREAM), **fields), ingredients())
+    return with_replay(inner(method), ReplaySettings(strategy, BUDGET, periods=len(STREAM), **fields), ingredients())
 
 
-@pytest.fixture
-def fleet(little_fleet: Callable[..., Any]) -> Callable[..., Any]:
+@pytest.fixture(scope="module")
+def executor() -> Serial:
+    """It records the steps of a method once for all tests."""
+    return Serial()
+
+
+@pytest.fixture(scope="module")
+def fleet(little_fleet: Callable[..., Any], executor: Serial) -> Callable[..., Any]:
     """A fleet whose periods take two rounds each."""
 
     def begin(algorithm: Any, budget: int = BUDGET, stream: Any = STREAM) -> Any:
-        return little_fleet(algorithm, MODEL.init(0), [], stream=stream, budget=budget, rounds_per_period=2)
+        settings = {"budget": budget, "rounds_per_period": 2, "executor": executor}
+        return little_fleet(algorithm, MODEL.init(0), [], stream=stream, **settings)
 
     return begin
+
+
+@pytest.fixture(scope="module")
+def two_rounds(fleet: Callable[..., Any]) -> Callable[[str, str], Any]:
+    """``two_rounds(strategy, objective)``: a fleet after the rounds of its first period. Play no more rounds of it."""
+    return cache(lambda strategy, objective: play(fleet(built(strategy, objective=objective)), 2))
 
 
 def play(fleet: Any, rounds: int) -> Any:
@@ -103,8 +123,8 @@ def test_devices_select_when_a_period_ends_within_budget_and_the_same_each_time(
 
 
 @pytest.mark.parametrize("strategy", STRATEGY_NAMES)
-def test_the_model_is_sent_only_to_strategies_that_look_at_it(fleet: Any, strategy: str) -> None:
-    ask = play(fleet(built(strategy)), 2).asks[-1]
+def test_the_model_is_sent_only_to_strategies_that_look_at_it(two_rounds: Any, strategy: str) -> None:
+    ask = two_rounds(strategy, "cheap").asks[-1]
     assert ask.cohort == "online"
     assert ask.optional
     assert ("model" in ask.shared) == (strategy in LOOKS_AT_MODEL)
@@ -156,17 +176,17 @@ def test_the_objective_of_the_kept_samples_is_the_squared_norm_of_the_sum_of_the
 
 @pytest.mark.parametrize("objective", ["cheap", "always", "never"])
 def test_the_objective_is_measured_where_it_is_cheap_or_wanted_and_changes_no_choice(
-    fleet: Any, objective: Any
+    two_rounds: Any, objective: Any
 ) -> None:
     for strategy in STRATEGY_NAMES:
-        played = play(fleet(built(strategy, objective=objective)), 2)
+        played = two_rounds(strategy, objective)
         said = played.algorithm.remarks(played.state)["replay"]
         measured = objective == "always" or (objective == "cheap" and strategy in COMPUTES_GRADIENTS)
         assert ("objective" in said) == measured
         unneeded = {"model"} if measured and strategy not in LOOKS_AT_MODEL else set()
         assert played.algorithm.selection.measured == unneeded | ({"kept"} if measured else set())
         assert isinstance(played.algorithm.selection, Measuring)
-        assert kept(played) == kept(play(fleet(built(strategy, objective="never")), 2))
+        assert kept(played) == kept(two_rounds(strategy, "never"))
 
 
 @pytest.mark.parametrize("objective", ["always", "never"])
@@ -264,7 +284,7 @@ def test_both_wire_forms_select_alike_with_a_real_model(fleet: Any) -> None:
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon", "fedcurv"])
 def test_rounds_states_and_model_are_those_of_the_method(fleet: Any, little_fleet: Any, method: str) -> None:
     replayed = play(fleet(built("coordinated", method)), 2)
-    plain = little_fleet(build_algorithm(method, {}, ingredients()), MODEL.init(0), STREAM[0])
+    plain = little_fleet(inner(method), MODEL.init(0), STREAM[0])
     play(plain, 2)
     assert all(torch.equal(leaf, plain.model[name]) for name, leaf in replayed.model.items())
     tensors: dict[str, torch.Tensor] = {}
@@ -300,16 +320,16 @@ def test_replay_selects_and_remarks_and_keeps_the_remarks_of_the_method() -> Non
         def remarks(self, state: Any) -> Any:
             return {"said": 3}
 
-    inner: Any = Talking()
-    algorithm: Any = with_replay(inner, ReplaySettings("reservoir"), ingredients())
+    talking: Any = Talking()
+    algorithm: Any = with_replay(talking, ReplaySettings("reservoir"), ingredients())
     assert isinstance(algorithm, Selecting)
     assert isinstance(algorithm, Remarking)
     assert algorithm.remarks(algorithm.init({}, Context(0, 0, 0, 4))) == {"said": 3}
 
 
 def test_without_a_strategy_the_method_stays_as_it_is() -> None:
-    inner = fedavg(ingredients())
-    assert with_replay(inner, ReplaySettings("none"), ingredients()) is inner
+    method = fedavg(ingredients())
+    assert with_replay(method, ReplaySettings("none"), ingredients()) is method
 
 
 class Oldest:
