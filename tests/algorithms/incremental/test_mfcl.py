@@ -37,7 +37,7 @@ SHAPE = (1, 8, 8)
 TASKS = ClassTasks.of(4, 2, [2, 0, 3, 1])
 MODEL = growing(mlp(SHAPE, 4, (6,)), TASKS, SHAPE)
 INGREDIENTS = Ingredients(MODEL, cross_entropy, 4, 2, 5, 0.05, devices=3, input_shape=SHAPE)
-SHORT: dict[str, Any] = {"iterations": 20, "generator_batch": 8, "noise": 6, "synthetic_batch": 3}
+SHORT: dict[str, Any] = {"iterations": 6, "generator_batch": 8, "noise": 6, "synthetic_batch": 3}
 
 
 @pytest.fixture
@@ -141,8 +141,8 @@ def test_a_generator_starts_from_the_one_before(
     for _ in range(3):
         played.play([0])
     first, second = (ask.shared["generator"] for ask in played.asks[1:])
-    assert int(first["norm.num_batches_tracked"]) == 20
-    assert int(second["norm.num_batches_tracked"]) == 40
+    assert int(first["norm.num_batches_tracked"]) == 6
+    assert int(second["norm.num_batches_tracked"]) == 12
 
 
 def test_stored_synthetic_samples_are_sent_in_place_of_the_generator(fleet: Callable[..., Any]) -> None:
@@ -154,7 +154,7 @@ def test_stored_synthetic_samples_are_sent_in_place_of_the_generator(fleet: Call
     assert shared["synthetic"]["x"].shape == (10, *SHAPE)
     assert shared["synthetic"]["y"].bincount(minlength=4).tolist() == [5, 0, 5, 0]
     played.play([2])
-    assert int(played.state.kept["generator"]["norm.num_batches_tracked"]) == 20
+    assert int(played.state.kept["generator"]["norm.num_batches_tracked"]) == 6
 
 
 @pytest.mark.parametrize("targets", ["noise", "model"])
@@ -201,9 +201,9 @@ def test_the_previous_model_is_sent_if_a_loss_of_the_devices_needs_it(
     fleet: Callable[..., Any], method: Any, options: dict[str, Any], whole: bool
 ) -> None:
     played = fleet(method(INGREDIENTS, **SHORT, **options))
-    played.play([0, 1])
+    played.play([0])
     before = played.model
-    played.play([1, 2])
+    played.play([1])
     sent = played.asks[-1].shared["previous"]
     assert sent.keys() == (before.keys() if whole else {SEEN})
     assert all(torch.equal(leaf, before[name]) for name, leaf in sent.items())
@@ -212,8 +212,8 @@ def test_the_previous_model_is_sent_if_a_loss_of_the_devices_needs_it(
 def test_every_part_of_the_loss_changes_what_devices_learn(fleet: Callable[..., Any]) -> None:
     def learned(method: Any = mfcl, **options: Any) -> Tensor:
         played = fleet(method(INGREDIENTS, **SHORT | {"iterations": 2}, **options))
-        played.play([0, 1, 2])
-        played.play([0, 1])
+        played.play([0])
+        played.play([0])
         return torch.cat([leaf.double().flatten() for leaf in played.model.values()])
 
     models = [
