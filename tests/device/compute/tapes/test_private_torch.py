@@ -185,20 +185,42 @@ def test_onednn_is_not_used_where_it_is_switched_off() -> None:
         torch.backends.mkldnn.set_flags(True)  # type: ignore[no-untyped-call]
 
 
-def test_watching_and_gradients_import_no_compiler() -> None:
-    code = (
-        "import sys, torch\n"
-        "from fedemu.device.compute.tapes.private_torch import OperationWatcher, without_compiler\n"
-        "with without_compiler(), OperationWatcher(lambda *call: None):\n"
-        "    torch.func.grad(lambda v: (v * v).sum())(torch.ones(3))\n"
-        "print([name for name in ('torch._dynamo', 'sympy') if name in sys.modules], '_dynamo' in vars(torch))"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
-    assert (ended.returncode, ended.stdout.strip()) == (0, "[] False"), (
+@pytest.fixture(scope="module")
+def without_the_compiler() -> subprocess.CompletedProcess[str]:
+    """A process that watches and traces gradients, and then asks for the compiler; each prints a line."""
+    code = """
+import sys, torch
+from fedemu.device.compute.tapes.private_torch import OperationWatcher, without_compiler
+from fedemu.device.compute.tapes.tracing import trace
+
+def compiler():
+    return [name for name in ("torch._dynamo", "sympy") if name in sys.modules], "_dynamo" in vars(torch)
+
+with without_compiler(), OperationWatcher(lambda *call: None):
+    torch.func.grad(lambda v: (v * v).sum())(torch.ones(3))
+print("watched", *compiler(), flush=True)
+trace(lambda w: [torch.func.vmap(torch.func.grad(lambda v: (v * v).sum()))(w)], [torch.ones(2, 3)])
+print("traced", *compiler(), flush=True)
+with without_compiler():
+    stand_in = torch._dynamo
+    print("asked", type(stand_in).__name__, stand_in.is_compiling())
+print("after", type(torch._dynamo).__name__)
+"""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_watching_and_gradients_import_no_compiler(without_the_compiler: subprocess.CompletedProcess[str]) -> None:
+    assert without_the_compiler.stdout.splitlines()[:1] == ["watched [] False"], (
         f"torch {torch.__version__} uses torch._dynamo in another way for gradients. Every trainer now imports the "
         f"compiler or fails; see what torch/_functorch/eager_transforms.py asks of it, and give that to "
-        f"_CompilerStandIn in {FILE}.\n{ended.stdout}{ended.stderr}"
+        f"_CompilerStandIn in {FILE}.\n{without_the_compiler.stdout}{without_the_compiler.stderr}"
     )
+
+
+def test_gradients_are_traced_without_importing_the_compiler(
+    without_the_compiler: subprocess.CompletedProcess[str],
+) -> None:
+    assert without_the_compiler.stdout.splitlines()[1:2] == ["traced [] False"], without_the_compiler.stderr
 
 
 def test_the_compiler_is_switched_off_by_name() -> None:
@@ -208,16 +230,10 @@ def test_the_compiler_is_switched_off_by_name() -> None:
         assert torch.func.grad(torch.sum)(torch.zeros(2)).tolist() == [1.0, 1.0]
 
 
-def test_other_uses_of_the_compiler_get_the_real_one() -> None:
-    code = (
-        "import torch; from fedemu.device.compute.tapes.private_torch import without_compiler\n"
-        "with without_compiler():\n"
-        "    stand_in = torch._dynamo\n"
-        "    print(type(stand_in).__name__, stand_in.is_compiling())\n"
-        "print(type(torch._dynamo).__name__)"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
-    assert ended.stdout.splitlines() == ["_CompilerStandIn False", "module"], ended.stderr
+def test_other_uses_of_the_compiler_get_the_real_one(without_the_compiler: subprocess.CompletedProcess[str]) -> None:
+    expected = ["asked _CompilerStandIn False", "after module"]
+    assert without_the_compiler.stdout.splitlines()[2:] == expected, without_the_compiler.stderr
+    assert without_the_compiler.returncode == 0
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
