@@ -12,15 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from fedemu.coordinator.record.json_lines import read_lines
-from fedemu.coordinator.record.row import Row, read_rows
-from fedemu.coordinator.record.summary import Summary
-from fedemu.device.memory.replay_buffer import split_own
-from fedemu.device.memory.store import read_own
-from fedemu.ops.stress.fleet import LiveFleet
-from fedemu.ops.stress.invariants import outcomes_add_up
-from fedemu.ops.stress.replay import (
+from replay_fleet import (
     ARRIVING,
     BUDGET,
     CHURN,
@@ -32,6 +24,14 @@ from fedemu.ops.stress.replay import (
     published_plan,
     version_of,
 )
+
+from fedemu.coordinator.record.json_lines import read_lines
+from fedemu.coordinator.record.row import Row, read_rows
+from fedemu.coordinator.record.summary import Summary
+from fedemu.device.memory.replay_buffer import split_own
+from fedemu.device.memory.store import read_own
+from fedemu.ops.stress.fleet import LiveFleet
+from fedemu.ops.stress.invariants import outcomes_add_up
 from fedemu.protocol.ids import AskId
 
 ROUNDS, DEVICES = STEADY.rounds, STEADY.devices

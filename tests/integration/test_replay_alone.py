@@ -11,15 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from fedemu.coordinator.observer import Observers
-from fedemu.coordinator.record.row import read_rows
-from fedemu.coordinator.record.summary import Summary
-from fedemu.device.memory.replay_buffer import split_own
-from fedemu.device.memory.store import read_own
-from fedemu.ops.stress.fleet import LiveFleet
-from fedemu.ops.stress.invariants import clock_goes_forward
-from fedemu.ops.stress.replay import (
+from replay_fleet import (
     ARRIVING,
     BUDGET,
     CHURN,
@@ -29,6 +21,14 @@ from fedemu.ops.stress.replay import (
     newest_versions,
     published_plan,
 )
+
+from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.record.row import read_rows
+from fedemu.coordinator.record.summary import Summary
+from fedemu.device.memory.replay_buffer import split_own
+from fedemu.device.memory.store import read_own
+from fedemu.ops.stress.fleet import LiveFleet
+from fedemu.ops.stress.invariants import clock_goes_forward
 from fedemu.protocol.ids import AskId
 
 ROUNDS, DEVICES = STEADY.rounds, STEADY.devices

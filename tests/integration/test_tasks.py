@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tasks_fleet import CHURN, TASKS
 
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.record.row import COLUMNS, Row, read_rows
 from fedemu.coordinator.record.summary import Summary
 from fedemu.ops.stress.fleet import LiveFleet
 from fedemu.ops.stress.invariants import clock_goes_forward, outcomes_add_up
-from fedemu.ops.stress.tasks import CHURN, TASKS
 
 ROUNDS = TASKS.rounds
 THIRD_TASK = 7

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tasks_fleet import TASKS
 
 from fedemu.algorithms.incremental.remembering import RememberingFedAvg, RememberingState
 from fedemu.algorithms.interface import Ask, Context, Forest, Script, Tree
@@ -31,7 +32,6 @@ from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import LiveFleet
 from fedemu.ops.stress.play import play
 from fedemu.ops.stress.scenarios import scenarios
-from fedemu.ops.stress.tasks import TASKS
 from fedemu.ops.stress.warm import Started, WarmStart
 
 Play = Callable[..., Summary]

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from replay_fleet import newest_versions
+from tasks_fleet import TASKS
 
 from fedemu.coordinator.record.records import newest_record
 from fedemu.coordinator.record.row import read_rows
 from fedemu.coordinator.record.summary import Summary
 from fedemu.device.memory.store import read_own
 from fedemu.ops.stress.fleet import LiveFleet
-from fedemu.ops.stress.replay import newest_versions
-from fedemu.ops.stress.tasks import TASKS
 from fedemu.ops.stress.training import job_process
 
 DEVICES = 5

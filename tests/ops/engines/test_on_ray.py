@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from replay_fleet import STEADY
 
 from fedemu.coordinator.record.json_lines import read_lines
 from fedemu.coordinator.record.row import read_rows
@@ -37,7 +38,6 @@ from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.folder import claim
 from fedemu.ops.running.together import run_together
 from fedemu.ops.stress.fleet import finished_rounds
-from fedemu.ops.stress.replay import STEADY
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 SMALL = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
