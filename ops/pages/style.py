@@ -115,12 +115,6 @@ def saved(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
     return buffer.getvalue()
 
 
-def rendered(draw: Callable[P, Figure | None], *args: P.args, **kwargs: P.kwargs) -> bytes | None:
-    """The PNG of the figure that ``draw`` returns. None if ``draw`` returns None."""
-    figure = drawn(draw, *args, **kwargs)
-    return None if figure is None else saved(figure, "png")
-
-
 def new_figure(title: str, *, width: float = WIDTH, height: float = 3.2) -> tuple[Figure, Any]:
     """A figure with one pair of axes over the rounds. ``width`` and ``height`` are inches."""
     figure = bare_figure(width, height)

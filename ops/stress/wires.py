@@ -135,12 +135,3 @@ def _ip(*words: str) -> None:
     if done.returncode:
         said = " ".join(done.stderr.split())
         raise ConfigurationError(f"network namespaces are not permitted here ({said}); be root, or let a container be")
-
-
-def why_not() -> str:
-    """Why machines with wires cannot be made here; empty if they can."""
-    try:
-        Wires(["a"], Quality()).close()
-    except ConfigurationError as error:
-        return str(error)
-    return ""

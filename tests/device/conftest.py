@@ -137,6 +137,11 @@ class Coordinator(ScriptedCoordinator):
         self.proceeding: dict[str, set[int]] = defaultdict(set)
         self.refusals: list[str] = []
 
+    def forget_everyone(self) -> None:
+        """Forget all peers, as if the coordinator had started again."""
+        self.members.clear()
+        self.supervisor = None
+
     def heard_of(self, kind: type) -> list[Any]:
         """The messages of one kind, in order."""
         return [message for _, message in self.log if isinstance(message, kind)]

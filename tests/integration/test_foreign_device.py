@@ -163,7 +163,8 @@ class Forgetful(ScriptedCoordinator):
                 ask="1.0.0", program="train", task=0, start=0.0, shared=(model,), state=None, download_bytes=1,
                 upload_bytes=1, passes=1.0, deadline=1e6, durable_round=0,
             )  # fmt: skip
-            self.forget_everyone()
+            self.members.clear()
+            self.supervisor = None
             self.router.send(peer, work)
 
 

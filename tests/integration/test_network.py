@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedemu.ops.stress.network import COORDINATOR, Weather, play_network
-from fedemu.ops.stress.wires import Quality, why_not
+from fedemu.ops.stress.wires import Quality, Wires
+from fedemu.protocol.errors import ConfigurationError
 
 CUT_SECONDS = 12.0
 WEATHER = Weather(
@@ -21,8 +22,10 @@ WEATHER = Weather(
 
 
 def test_partitions_that_heal_cost_time_and_no_digest(tmp_path: Path) -> None:
-    if reason := why_not():
-        pytest.skip(reason)
+    try:
+        Wires(["a"], Quality()).close()
+    except ConfigurationError as reason:
+        pytest.skip(str(reason))
     [result] = play_network(tmp_path, [WEATHER], rounds=6)
     assert result.passed, result.complaint
     assert result.seconds > CUT_SECONDS
@@ -30,4 +33,5 @@ def test_partitions_that_heal_cost_time_and_no_digest(tmp_path: Path) -> None:
 
 def test_without_the_command_ip_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert why_not() == "network namespaces need the command ip; install iproute2"
+    with pytest.raises(ConfigurationError, match=r"^network namespaces need the command ip; install iproute2$"):
+        Wires(["a"], Quality())

@@ -88,11 +88,6 @@ class ScriptedCoordinator:
             if peer is not None:
                 self.router.send(peer, Stop(reason=reason))
 
-    def forget_everyone(self) -> None:
-        """Forget all peers, as if the coordinator had started again."""
-        self.members.clear()
-        self.supervisor = None
-
     def blob(self, key: str, data: bytes) -> BlobRef:
         """Keep ``data`` for peers that need it. Returns how ``key`` is named in a message."""
         return BlobRef(key=key, digest=self._store.put(data), size=len(data))

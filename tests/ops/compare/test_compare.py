@@ -19,7 +19,7 @@ from fedemu.ops.compare.paired import paired_tests
 from fedemu.ops.compare.text import columns, text
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import write_frozen
-from fedemu.ops.pages.style import rendered
+from fedemu.ops.pages.style import drawn, saved
 from fedemu.protocol.errors import ConfigurationError
 
 PLOTS = {**COMPARISON_PLOTS, **WIDE_COMPARISON_PLOTS}
@@ -525,7 +525,7 @@ def test_a_class_is_the_mean_over_the_seeds_that_have_samples_of_it(tmp_path: Pa
     rounds, table = class_table(comparison.entries[0])
     assert rounds == [1, 2]
     np.testing.assert_equal(table, [[0.375, 0.25], [1.0, 0.5], [np.nan, np.nan], [0.75, np.nan]])
-    assert rendered(WIDE_COMPARISON_PLOTS["class_accuracy"], comparison) is not None
+    assert saved(drawn(WIDE_COMPARISON_PLOTS["class_accuracy"], comparison), "png")
 
 
 def test_what_seeds_have_spent_never_falls_where_one_of_them_ended(tmp_path: Path) -> None:
@@ -569,7 +569,7 @@ def test_a_comparison_is_a_page_with_its_pictures_and_numbers_for_programs(seeds
 
 def test_a_comparison_without_an_evaluated_round_has_no_plots(tmp_path: Path) -> None:
     comparison = compare([write_run(tmp_path / "run", [])])
-    assert [name for name, draw in PLOTS.items() if rendered(draw, comparison) is not None] == []
+    assert [name for name, draw in PLOTS.items() if drawn(draw, comparison) is not None] == []
 
 
 def test_only_an_earlier_comparison_is_overwritten(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from fedemu.ops.compare.replay import ACCURACY, FORGETTING, LOSS, OBJECTIVE, PER
 from fedemu.ops.compare.replay_label import replay_label, samples_kept, strategy_label
 from fedemu.ops.compare.text import columns, replay_tables, text
 from fedemu.ops.experiment.toml_text import toml_text
-from fedemu.ops.pages.style import rendered
+from fedemu.ops.pages.style import drawn, saved
 
 PLOTS = {**REPLAY_PLOTS, **WIDE_REPLAY_PLOTS}
 
@@ -184,8 +184,7 @@ def test_only_experiments_that_differ_in_nothing_but_replay_are_set_against_each
     assert [len(first.points), len(second.points)] == [2, 1]
     assert second.reference is None
     assert first.label != second.label
-    png = rendered(accuracy_by_size, [first, second])
-    assert png is not None
+    assert saved(drawn(accuracy_by_size, [first, second]), "png")
 
 
 def test_runs_without_replay_or_without_periods_are_no_study(runs: Path, tmp_path: Path) -> None:

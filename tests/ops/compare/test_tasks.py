@@ -16,7 +16,7 @@ from fedemu.ops.compare.page.tasks import accuracy_by_task
 from fedemu.ops.compare.tasks import COSTS, QUALITY, TaskStudy
 from fedemu.ops.compare.text import explanation, task_table, text
 from fedemu.ops.experiment.toml_text import toml_text
-from fedemu.ops.pages.style import rendered
+from fedemu.ops.pages.style import drawn
 
 
 def write_run(
@@ -207,7 +207,7 @@ def test_a_line_is_the_mean_over_the_seeds_that_have_come_to_a_task_and_a_band_o
     spread = 0.5 / 2**0.5
     heights = sorted({round(float(y), 6) for _, y in band.get_paths()[0].vertices})
     assert heights == pytest.approx([0.75 - spread, 0.5, 0.75 + spread], abs=1e-6)
-    assert rendered(accuracy_by_task, ()) is None
+    assert drawn(accuracy_by_task, ()) is None
 
 
 def test_fifteen_methods_on_two_data_sets_have_looks_of_their_own_and_one_legend(tmp_path: Path) -> None:

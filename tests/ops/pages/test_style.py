@@ -15,6 +15,7 @@ from fedemu.ops.pages.style import (
     PALETTE,
     STYLE,
     class_map,
+    drawn,
     evenly_spaced,
     legend_below,
     legend_columns,
@@ -24,7 +25,7 @@ from fedemu.ops.pages.style import (
     numbers,
     period_colours,
     plain_log_axis,
-    rendered,
+    saved,
     series,
     wrapped,
 )
@@ -37,14 +38,13 @@ def test_a_picture_is_drawn_in_fedemus_style_which_no_other_figure_keeps() -> No
         seen.append(matplotlib.rcParams["font.size"])
         return new_figure("a title", width=width, height=2.0)[0]
 
-    png = rendered(draw, 3.0)
-    assert png is not None
+    png = saved(drawn(draw, 3.0), "png")
     assert matplotlib.image.imread(io.BytesIO(png)).shape[:2] == (240, 360)  # 120 dots per inch
     assert seen == [STYLE["font.size"]]
     assert matplotlib.rcParams["font.size"] != STYLE["font.size"]
     with matplotlib.rc_context({"text.usetex": True, "lines.linewidth": 9.0, "axes.titlepad": 40.0}):
-        assert rendered(draw, 3.0) == png, "what people have set for pictures of their own is no matter"
-    assert rendered(lambda: None) is None
+        assert saved(drawn(draw, 3.0), "png") == png, "what people have set for pictures of their own is no matter"
+    assert drawn(lambda: None) is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedemu.ops.pages.behind import data_behind
-from fedemu.ops.pages.style import rendered
+from fedemu.ops.pages.style import drawn, saved
 from fedemu.ops.report.plots.diagnosis import (
     DIAGNOSIS_PLOTS,
     forgetting_by_stage,
@@ -69,8 +69,7 @@ def lines_of(figure: Any, label: str) -> list[list[tuple[float, float]]]:
 
 @pytest.mark.parametrize("name", DIAGNOSIS_PLOTS)
 def test_every_picture_is_drawn_of_one_round_and_of_a_readable_size(name: str) -> None:
-    png = rendered(DIAGNOSIS_PLOTS[name], [diagnosed(1)])
-    assert png is not None
+    png = saved(drawn(DIAGNOSIS_PLOTS[name], [diagnosed(1)]), "png")
     height, width, _ = matplotlib.image.imread(io.BytesIO(png)).shape
     assert 400 < width < 1000
     assert 350 < height < 1100
@@ -79,8 +78,8 @@ def test_every_picture_is_drawn_of_one_round_and_of_a_readable_size(name: str) -
 @pytest.mark.parametrize("name", DIAGNOSIS_PLOTS)
 def test_a_picture_without_data_is_left_out(name: str) -> None:
     empty = {"round": 1, "devices": [], "before": None, "locals": None, "after": None, "validation": None}
-    assert rendered(DIAGNOSIS_PLOTS[name], []) is None
-    assert rendered(DIAGNOSIS_PLOTS[name], [empty]) is None
+    assert drawn(DIAGNOSIS_PLOTS[name], []) is None
+    assert drawn(DIAGNOSIS_PLOTS[name], [empty]) is None
     assert DIAGNOSIS_PLOTS[name]([{"round": 1}]) is None
     assert DIAGNOSIS_PLOTS[name]([diagnosed(1), {"round": 2}]) is not None
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedemu.ops.pages.style import rendered
+from fedemu.ops.pages.style import drawn
 from fedemu.ops.report.plots.local_curves import local_curves
 
 FOUND: dict[str, Any] = {
@@ -30,4 +30,4 @@ def test_the_curves_are_means_over_the_devices_that_have_a_value() -> None:
 
 @pytest.mark.parametrize("found", [{}, FOUND | {"in_local": [[None, None]] * 3, "out_local": [[None, None]] * 3}])
 def test_without_values_there_is_no_picture(found: dict[str, Any]) -> None:
-    assert rendered(local_curves, found) is None
+    assert drawn(local_curves, found) is None

@@ -16,7 +16,7 @@ from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import Run
 from fedemu.ops.pages.behind import data_behind
 from fedemu.ops.pages.fitted import fit
-from fedemu.ops.pages.style import drawn, rendered
+from fedemu.ops.pages.style import drawn, saved
 from fedemu.ops.report import figures
 from fedemu.ops.report.periods import period_cards, period_table
 from fedemu.ops.report.plots.periods import PERIOD_PLOTS, period_curves, period_matrix
@@ -185,8 +185,8 @@ def test_a_loss_too_large_for_a_perplexity_is_left_out() -> None:
     found = period_results(run([row(1, [0.5, 0.5], period_loss=[1e9, 0.0])], language=True))
     assert found is not None
     assert math.isnan(found.perplexity[0, 0])
-    assert rendered(period_matrix, found) is not None
-    assert rendered(period_curves, found) is not None
+    assert saved(drawn(period_matrix, found), "png")
+    assert saved(drawn(period_curves, found), "png")
 
 
 @pytest.mark.parametrize("language", [False, True])
@@ -196,8 +196,7 @@ def test_pictures_are_drawn_of_few_periods_and_of_many(periods: int, reached: in
     found = period_results(run(rows, language=language))
     assert found is not None
     for draw in PERIOD_PLOTS.values():
-        png = rendered(draw, found)
-        assert png is not None
+        png = saved(drawn(draw, found), "png")
         height, width, _ = matplotlib.image.imread(io.BytesIO(png)).shape
         assert (width, height > 350, height < 900) == (672, True, True)
 
