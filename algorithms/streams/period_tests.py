@@ -37,17 +37,6 @@ class PeriodTests:
         """The part of the corpus that the indices point into."""
         return corpus.train if self.held_out else corpus.test
 
-    def of_period(self, period: int) -> Indices:
-        """The test samples of one period (a view). Raises IndexError if there is no such period."""
-        if not 0 <= period < len(self):
-            raise IndexError(f"period {period} of {len(self)}")
-        return self.indices[self.offsets[period] : self.offsets[period + 1]]
-
-    @property
-    def seen_since(self) -> Indices:
-        """The period from which on each test set counts as seen, ``[periods]``."""
-        return np.arange(len(self)) if self.since is None else self.since
-
     def to_arrays(self) -> dict[str, Indices]:
         """The test plan as arrays for a blob."""
         held_out = np.array([self.held_out], dtype=np.int64)

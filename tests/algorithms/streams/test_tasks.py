@@ -24,7 +24,7 @@ def by_period(arrivals, device):
 
 
 def plan_of(tests):
-    return [tests.of_period(period).tolist() for period in range(len(tests))]
+    return [part.tolist() for part in np.split(tests.indices, tests.offsets[1:-1])]
 
 
 def test_tasks_are_runs_of_the_class_order_and_the_first_are_larger():

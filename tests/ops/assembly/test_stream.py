@@ -107,12 +107,13 @@ def test_a_stream_is_a_function_of_the_experiment_and_another_seed_makes_another
 
 def test_periods_follow_a_column_of_times() -> None:
     plan, tests = opened(experiment(kind="periods", periods=4, order="time", cut="fleet", test_fraction=0.25))
-    ends = [TIMES[tests.of_period(period)].max() for period in range(4)]
+    tested = np.split(tests.indices, tests.offsets[1:-1])
+    ends = [TIMES[period].max() for period in tested]
     assert ends == [99.0, 199.0, 299.0, 399.0]
     assert [plan.arrivals.counts()[:, period].sum() for period in range(4)] == [75] * 4
     for period in range(4):
         arrived = plan.arrivals.indices[plan.arrivals.periods == period]
-        assert TIMES[arrived].max() < TIMES[tests.of_period(period)].min()
+        assert TIMES[arrived].max() < TIMES[tested[period]].min()
 
 
 def test_labels_are_an_order_of_arrival() -> None:
@@ -139,10 +140,9 @@ def test_devices_may_meet_tasks_in_orders_of_their_own_which_model_and_stream_sh
         for period in range(5):
             brought = np.unique(tasks.task[LABELS[plan.arrivals.arrived(device, period, np.inf)]])
             assert brought.tolist() == [tasks.own[device, period]]
-    assert tests.seen_since.tolist() == tasks.since.tolist()
-    assert [np.unique(tasks.task[TEST_LABELS[tests.of_period(task)]]).tolist() for task in range(5)] == [
-        [task] for task in range(5)
-    ]
+    assert tests.since.tolist() == tasks.since.tolist()
+    tested = np.split(tests.indices, tests.offsets[1:-1])
+    assert [np.unique(tasks.task[TEST_LABELS[period]]).tolist() for period in tested] == [[0], [1], [2], [3], [4]]
     again = class_tasks(experiment(seed=2, kind="classes", tasks=5, order_by="device"), 10)
     assert again is not None
     assert again.own is not None
@@ -162,14 +162,14 @@ def test_classes_come_in_the_order_that_is_given() -> None:
     plan, tests = opened(experiment(kind="classes", tasks=2, order=[9, 8, 7, 6, 5, 0, 1, 2, 3, 4]))
     counts = plan.arrivals.label_counts(LABELS, 10)
     assert counts.tolist() == [[0] * 5 + [40] * 5, [40] * 5 + [0] * 5]
-    assert sorted(set(TEST_LABELS[tests.of_period(0)].tolist())) == [5, 6, 7, 8, 9]
+    assert sorted(set(TEST_LABELS[tests.indices[: tests.offsets[1]]].tolist())) == [5, 6, 7, 8, 9]
 
 
 def test_a_column_of_texts_drifts_like_labels() -> None:
     plan, tests = opened(experiment(kind="window", column="domain", periods=2, width=1.0))
     first = plan.arrivals.indices[plan.arrivals.periods == 0]
     assert len(set(LABELS[first] % 2)) == 1
-    assert set(TEST_LABELS[tests.of_period(0)] % 2) == set(LABELS[first] % 2)
+    assert set(TEST_LABELS[tests.indices[: tests.offsets[1]]] % 2) == set(LABELS[first] % 2)
 
 
 def test_the_rules_of_a_plan_are_those_of_the_configuration() -> None:
