@@ -9,9 +9,9 @@ import subprocess
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -36,7 +36,8 @@ class FleetTimeout(FedemuError):
 class LiveFleet:
     """One run directory with a coordinator, supervisors and perhaps edges that belong to this object.
 
-    ``close`` ends everything that it started. ``leftovers`` then names the processes that still live.
+    ``close`` ends everything that it started, and so does the end of a ``with`` block. ``leftovers`` then names the
+    processes that still live.
     """
 
     def __init__(
@@ -66,6 +67,12 @@ class LiveFleet:
         self.edges: list[psutil.Popen] = []
         self._seen: dict[int, psutil.Process] = {}
         self._log_of: dict[int, Path] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
     def start_coordinator(self, *options: str, environment: Mapping[str, str] | None = None) -> psutil.Popen:
         """Start a coordinator, or resume it if the run directory exists already.
@@ -276,28 +283,3 @@ def send_home(fleet: LiveFleet) -> list[str]:
                 if left != INTERRUPTED:
                     complaints.append(f"{kind} ended with exit {left}: {fleet.tail(4)}")
     return complaints
-
-
-@contextmanager
-def live_fleet(
-    directory: Path,
-    *,
-    address: str,
-    overrides: Sequence[str] = (),
-    experiment: str = "digits",
-    start: Start | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> Iterator[LiveFleet]:
-    """A LiveFleet that is closed at the end of the block, also after an error."""
-    fleet = LiveFleet(
-        directory,
-        address=address,
-        overrides=overrides,
-        experiment=experiment,
-        start=start,
-        environment=environment,
-    )
-    try:
-        yield fleet
-    finally:
-        fleet.close()

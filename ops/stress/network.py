@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -88,7 +88,8 @@ def play_network(folder: Path, weathers: Sequence[Weather] = WEATHERS, rounds: i
     for weather in weathers:
         say(f"{weather.name}: {weather.what} ...")
         results.append(result := play(folder / weather.name, weather, settings, str(expected)))
-        say(f"  {'passed' if result.passed else 'FAILED'} in {span(result.seconds)}{_because(result)}")
+        why = "" if result.passed else f": {result.complaint}"
+        say(f"  {'passed' if result.passed else 'FAILED'} in {span(result.seconds)}{why}")
     return results
 
 
@@ -123,20 +124,12 @@ def play(folder: Path, weather: Weather, settings: Sequence[str], expected: str)
 @contextmanager
 def _fleet(folder: Path, quality: Quality, settings: Sequence[str]) -> Iterator[tuple[LiveFleet, Wires]]:
     """A fleet whose coordinator, machines and edges are in namespaces of their own."""
-    wires = Wires([COORDINATOR, *MACHINES, EDGE], quality)
+    with closing(Wires([COORDINATOR, *MACHINES, EDGE], quality)) as wires:
 
-    def start(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> psutil.Popen:
-        name = Path(words[words.index("--state") + 1]).name if words[0] == "device" else words[0]
-        return start_interpreter(words, log, environment, wires.inside(name))
+        def start(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> psutil.Popen:
+            name = Path(words[words.index("--state") + 1]).name if words[0] == "device" else words[0]
+            return start_interpreter(words, log, environment, wires.inside(name))
 
-    address = f"tcp://{wires.addresses[COORDINATOR]}:{PORT}"
-    fleet = LiveFleet(folder, address=address, overrides=settings, experiment="digits-small", start=start)
-    try:
-        yield fleet, wires
-    finally:
-        fleet.close()
-        wires.close()
-
-
-def _because(result: WeatherResult) -> str:
-    return f": {result.complaint}" if result.complaint else ""
+        address = f"tcp://{wires.addresses[COORDINATOR]}:{PORT}"
+        with LiveFleet(folder, address=address, overrides=settings, experiment="digits-small", start=start) as fleet:
+            yield fleet, wires

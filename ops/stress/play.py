@@ -14,7 +14,7 @@ import psutil
 
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.running.launch import free_address
-from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start, live_fleet
+from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start
 from fedemu.ops.stress.invariants import Usage, clock_goes_forward, nothing_counted_twice, outcomes_add_up
 from fedemu.ops.stress.scenarios import Scale, Scenario
 
@@ -100,7 +100,7 @@ def play(
     rows: tuple[Row, ...] = ()
     summary: dict[str, Any] = {}
     per_round = 0
-    with live_fleet(
+    with LiveFleet(
         directory,
         address=free_address(),
         overrides=scenario.settings(scale),

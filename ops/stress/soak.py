@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from fedemu.ops.running.launch import free_address, last_words
-from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, live_fleet, send_home
+from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, send_home
 from fedemu.ops.stress.slopes import Slope, slope_of
 from fedemu.protocol.host.files import write_for_people
 from fedemu.protocol.host.paths import is_folder
@@ -127,7 +127,7 @@ def soak(
         # All temporary files of the fleet come here, so that they can be counted.
         place = {"TMPDIR": temporary, "XDG_RUNTIME_DIR": temporary}
         settings = (f"fleet.devices={devices}", f"fleet.per_round={min(8, devices)}", *SETTINGS)
-        with live_fleet(
+        with LiveFleet(
             folder, address=free_address(), overrides=settings, experiment=EXPERIMENT, environment=place
         ) as fleet:
             fleet.start_devices(devices)

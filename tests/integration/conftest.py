@@ -16,7 +16,7 @@ from fedemu.ops.experiment import Runtime
 from fedemu.ops.experiment.sources import load_experiment, write_frozen
 from fedemu.ops.running.embedded import serve_embedded
 from fedemu.ops.running.launch import free_address
-from fedemu.ops.stress.fleet import LiveFleet, live_fleet
+from fedemu.ops.stress.fleet import LiveFleet
 from fedemu.ops.stress.invariants import outcomes_add_up
 from fedemu.ops.stress.scenarios import SHORT
 from fedemu.ops.stress.warm import WarmStart
@@ -79,7 +79,7 @@ def in_one_process() -> Callable[..., Summary]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: WarmStart) -> dict[str, Any]:
     """The summary of the scenarios' experiment when nobody disturbs it."""
     directory = tmp_path_factory.mktemp("undisturbed")
-    with live_fleet(
+    with LiveFleet(
         directory,
         address=free_address(),
         overrides=SHORT.settings,

@@ -11,7 +11,7 @@ from fedemu.ops.bench.fleet.sides import BareFleet, OurFleet
 from fedemu.ops.bench.measuring import processes
 from fedemu.ops.bench.measuring.measure import Effort, Figure, Tell, cost
 from fedemu.ops.running.launch import free_address
-from fedemu.ops.stress.fleet import live_fleet
+from fedemu.ops.stress.fleet import LiveFleet
 
 ATTACH_SECONDS_FOR_300 = 3.0
 MEGABYTES_PER_DEVICE = 8.0
@@ -59,7 +59,7 @@ def _memory(folder: Path, devices: int, tell: Tell) -> Iterator[Figure]:
     with BareFleet(devices) as bare:
         bare.attach()
         floor = processes.memory_of(bare.pids)
-    with live_fleet(folder, address=free_address(), overrides=overrides) as fleet:
+    with LiveFleet(folder, address=free_address(), overrides=overrides) as fleet:
         fleet.start_devices(devices)
         fleet.start_coordinator()
         fleet.wait_for_round(_ROUND)

@@ -13,7 +13,7 @@ from typing import Final
 import psutil
 
 from fedemu.ops.running.launch import free_address
-from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, live_fleet, send_home
+from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, send_home
 from fedemu.ops.stress.invariants import clock_goes_forward, outcomes_add_up
 from fedemu.ops.stress.undisturbed import undisturbed
 from fedemu.ops.stress.warm import WarmStart
@@ -91,7 +91,7 @@ def recover(
     settings = (*SETTINGS, *FLEETS[name])
     overrides = (*settings, "rounds=1000000")
     complaints: list[str] = []
-    with live_fleet(
+    with LiveFleet(
         folder, address=free_address(), overrides=overrides, experiment=EXPERIMENT, start=warm.start
     ) as fleet:
         place = free_address()

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import psutil
 
 from fedemu.ops.keys.store import KeyFolder
 from fedemu.ops.running.launch import free_address
-from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start, finished_rounds, live_fleet
+from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start, finished_rounds
 from fedemu.ops.stress.invariants import clock_goes_forward, outcomes_add_up
 from fedemu.ops.stress.strangers.attacks import ATTACKS, DEVICES
 from fedemu.protocol.code.source import interpreter
@@ -203,11 +203,9 @@ class _Watch(threading.Thread):
         return self._memory, (after - before) / (ended - began)
 
 
-def _fleet(
-    folder: Path, rounds: int, start: Start | None, attacks: Sequence[str] = ()
-) -> AbstractContextManager[LiveFleet]:
+def _fleet(folder: Path, rounds: int, start: Start | None, attacks: Sequence[str] = ()) -> LiveFleet:
     settings = dict.fromkeys(setting for name in attacks for setting in ATTACKS[name].settings)
-    return live_fleet(
+    return LiveFleet(
         folder,
         address=free_address(),
         overrides=(*SETTINGS, *settings, f"rounds={rounds}"),

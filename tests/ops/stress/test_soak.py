@@ -70,7 +70,7 @@ def test_a_fleet_that_does_not_begin_or_does_not_end_is_a_complaint_beside_what_
 ) -> None:
     fleet = MagicMock(**{f"{waits}.side_effect": FleetTimeout("it did not happen within 60 s")})
     fleet.leftovers.return_value = []
-    monkeypatch.setattr("fedemu.ops.stress.soak.live_fleet", lambda *_, **__: nullcontext(fleet))
+    monkeypatch.setattr("fedemu.ops.stress.soak.LiveFleet", lambda *_, **__: nullcontext(fleet))
     assert soak(tmp_path, 0.0).complaints == ("it did not happen within 60 s",)
     assert fleet.wait_until.called
 
@@ -88,7 +88,7 @@ def test_a_supervisor_that_does_not_leave_well_is_a_complaint(
     fleet = MagicMock(**{"wait_for_end.return_value": INTERRUPTED, "tail.return_value": "its last lines"})
     fleet.supervisors = [MagicMock(**{f"wait.{key}": value for key, value in leaves.items()})]
     fleet.leftovers.return_value = []
-    monkeypatch.setattr("fedemu.ops.stress.soak.live_fleet", lambda *_, **__: nullcontext(fleet))
+    monkeypatch.setattr("fedemu.ops.stress.soak.LiveFleet", lambda *_, **__: nullcontext(fleet))
     assert soak(tmp_path, 0.0).complaints == (f"{complaint}its last lines",)
 
 
