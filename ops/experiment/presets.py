@@ -39,18 +39,23 @@ def methods() -> list[tuple[str, str]]:
 
 def preset_names() -> list[str]:
     """The names of all settings, sorted. The default setting comes first."""
-    return sorted(_names(FOLDER), key=lambda name: name != DEFAULT)
+    return sorted(names_in(FOLDER), key=lambda name: name != DEFAULT)
 
 
 def part_names() -> list[str]:
     """The names of everything that may follow a setting after ``+``, sorted."""
-    return _names(METHODS)
+    return names_in(METHODS)
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names by which the TOML files of a folder are called, sorted."""
+    return sorted(path.stem for path in folder.glob("*.toml"))
 
 
 def is_preset(name: str) -> bool:
     """Whether there is a preset of this name: a setting, alone or with methods."""
     setting, *parts = name.split(JOINT)
-    return setting in _names(FOLDER) and {*parts} <= {*_names(METHODS)}
+    return setting in names_in(FOLDER) and {*parts} <= {*names_in(METHODS)}
 
 
 def preset(name: str) -> dict[str, Any]:
@@ -59,7 +64,7 @@ def preset(name: str) -> dict[str, Any]:
     Raises ConfigurationError with the nearest names if a part does not exist.
     """
     setting, *parts = name.split(JOINT)
-    if setting in _names(METHODS):
+    if setting in names_in(METHODS):
         raise ConfigurationError(_alone(name))
     if parts and not setting:
         raise ConfigurationError(f'the name of a preset is missing before "{JOINT}"; {LISTED}')
@@ -96,7 +101,7 @@ def part_path(name: str) -> Path:
     if name not in (known := part_names()):
         if not name:
             raise ConfigurationError(f'the name of a preset part is missing after "{JOINT}"; {LISTED}')
-        if name in _names(FOLDER):
+        if name in names_in(FOLDER):
             raise ConfigurationError(
                 f'{name} is a preset, and can\'t follow another after "{JOINT}"; name one preset, and then its parts'
             )
@@ -130,7 +135,7 @@ def _alone(name: str) -> str:
     """Say how to write a name that begins with a part instead of a setting."""
     parts = name.split(JOINT)
     first = parts[0]
-    settings = [part for part in parts if part in _names(FOLDER)]
+    settings = [part for part in parts if part in names_in(FOLDER)]
     rest = [part for part in parts[1:] if part not in settings]
     joined = JOINT.join([settings[0], first, *rest]) if settings else JOINT.join([example_of(first), *rest])
     return f"{first} is a {kind_of(first)}, which follows a preset: write {joined}"
@@ -153,10 +158,8 @@ def _parsed(path: Path) -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-def _names(folder: Path) -> list[str]:
-    return sorted(path.stem for path in folder.glob("*.toml"))
-
-
 def _described(folder: Path) -> list[tuple[str, str]]:
-    lines = {name: (folder / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0] for name in _names(folder)}
+    lines = {
+        name: (folder / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0] for name in names_in(folder)
+    }
     return [(name, line.removeprefix("#").strip()) for name, line in lines.items()]

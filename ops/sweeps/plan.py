@@ -17,7 +17,7 @@ from pydantic import Field, JsonValue, ValidationError
 
 from fedemu.ops.experiment.mistakes import plain_table, refuse
 from fedemu.ops.experiment.near import did_you_mean
-from fedemu.ops.experiment.presets import FOLDER
+from fedemu.ops.experiment.presets import FOLDER, names_in
 from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.tables.section import Count, NotNegative, Section
 from fedemu.ops.running.seeds import parse_seeds
@@ -26,7 +26,7 @@ from fedemu.ops.sweeps.methods import resolved
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.paths import is_file
 
-SHIPPED = FOLDER / "sweeps"
+SWEEPS = FOLDER / "sweeps"
 MOST_RUNS = 100_000
 OWN_FILES = ("compare", "sweep.csv", "suite.csv", "suite.md")
 """What a sweep writes into its folder beside the runs."""
@@ -108,17 +108,7 @@ def is_sweep(source: str) -> bool:
     path = Path(source)
     if is_file(path):
         return "parts" in read_toml(path)
-    return source in shipped_names()
-
-
-def shipped_names() -> list[str]:
-    """The names of the sweeps that come with fedemu."""
-    return names_in(SHIPPED)
-
-
-def names_in(folder: Path) -> list[str]:
-    """The names by which the TOML files of a folder are called, sorted."""
-    return sorted(each.stem for each in folder.glob("*.toml"))
+    return source in names_in(SWEEPS)
 
 
 def file_of(source: str, folder: Path, what: str) -> Path:
@@ -140,7 +130,7 @@ def load_sweep(source: str) -> Sweep:
 
     Raises ConfigurationError if there is none, or if there is a mistake in it.
     """
-    path = file_of(source, SHIPPED, "sweep")
+    path = file_of(source, SWEEPS, "sweep")
     table = plain_table(read_toml(path))
     try:
         for given in _tables(table.get("parts")):

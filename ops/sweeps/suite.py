@@ -11,16 +11,11 @@ from collections.abc import Sequence
 from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment.presets import FOLDER
 from fedemu.ops.experiment.sources import load_experiment
-from fedemu.ops.sweeps.plan import Part, Planned, chosen, file_of, load_sweep, names_in, runs_of
+from fedemu.ops.sweeps.plan import Part, Planned, chosen, file_of, load_sweep, runs_of
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, DataError
 
 SUITES = FOLDER / "suites"
-
-
-def suite_names() -> list[str]:
-    """The names of the suites that come with fedemu."""
-    return names_in(SUITES)
 
 
 def open_suite(source: str, size: str, added: Sequence[str], own_only: bool = False) -> list[Part]:

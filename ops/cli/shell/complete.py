@@ -17,8 +17,10 @@ from typer._completion_classes import completion_init
 from typer._completion_shared import get_completion_script
 
 from fedemu.ops.cli.shell.guarded import guarded
-from fedemu.ops.experiment.presets import FOLDER, JOINT, part_names, preset_names
+from fedemu.ops.experiment.presets import JOINT, names_in, part_names, preset_names
 from fedemu.ops.homes import expanded
+from fedemu.ops.sweeps.plan import SWEEPS
+from fedemu.ops.sweeps.suite import SUITES
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.paths import is_file
 
@@ -81,12 +83,12 @@ def experiments(incomplete: str) -> list[str]:
 
 def sweeps(incomplete: str) -> list[str]:
     """Sweeps that come with fedemu, presets, TOML files and folders."""
-    return _beginning(incomplete, sorted(path.stem for path in FOLDER.glob("sweeps/*.toml"))) + experiments(incomplete)
+    return _beginning(incomplete, names_in(SWEEPS)) + experiments(incomplete)
 
 
 def suites(incomplete: str) -> list[str]:
     """Suites that come with fedemu, TOML files and folders."""
-    return _beginning(incomplete, sorted(path.stem for path in FOLDER.glob("suites/*.toml"))) + toml_files(incomplete)
+    return _beginning(incomplete, names_in(SUITES)) + toml_files(incomplete)
 
 
 def methods(incomplete: str) -> list[str]:

@@ -10,10 +10,10 @@ import pytest
 
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.mistakes import setting_paths
-from fedemu.ops.experiment.presets import example_of, part_names, preset, preset_names
+from fedemu.ops.experiment.presets import example_of, names_in, part_names, preset, preset_names
 from fedemu.ops.experiment.sources import load_experiment, machine_paths
 from fedemu.ops.experiment.without_effect import _REASONS, WithoutEffect
-from fedemu.ops.sweeps.plan import load_sweep, planned, shipped_names
+from fedemu.ops.sweeps.plan import SWEEPS, load_sweep, planned
 
 Source = str | Path | Mapping[str, Any]
 
@@ -230,7 +230,7 @@ def test_nothing_that_is_shipped_sets_what_has_no_effect() -> None:
     data = {"phones"}  # these name recorded files
     presets: list[Source] = [preset(name) for name in preset_names() if name not in data]
     assert [line for source in [*presets, *map(example_of, part_names())] for line in told(source)] == []
-    for name in shipped_names():
+    for name in names_in(SWEEPS):
         assert told_of([(run.experiment, run.overrides) for run in planned(load_sweep(name))], {}) == []
 
 

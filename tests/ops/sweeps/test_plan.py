@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedemu.ops.cli.commands import app
+from fedemu.ops.experiment.presets import names_in
 from fedemu.ops.experiment.sources import load_experiment
-from fedemu.ops.sweeps.plan import SHIPPED, Part, is_sweep, load_sweep, planned, runs_of, shipped_names
+from fedemu.ops.sweeps.plan import SWEEPS, Part, is_sweep, load_sweep, planned, runs_of
 from fedemu.protocol.errors import ConfigurationError
 
 TWO = """
@@ -47,7 +48,7 @@ def test_every_experiment_is_run_with_every_seed_the_first_seeds_first(tmp_path:
 def test_a_source_is_a_sweep_if_it_has_parts_or_comes_with_fedemu(tmp_path: Path) -> None:
     assert is_sweep(written(tmp_path, TWO))
     assert not is_sweep(written(tmp_path, 'name = "an experiment"'))
-    assert shipped_names() == ["evidence", "papers"]
+    assert names_in(SWEEPS) == ["evidence", "papers"]
     assert [is_sweep(source) for source in ("evidence", "digits", str(tmp_path))] == [True, False, False]
 
 
@@ -148,9 +149,9 @@ def test_an_unknown_name_is_met_with_the_nearest_one() -> None:
         load_sweep("all")
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED.glob("*.toml")))
+@pytest.mark.parametrize("name", names_in(SWEEPS))
 def test_the_shipped_sweeps_hold_experiments_that_can_be_read(name: str) -> None:
-    assert (SHIPPED / f"{name}.toml").read_text(encoding="utf-8").startswith("# ")
+    assert (SWEEPS / f"{name}.toml").read_text(encoding="utf-8").startswith("# ")
     for run in planned(load_sweep(name)):
         load_experiment(run.experiment, run.overrides, {})
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fedemu.ops.experiment.presets import names_in
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.sweeps.plan import Part, runs_of
 from fedemu.ops.sweeps.standing import lines, overview, text, write_standing
-from fedemu.ops.sweeps.suite import open_suite, planned_suite, seconds_of, suite_names, with_data
+from fedemu.ops.sweeps.suite import SUITES, open_suite, planned_suite, seconds_of, with_data
 from fedemu.protocol.errors import ConfigurationError, DataError
 
 MINE = """
@@ -199,7 +200,7 @@ def test_a_part_of_whose_data_some_are_missing_is_left_out(
         with_data([of_preset])
 
 
-@pytest.mark.parametrize("name", suite_names())
+@pytest.mark.parametrize("name", names_in(SUITES))
 def test_the_shipped_suites_hold_experiments_that_can_be_read(name: str) -> None:
     for size in ("tiny", "quick", "small", "full"):
         runs = planned_suite(open_suite(name, size, []), None)
