@@ -15,7 +15,7 @@ from fedemu.ops.live.starting import start_page
 from fedemu.ops.running.folder import claim, give_back, keep_grown, reopen, require_own_states
 from fedemu.ops.running.portable import start_again_portably
 from fedemu.ops.running.together import (
-    refuse_metrics_at,
+    refuse_metrics_at_address,
     require_metrics_ports,
     require_processor_here,
     require_room_here,
@@ -51,7 +51,7 @@ def open_run(
     if computes_here or runtime.transport == "memory":
         start_again_portably(experiment)
     if computes_here:
-        refuse_metrics_at(runtime.bind, runtime)
+        refuse_metrics_at_address(runtime)
     else:
         if is_elsewhere(runtime):
             require_engine(runtime.on)

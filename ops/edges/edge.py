@@ -18,7 +18,7 @@ from fedemu.ops.figures import readable_bytes
 from fedemu.ops.keys.choice import client_keys, in_words, server_keys
 from fedemu.ops.running.devices import ENDS, require_host
 from fedemu.ops.running.exits import exit_code_of
-from fedemu.ops.running.together import places, reachable, refuse_metrics_at
+from fedemu.ops.running.together import places, reachable, refuse_metrics_at_address
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, Interrupted
 from fedemu.protocol.host.kernel import stop_signals
@@ -43,7 +43,7 @@ def edge_alone(runtime: Runtime) -> int:
             f"this edge would connect to itself: --bind {runtime.bind} and --connect {runtime.connect} are one place; "
             "give --bind another port"
         )
-    refuse_metrics_at(runtime.bind, runtime)
+    refuse_metrics_at_address(runtime)
     logging.basicConfig(level=runtime.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
 
     keys = server_keys(runtime, os.environ)

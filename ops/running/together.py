@@ -73,7 +73,7 @@ def require_metrics_ports(runtime: Runtime) -> None:
     if runtime.transport == "memory":
         return
     if "bind" in runtime.model_fields_set:
-        refuse_metrics_at(runtime.bind, runtime)
+        refuse_metrics_at_address(runtime)
     if runtime.metrics_port == LAST_PORT:
         raise ConfigurationError(
             f"runtime.metrics_port = {LAST_PORT} leaves no port after it, which the devices' metrics need, too; "
@@ -103,12 +103,13 @@ def require_processor_here(runtime: Runtime) -> None:
         require_processor(runtime.device_type)
 
 
-def refuse_metrics_at(bind: str, runtime: Runtime) -> None:
-    """Raise ConfigurationError if the metrics of the process that listens at ``bind`` would be served there, too."""
+def refuse_metrics_at_address(runtime: Runtime) -> None:
+    """Raise ConfigurationError if metrics would be served where their process listens for others."""
     metrics = f"tcp://{runtime.metrics_address}:{runtime.metrics_port}"
-    if runtime.metrics_port and places(reachable(bind)) & places(reachable(metrics)):
+    if runtime.metrics_port and places(reachable(runtime.bind)) & places(reachable(metrics)):
         raise ConfigurationError(
-            f"--bind {bind} and --metrics-port {runtime.metrics_port} are one place; give one of them another port"
+            f"--bind {runtime.bind} and --metrics-port {runtime.metrics_port} are one place; give one of them another "
+            "port"
         )
 
 
