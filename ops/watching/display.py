@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedemu.coordinator.observer import Absence, Direction, RunObserver
+from fedemu.coordinator.observer import Absence, Observers, RunObserver
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.figures import counted, per_second, percent, span
 from fedemu.ops.terminal import can_redraw
@@ -66,10 +66,11 @@ def open_display(progress: Progress, console: Console) -> Display:
     return LiveDisplay(progress, console) if console.is_interactive else PlainDisplay(progress, console)
 
 
-class PlainDisplay:
+class PlainDisplay(Observers):
     """Writes a line now and then, for logs and pipes."""
 
     def __init__(self, progress: Progress, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
         self.progress = progress
         self._console = console
         self._clock = clock
@@ -135,12 +136,6 @@ class PlainDisplay:
             self._last_line = self._clock()
             self._print(line)
 
-    def device_result(self, outcome: str) -> None:
-        pass
-
-    def rejected(self, reason: str) -> None:
-        pass
-
     def event(self, name: str, **fields: Any) -> None:
         self.progress.event(name)
         if name == "failure":
@@ -159,9 +154,6 @@ class PlainDisplay:
             self._tell_unread(**fields)
         if name == "own_states_lost":
             self._print(f"{counted(fields['devices'], 'device')} lost their own states and begin anew")
-
-    def traffic(self, kind: str, direction: Direction, size: int) -> None:
-        pass
 
     def _begin(self) -> None:
         """The wait for the fleet begins now. Tell people if the run goes on where an earlier part ended."""

@@ -13,9 +13,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from fedemu.coordinator.observer import Absence
+from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.summary import RunOutcome
+from fedemu.device.machine.observer import Silent
 from fedemu.ops.watching.exporter import Exporter
 from fedemu.ops.watching.run_state import RunState
 from fedemu.protocol.messages import OUTCOMES
@@ -24,11 +25,12 @@ ROUND_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 6
 TRAIN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0)
 
 
-class CoordinatorMetrics:
+class CoordinatorMetrics(Observers):
     """An observer of a coordinator. It keeps the metrics that ``docs/metrics.md`` lists."""
 
     def __init__(self, registry: CollectorRegistry, rounds: int) -> None:
         """``rounds`` is the number of the run's last round."""
+        super().__init__()
 
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(name, text, labels, registry=registry)
@@ -75,9 +77,6 @@ class CoordinatorMetrics:
             self._follow(row)
         self._state.resumed(rows[-1].round)
 
-    def waiting(self, absence: Absence | None) -> None:
-        """Nothing is kept here. ``fleet`` tells how many devices have a connection."""
-
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
         self._state.began()
         self._reach(virtual_time)
@@ -86,6 +85,7 @@ class CoordinatorMetrics:
         self._state.finished(row.round)
         self._duration.observe(row.round_seconds or 0.0)
         self._job_seconds.inc(row.server_seconds or 0.0)
+        # Bytes are those of finished rounds, so a resumed run does not count them twice.
         for direction, kind, size in (
             ("down", "emulated", row.bytes_down),
             ("down", "wire", row.wire_bytes_down),
@@ -137,9 +137,6 @@ class CoordinatorMetrics:
         if name == "retry":
             self._retries.inc()
 
-    def traffic(self, kind: str, direction: str, size: int) -> None:
-        """Nothing is counted here. Bytes come from the finished rounds, so a resumed run does not count them twice."""
-
     def ended(self, outcome: RunOutcome) -> None:
         """The run is over. No device is connected any more."""
         self._state.ended(outcome)
@@ -171,7 +168,7 @@ class ServedMetrics:
             exporter.close()
 
 
-class SupervisorMetrics:
+class SupervisorMetrics(Silent):
     """An observer of one machine's supervisor. It keeps the metrics that ``docs/metrics.md`` lists."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -196,27 +193,12 @@ class SupervisorMetrics:
         for result in ("done", "failed"):
             self._jobs.labels(result)
 
-    def placed(self, places: int) -> None:
-        """Nothing is kept: ``fedemu_devices`` counts the devices of this machine."""
-
-    def barred(self, reason: str) -> None:
-        """Nothing is kept, as for ``lost``."""
-
-    def lost(self, seconds: float) -> None:
-        """Nothing is kept: the metrics of the coordinator tell whether it is there."""
-
-    def found(self) -> None:
-        """Nothing is kept, as for ``lost``."""
-
     def devices(self, counts: Mapping[str, int]) -> None:
         for state, count in counts.items():
             self._devices.labels(state).set(count)
 
     def restarted(self, kind: str) -> None:
         self._restarts.labels(kind).inc()
-
-    def hung(self, trainer: int, seconds: float, lacked: str, jobs: str) -> None:
-        """Nothing is kept here: the trainer is killed, which ``restarted`` counts."""
 
     def queue_depth(self, depth: int) -> None:
         self._queue.set(depth)
