@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import datasets  # type: ignore[import-untyped]
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.ops.data.images import image_blocks
-from fedemu.ops.data.source import ROW_NUMBERS, DataSource
+from fedemu.ops.data.source import ROW_NUMBERS, DataSource, listed, require_column
 from fedemu.protocol.errors import DataError
 
 _LABELS = ("label", "labels", "target", "class")
@@ -26,7 +26,7 @@ def label_column(source: DataSource, features: datasets.Features) -> str:
     fine one of CIFAR-100. Raises DataError if there is none, or more than one.
     """
     if source.label_column is not None:
-        return require(source, features, source.label_column)
+        return require_column(source, features, source.label_column)
     others = [name for name in features if name not in source.columns]
     found = [name for name in others if isinstance(features[name], datasets.ClassLabel)]
     found = found or [name for name in others if name in _LABELS]
@@ -47,7 +47,7 @@ def input_columns(source: DataSource, features: datasets.Features, label: str) -
     numbers. Raises DataError if there are none, or if several of vectors are left.
     """
     if source.image_column is not None:
-        return [require(source, features, source.image_column)]
+        return [require_column(source, features, source.image_column)]
     apart = {label, *source.columns}
     others = [name for name in features if name not in apart and not ROW_NUMBERS.fullmatch(name)]
     images = [name for name in others if isinstance(features[name], datasets.Image)]
@@ -80,16 +80,6 @@ def _or_texts(features: datasets.Features, names: Sequence[str]) -> str:
     return f", or data.text.kind = 'labels' to learn from the texts in {texts[0]!r}" if texts else ""
 
 
-def require(source: DataSource, features: Mapping[str, Any], name: str, where: str = "the data set ") -> str:
-    """Return ``name`` if the data set, or the part of it that ``where`` names, has such a column.
-
-    Raises DataError if it has none.
-    """
-    if name not in features:
-        raise DataError(f"{where}{source.dataset!r} has no column {name!r}; its columns are {listed(features)}")
-    return name
-
-
 def number_type(feature: Any) -> str:
     """The type of a column of numbers, or of truths, which count as 1 and 0. Empty for any other, also for classes."""
     numbers = ("int", "uint", "float", "double", "bool")
@@ -111,7 +101,7 @@ def values_of(source: DataSource, split: datasets.Dataset, name: str) -> NDArray
 
     Raises DataError if it is missing, has empty cells, or is neither.
     """
-    require(source, split.features, name)
+    require_column(source, split.features, name)
     values = cells_of(source, split, name)
     if None in values:
         raise DataError(f"the column {name!r} of {source.dataset!r} is empty in row {values.index(None) + 1}")
@@ -188,11 +178,6 @@ def _require_declared(source: DataSource, name: str, names: Sequence[str], label
             f"the label column {name!r} of {source.dataset!r} holds {outside[0]}, "
             f"which is none of its {len(names)} classes"
         )
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names for an error: with commas, or ``none``."""
-    return ", ".join(names) or "none"
 
 
 def input_blocks(

@@ -31,12 +31,11 @@ from fedemu.ops.data.columns import (
     input_columns,
     label_column,
     left_out,
-    require,
     test_labels,
     values_of,
 )
 from fedemu.ops.data.regroup import regrouped
-from fedemu.ops.data.source import SPLIT, DataSource, Place
+from fedemu.ops.data.source import SPLIT, DataSource, Place, require_column
 from fedemu.ops.data.split import Part, Rows, called, chosen_splits, divided
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.host.paths import is_file
@@ -59,12 +58,12 @@ def decode_table(source: DataSource, opened: datasets.DatasetDict, grey: bool) -
     label = label_column(source, train.features)
     inputs = input_columns(source, train.features, label)
     for column in source.columns:
-        require(source, train.features, column)
+        require_column(source, train.features, column)
     given = {"train": values_of(source, train, label)}
     if test is not None:
         given["test"] = test_labels(source, test, label, train.features[label], given["train"])
         for column in inputs:
-            require(source, test.features, column, "the test split of ")
+            require_column(source, test.features, column, "the test split of ")
     y, names = classes_of(source, label, train.features[label], given)
 
     def part(name: str, split: datasets.Dataset) -> Part:

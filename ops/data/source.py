@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -92,6 +93,21 @@ class Place:
     where: str
     subset: str | None = None
     looked_in: tuple[str, ...] = field(default=(), compare=False)
+
+
+def require_column(source: DataSource, columns: Collection[str], name: str, where: str = "the data set ") -> str:
+    """Return ``name`` if the data set, or the part of it that ``where`` names, has such a column.
+
+    Raises DataError if it has none.
+    """
+    if name not in columns:
+        raise DataError(f"{where}{source.dataset!r} has no column {name!r}; its columns are {listed(columns)}")
+    return name
+
+
+def listed(names: Collection[str]) -> str:
+    """Names for an error: with commas, or ``none``."""
+    return ", ".join(names) or "none"
 
 
 def locate(dataset: str, data: Path | None) -> Place:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedemu.ops.data.cache import Decoded
 from fedemu.ops.data.own.text_files import read_file, values
-from fedemu.ops.data.source import ROW_NUMBERS, SPLIT, DataSource, Place
+from fedemu.ops.data.source import ROW_NUMBERS, SPLIT, DataSource, Place, require_column
 from fedemu.ops.data.split import Part, chosen_splits, divided
 from fedemu.ops.data.texts import classes_of_cells
 from fedemu.ops.figures import counted
@@ -30,12 +30,12 @@ def decode_numbers(source: DataSource, place: Place) -> Decoded:
     columns = read_file(Path(place.where))
     label = _label_column(source, columns)
     for name in source.columns:
-        _require(source, columns, name)
+        require_column(source, columns, name, "the file ")
     apart = {label, *source.columns, SPLIT}
     others = [name for name in columns if name not in apart and not ROW_NUMBERS.fullmatch(name)]
     inputs = [name for name in others if _has_numbers(columns[name])]
     if source.image_column is not None:
-        inputs = others = [_require(source, columns, source.image_column)]
+        inputs = others = [require_column(source, columns, source.image_column, "the file ")]
     if not inputs:
         raise DataError(
             f"the file {source.dataset!r} has no column of numbers to learn from beside its labels; its columns are "
@@ -66,7 +66,7 @@ def decode_numbers(source: DataSource, place: Place) -> Decoded:
 
 def _label_column(source: DataSource, columns: dict[str, list[str]]) -> str:
     if source.label_column is not None:
-        return _require(source, columns, source.label_column)
+        return require_column(source, columns, source.label_column, "the file ")
     found = next((name for name in _LABELS if name in columns), None)
     if found is None:
         raise DataError(
@@ -74,12 +74,6 @@ def _label_column(source: DataSource, columns: dict[str, list[str]]) -> str:
             f"{', '.join(columns)}; set data.label_column to the one to learn"
         )
     return found
-
-
-def _require(source: DataSource, columns: dict[str, list[str]], name: str) -> str:
-    if name not in columns:
-        raise DataError(f"the file {source.dataset!r} has no column {name!r}; its columns are {', '.join(columns)}")
-    return name
 
 
 def _has_numbers(cells: Sequence[str]) -> bool:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedemu.algorithms.data.language import PAD, TextKind, masked, windows
 from fedemu.ops.data.cache import Decoded, Samples
 from fedemu.ops.data.own.text_files import read_file, values
-from fedemu.ops.data.source import SPLIT, TABLE_FILES, DataSource, Place, TextSource, ends_in
+from fedemu.ops.data.source import SPLIT, TABLE_FILES, DataSource, Place, TextSource, ends_in, require_column
 from fedemu.ops.data.split import Part, chosen_splits, divided
 from fedemu.ops.data.tokens import Tokenizer, require_tokenizer, train_tokenizer
 from fedemu.protocol.errors import DataError
@@ -50,7 +50,7 @@ def decode_columns(source: DataSource, wanted: TextSource, columns: Columns, spl
             f"the data set {source.dataset!r} has no column of labels among {', '.join(columns)}; set data.label_column"
         )
     for name in source.columns:
-        _require(source, columns, name)
+        require_column(source, columns, name)
     present = np.array([bool(str(cell or "").strip()) for cell in columns[text]])
     of_split = np.array(splits)
     unlabelled = np.array([label is not None and _is_empty(cell) for cell in columns[label or text]])
@@ -89,7 +89,7 @@ def _text_column(source: DataSource, wanted: TextSource, columns: Columns) -> st
     Raises DataError if there is none.
     """
     if wanted.column is not None:
-        return _require(source, columns, wanted.column)
+        return require_column(source, columns, wanted.column)
     found = [name for name in _TEXTS if name in columns]
     if not found:
         raise DataError(
@@ -102,17 +102,8 @@ def _text_column(source: DataSource, wanted: TextSource, columns: Columns) -> st
 def _label_column(source: DataSource, columns: Columns, text: str) -> str | None:
     """The column of the labels: the one that is set, or the first with a usual name. None if there is none."""
     if source.label_column is not None:
-        return _require(source, columns, source.label_column)
+        return require_column(source, columns, source.label_column)
     return next((name for name in _LABELS if name in columns and name != text), None)
-
-
-def _require(source: DataSource, columns: Columns, name: str) -> str:
-    """Return ``name`` if there is such a column. Raises DataError if there is none."""
-    if name not in columns:
-        raise DataError(
-            f"the data set {source.dataset!r} has no column {name!r}; its columns are {', '.join(columns) or 'none'}"
-        )
-    return name
 
 
 def classes_of_cells(
