@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
@@ -12,6 +12,8 @@ from fedemu.ops.experiment.mistakes import plain_table, refuse
 from fedemu.ops.experiment.tables.section import Positive, Section, Text
 from fedemu.protocol.addresses import check_address
 from fedemu.protocol.errors import ConfigurationError
+
+S = TypeVar("S", bound=Section)
 
 MOST_TRAINERS = 1024
 """The largest number of trainers on one machine."""
@@ -52,11 +54,7 @@ class Track(Section):
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> Track:
         """Check the table ``[track]``. Raises ConfigurationError with one sentence if a setting is wrong."""
-        plain = plain_table(table, "track")
-        try:
-            return cls.model_validate_json(json.dumps(plain))
-        except ValidationError as error:
-            raise refuse(error, plain, cls, "track") from None
+        return _parsed(cls, table, "track")
 
 
 class Runtime(Section):
@@ -106,8 +104,12 @@ class Runtime(Section):
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> Runtime:
         """Check the table ``[runtime]``. Raises ConfigurationError with one sentence if a setting is wrong."""
-        plain = plain_table(table, "runtime")
-        try:
-            return cls.model_validate_json(json.dumps(plain))
-        except ValidationError as error:
-            raise refuse(error, plain, cls, "runtime") from None
+        return _parsed(cls, table, "runtime")
+
+
+def _parsed(kind: type[S], table: Mapping[str, Any], name: str) -> S:
+    plain = plain_table(table, name)
+    try:
+        return kind.model_validate_json(json.dumps(plain))
+    except ValidationError as error:
+        raise refuse(error, plain, kind, name) from None
