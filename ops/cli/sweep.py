@@ -163,11 +163,11 @@ def sweep(
 
 def _search(part: Part, out: Path, search: list[str], trials: int, metric: str, at_once: int | None) -> int:
     # Importing numpy takes time, for which no other command should have to wait.
-    from fedemu.ops.compare.entry import FIGURES
+    from fedemu.ops.compare.entry import FIGURES, ROUNDS_TO
     from fedemu.ops.sweeps.search import Study, figure_of, parse_space
     from fedemu.ops.sweeps.searching import run_search
 
-    spaces, figure = parse_space(search), figure_of(metric, [key for key in FIGURES if "rounds_to" not in key])
+    spaces, figure = parse_space(search), figure_of(metric, [key for key in FIGURES if key not in ROUNDS_TO])
     chose = {"search": search, "trials": trials, "metric": metric, "seeds": ",".join(map(str, part.seeds))}
     again = _again("sweep", part.experiments[0], {**chose, "out": out, "set": part.set, "at-once": at_once})
     tried = [override_of((space.key, space.least)) for space in spaces]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,8 @@ from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import LAST_ROUNDS, accuracy_of_last, forgetting_of
 from fedemu.ops.results.periods import period_results, perplexity_of
 
-SHARES = (0.5, 0.75, 0.95)
-"""Shares of the target accuracy. The rounds to each of them are counted (Aljahdali et al., table 1)."""
+ROUNDS_TO = {"rounds_to_50": 0.5, "rounds_to_75": 0.75, "rounds_to_95": 0.95}
+"""The figures that count rounds until a share of the target accuracy, with this share (Aljahdali et al., table 1)."""
 BY_PERIOD = (
     "average_accuracy",
     "average_incremental_accuracy",
@@ -42,7 +42,7 @@ FIGURES = (
     *_BY_ROUND,
     *BY_PERIOD,
     KEPT_OBJECTIVE,
-    *(f"rounds_to_{share * 100:.0f}" for share in SHARES),
+    *ROUNDS_TO,
     "bytes_down",
     "bytes_up",
     "virtual_time",
@@ -166,14 +166,11 @@ def _figures_of_run(run: Run, target: float | None, last: int) -> dict[str, floa
         "best_accuracy": best_accuracy(run),
         "last_accuracy": accuracy_of_last(run.rows, last),
         "forgetting": forgetting_of(run.rows),
-        **{key: _mean(row.number(key) for row in run.rows) for key in _BY_ROUND},
+        **{key: _of_known(statistics.fmean, (row.number(key) for row in run.rows)) for key in _BY_ROUND},
         **_by_period(run),
-        KEPT_OBJECTIVE: _median(row.kept_objective for row in run.rows),
-        **{
-            f"rounds_to_{share * 100:.0f}": None if target is None else _rounds_to(run, share * target)
-            for share in SHARES
-        },
-        **{key: _total(row.number(key) for row in run.rows) for key in ("bytes_down", "bytes_up")},
+        KEPT_OBJECTIVE: _of_known(statistics.median, (row.kept_objective for row in run.rows)),
+        **{key: None if target is None else _rounds_to(run, share * target) for key, share in ROUNDS_TO.items()},
+        **{key: _of_known(sum, (row.number(key) for row in run.rows)) for key in ("bytes_down", "bytes_up")},
         **{key: run.rows[-1].number(key) if run.rows else None for key in ("virtual_time", "wall_time")},
     }
 
@@ -199,19 +196,7 @@ def _known(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _median(values: Iterable[float | None]) -> float | None:
-    """The median of the values that are known, None if there is none."""
+def _of_known(figure: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
+    """A figure of the values that are known, such as their mean. None if there is none."""
     known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
-
-
-def _total(values: Iterable[float | None]) -> float | None:
-    """The sum of the values that are known, None if there is none."""
-    known = [value for value in values if value is not None]
-    return float(sum(known)) if known else None
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    """The mean of the values that are known, None if there is none."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+    return float(figure(known)) if known else None

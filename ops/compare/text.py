@@ -14,7 +14,7 @@ from fedemu.ops.compare import cells
 from fedemu.ops.compare.beside import beside_best
 from fedemu.ops.compare.cells import NEVER, Cell
 from fedemu.ops.compare.compare import Comparison
-from fedemu.ops.compare.entry import BY_PERIOD, OF_DIAGNOSED, SHARES, Statistic
+from fedemu.ops.compare.entry import BY_PERIOD, OF_DIAGNOSED, ROUNDS_TO, Statistic
 from fedemu.ops.compare.replay import OBJECTIVE, Measure, ReplayStudy
 from fedemu.ops.compare.tasks import TaskStudy
 from fedemu.ops.figures import percent
@@ -178,7 +178,7 @@ def _columns(target: float | None, last: int) -> Mapping[str, tuple[str, Cell]]:
         "aggregation forgetting": ("aggregation_forgetting", cells.share),
         "local alignment": ("local_alignment", cells.share),
         "global alignment": ("global_alignment", cells.share),
-        **{f"to {_reached(share, target)}": (f"rounds_to_{share * 100:.0f}", cells.count) for share in SHARES},
+        **{f"to {_reached(share, target)}": (key, cells.count) for key, share in ROUNDS_TO.items()},
         "bytes down": ("bytes_down", cells.size),
         "bytes up": ("bytes_up", cells.size),
         "virtual time": ("virtual_time", cells.span),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.coordinator.record.run import read_run
-from fedemu.ops.compare.entry import FIGURES, figures_of, outcome_of
+from fedemu.ops.compare.entry import FIGURES, ROUNDS_TO, figures_of, outcome_of
 from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.ops.results.own_measures import Teller, own_measures
 from fedemu.ops.sweeps.plan import Planned
@@ -18,8 +18,6 @@ from fedemu.protocol.host.files import write_whole
 from fedemu.protocol.host.paths import is_folder
 
 TABLE = "sweep.csv"
-_LEFT_OUT = ("rounds_to_50", "rounds_to_75", "rounds_to_95")
-"""Figures that need a target, which one run alone has not."""
 
 
 def write_table(folder: Path, runs: Sequence[Planned]) -> Path:
@@ -29,7 +27,7 @@ def write_table(folder: Path, runs: Sequence[Planned]) -> Path:
     the grid stands in the column of its key, or in ``set KEY`` if another column has that name, as ``rounds``. What a
     method measures itself has the value of the run's last round with it, in columns such as ``device_metrics.norm``.
     """
-    figures = [key for key in FIGURES if key not in _LEFT_OUT]
+    figures = [key for key in FIGURES if key not in ROUNDS_TO]  # one run alone has no target
     found = [_of_run(folder / run.folder, figures) for run in runs]
     own = sorted({column for _, measured in found for column in measured})
     before = ["part", "experiment"]
