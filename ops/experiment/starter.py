@@ -13,7 +13,7 @@ from typing import Any
 from fedemu.ops.experiment.experiment import Experiment
 from fedemu.ops.experiment.presets import preset
 from fedemu.ops.experiment.runtime import Runtime
-from fedemu.ops.experiment.toml_text import SCHEMA_LINE, toml_text
+from fedemu.ops.experiment.toml_text import SCHEMA_LINE, toml_text, toml_value
 
 STARTER = "digits-small"
 """The preset that a new experiment begins with: it runs in seconds."""
@@ -148,5 +148,4 @@ def _commented(path: str, default: Any) -> str:
     said = KEYS[path]
     if default is None or isinstance(default, Mapping):
         return said
-    shown = toml_text({"v": default}).removeprefix("v = ").strip()
-    return f"{said} (default {shown})"
+    return f"{said} (default {toml_value(default)})"

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import IO
 
 from fedemu.ops.experiment import Runtime
-from fedemu.ops.notebook.settings import toml, without_settings
+from fedemu.ops.experiment.toml_text import toml_value
+from fedemu.ops.notebook.settings import without_settings
 from fedemu.ops.notebook.shown import Shown
 from fedemu.ops.running.codes import COMPLAINT
 from fedemu.ops.running.exits import TOLD
@@ -62,7 +63,7 @@ def _play(folder: Path, runtime: Runtime, shown: Shown, seeds: Sequence[int], to
     if seeds:
         command += ["--seeds", ",".join(map(str, seeds))]
     for key, value in runtime.model_dump(exclude_unset=True).items():
-        command += ["--set", f"{'' if key == 'track' else 'runtime.'}{key}={toml(value)}"]
+        command += ["--set", f"{'' if key == 'track' else 'runtime.'}{key}={toml_value(value)}"]
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

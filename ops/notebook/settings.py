@@ -13,7 +13,7 @@ from fedemu.ops.data.cache import cache_folder
 from fedemu.ops.data.own.given import store
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, NOT_SETTINGS, PREFIX, load_experiment, write_frozen
-from fedemu.ops.experiment.toml_text import toml_text
+from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.ops.experiment.without_effect import WithoutEffect
 from fedemu.ops.notebook.cells import name_of
 from fedemu.protocol.errors import ConfigurationError
@@ -69,7 +69,7 @@ def overrides(values: Mapping[str, Any]) -> list[str]:
     written = []
     for key, value in given.items():
         named = f"{key}__name" if key in NAMED and not isinstance(value, Mapping) else key
-        written.append(f"{named.replace('__', '.')}={toml(plain(value, named))}")
+        written.append(f"{named.replace('__', '.')}={toml_value(plain(value, named))}")
     return written
 
 
@@ -106,8 +106,3 @@ def plain(value: Any, setting: str) -> Any:
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without settings of experiments. Variables that name folders stay."""
     return {name: value for name, value in environment.items() if not name.startswith(PREFIX) or name in NOT_SETTINGS}
-
-
-def toml(value: Any) -> str:
-    """A value as TOML. Tables are written inline."""
-    return toml_text({"": {"v": value}}).partition("v = ")[2].strip()

@@ -191,7 +191,7 @@ def test_a_refusal_takes_back_no_rounds_that_an_earlier_call_has_added(
     [(True, "true"), (3, "3"), ("a b", '"a b"'), ({"kind": "iid"}, '{ kind = "iid" }'), ([1, 2], "[1, 2]")],
 )
 def test_an_override_is_any_value_of_toml(value: Any, text: str) -> None:
-    assert settings.toml(value) == text
+    assert settings.overrides({"stream": value}) == [f"stream={text}"]
 
 
 @pytest.mark.parametrize(
