@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fedemu.coordinator.record.run import Run
 from fedemu.ops.pages.colours import BLUE, GREY, ORANGE, RED
 from fedemu.ops.pages.head import Fact, Swatch
@@ -35,22 +33,21 @@ def head(run: Run) -> list[Fact]:
 
 def swatches(run: Run, several_periods: bool) -> list[Swatch]:
     """What the colours of the plots mean."""
-    return list(_swatches(run, several_periods))
-
-
-def _swatches(run: Run, several_periods: bool) -> Iterator[Swatch]:
+    found: list[Swatch] = []
     if any(row.accuracy is not None for row in run.rows):
-        yield Swatch((BLUE,), "accuracy, and the global model")
-        yield Swatch((ORANGE,), "loss, and what devices send or train")
-        yield Swatch((RED,), "forgetting")
-        yield Swatch(tones(ACCURACY_COLOURS), "maps: accuracy from 0 to 100 %")
+        found += [
+            Swatch((BLUE,), "accuracy, and the global model"),
+            Swatch((ORANGE,), "loss, and what devices send or train"),
+            Swatch((RED,), "forgetting"),
+            Swatch(tones(ACCURACY_COLOURS), "maps: accuracy from 0 to 100 %"),
+        ]
     if several_periods:
-        yield Swatch(tones(ORDERED), "periods, from the first to the last")
+        found.append(Swatch(tones(ORDERED), "periods, from the first to the last"))
     ended = [name for name in OUTCOME_COLOURS if any(row.outcomes[name] for row in run.rows)]
-    for name in ended:
-        yield Swatch((OUTCOME_COLOURS[name],), f"devices: {name}")
+    found += [Swatch((OUTCOME_COLOURS[name],), f"devices: {name}") for name in ended]
     if run.diagnosis:
-        yield Swatch((GREY,), "the old global model")
+        found.append(Swatch((GREY,), "the old global model"))
+    return found
 
 
 def _rounds(finished: int, wanted: int | None) -> str:
