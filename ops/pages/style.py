@@ -184,7 +184,7 @@ def cell_map(axes: Any, table: Any, **look: Any) -> Any:
 
 
 def sequence_colours(count: int) -> Floats:
-    """``count`` colours ``[count, rgba]`` of things in an order."""
+    """``count`` colours ``[count, rgba]`` of things in an order, such as the periods of a run."""
     return np.array(ORDERED(np.linspace(0, 1, count)), dtype=np.float64)
 
 
@@ -193,17 +193,12 @@ def tones(colours: Colormap) -> tuple[str, ...]:
     return tuple(to_hex(colours(place / 6)) for place in range(7))
 
 
-def period_colours(periods: int) -> Floats:
-    """The colour of each period ``[periods, rgba]``, the same in every picture of a run."""
-    return sequence_colours(periods)
-
-
 def period_bar(figure: Figure, axes: Any, periods: int, title: str) -> None:
     """Show at the right of ``axes`` which colour means which period. Periods count from 1."""
-    colour_bar(figure, axes, period_colours(periods), title, first=1)
+    colour_bar(figure, axes, sequence_colours(periods), title, first=1)
 
 
-def colour_bar(figure: Figure, axes: Any, colours: Any, title: str, first: int = 0) -> None:
+def colour_bar(figure: Figure, axes: Any, colours: Any, title: str, first: int) -> None:
     """Draw a field of each of ``colours`` at the right of ``axes``. The fields are numbered from ``first`` upwards."""
     count = len(colours)
     norm = BoundaryNorm(np.arange(count + 1) - 0.5, count)

@@ -30,9 +30,9 @@ from fedemu.ops.pages.style import (
     number_periods,
     numbers,
     period_bar,
-    period_colours,
     plain_log_axis,
     round_ticks,
+    sequence_colours,
     series,
 )
 from fedemu.ops.results.periods import PeriodResults, perplexity_of
@@ -53,7 +53,7 @@ def period_curves(results: PeriodResults) -> Figure | None:
     rounds = np.array([row.round for row in results.rows])
     tasks = np.array([row.task or 0 for row in results.rows])
     dots = marker(len(rounds))
-    for period, (colour, values) in enumerate(zip(period_colours(results.periods), _by_period(results), strict=True)):
+    for period, (colour, values) in enumerate(zip(sequence_colours(results.periods), _by_period(results), strict=True)):
         begun = tasks >= results.since[period]
         axes.plot(rounds, values, color=colour, linewidth=0.8, alpha=0.35, label=f"_period {period + 1}, all rounds")
         axes.plot(

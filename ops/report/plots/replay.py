@@ -26,7 +26,6 @@ from fedemu.ops.pages.style import (
     new_figure,
     numbers,
     period_bar,
-    period_colours,
     plain_log_axis,
     round_ticks,
     sequence_colours,
@@ -60,7 +59,8 @@ def buffers(rows: Rows) -> Figure | None:
             axes.bar(after, totals, color=BLUE, width=0.8)
             continue
         counts = _counts([_numbers_of(held[period], key) for period in periods])
-        colours = period_colours(len(counts)) if key == "periods" else _label_colours(len(counts))
+        few = key == "labels" and len(counts) <= _FEW_LABELS
+        colours: Any = PALETTE[: len(counts)] if few else sequence_colours(len(counts))
         first = 1 if key == "periods" else 0
         _stack(axes, after, counts, colours, key.removesuffix("s"), first)
         colour_bar(figure, axes, colours, "", first=first)
@@ -86,7 +86,7 @@ def coordination(rows: Rows) -> Figure | None:
         return None
     figure, axes = new_figure("Coordinated objective")
     periods = max(*(len(row.period_accuracy or ()) for row in rows), max(found) + 1)
-    colours = period_colours(periods)
+    colours = sequence_colours(periods)
     for period, objective in found.items():
         if objective[0] > 0:
             axes.plot(
@@ -199,10 +199,6 @@ def _stack(axes: Any, places: list[int], counts: Floats, colours: Any, noun: str
             part = slice(held[0], held[-1] + 1)
             draw_steps(axes, places[part], base[part], base[part] + values[part], color=colour, label=label)
         base += values
-
-
-def _label_colours(labels: int) -> Any:
-    return PALETTE[:labels] if labels <= _FEW_LABELS else sequence_colours(labels)
 
 
 def _short(total: float) -> str:

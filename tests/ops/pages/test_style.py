@@ -23,9 +23,9 @@ from fedemu.ops.pages.style import (
     marker,
     new_figure,
     numbers,
-    period_colours,
     plain_log_axis,
     saved,
+    sequence_colours,
     series,
     wrapped,
 )
@@ -84,7 +84,7 @@ def test_every_line_that_is_compared_looks_different() -> None:
 
 
 def test_periods_have_colours_of_their_own() -> None:
-    colours = period_colours(5)
+    colours = sequence_colours(5)
     assert colours.shape == (5, 4)
     assert len({tuple(colour) for colour in colours.tolist()}) == 5
 
