@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedemu.coordinator.record.json_lines import read_object
 from fedemu.coordinator.record.run import Run, read_generated, read_run
+from fedemu.ops.experiment.near import did_you_mean
 from fedemu.ops.pages.parts import Draw, bound
 from fedemu.ops.pages.style import drawn
 from fedemu.ops.report.generated import generated_plots
@@ -52,9 +52,8 @@ def figure(directory: Path, name: str) -> Figure:
     found = drawn(draws[name]) if name in draws else None
     if found is None:
         has = figure_names(directory)
-        near = difflib.get_close_matches(name, has, n=1, cutoff=0.7)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(has) or 'none yet'}"
-        raise ConfigurationError(f'the run in {directory} has no figure "{name}"; {hint}')
+        hint = did_you_mean(name, has) or f"; it has {', '.join(has) or 'none yet'}"
+        raise ConfigurationError(f'the run in {directory} has no figure "{name}"{hint}')
     return found
 
 
