@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fedemu.ops.experiment import Experiment
@@ -33,6 +34,11 @@ def named_places(experiment: Experiment) -> dict[str, str]:
         *(("algorithm.terms", term) for term in algorithm.terms),
     ]
     return {place_of(name): setting for setting, name in reversed(named) if ":" in name}
+
+
+def allowing(experiment: Experiment) -> str:
+    """The options that allow ``fedemu device`` to run the code which the experiment names. Each follows a space."""
+    return "".join(f" --allow-code {quote(place)}" for place in named_places(experiment))
 
 
 def with_digests(experiment: Experiment) -> Experiment:

@@ -14,7 +14,7 @@ from shlex import quote
 from typing import Final
 
 from fedemu.device.host.limits import demand, pack_size
-from fedemu.ops.assembly.named_code import named_places
+from fedemu.ops.assembly.named_code import allowing
 from fedemu.ops.engines.places import require_places, share, variables
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import write_frozen
@@ -121,7 +121,7 @@ def _manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods: Pod
         "COUNT": str(pods.machines),
         "EACH": str(most),
         "TRAINERS": str(trainers),
-        "ALLOWED": "".join(f" --allow-code {quote(place)}" for place in named_places(experiment)),
+        "ALLOWED": allowing(experiment),
         "CPU": str(pods.cpus),
         "MEMORY": str(memory),
         "MOST_MEMORY": str(2 * memory),

@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
-from fedemu.ops.assembly.named_code import named_places
+from fedemu.ops.assembly.named_code import allowing
 from fedemu.ops.engines.places import require_places, settled_variables, share, variables
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.figures import counted, span
@@ -100,7 +100,7 @@ def write_job(directory: Path, experiment: Experiment, runtime: Runtime, job: Sl
         "DEVICES": str(experiment.fleet.devices),
         # The first node has the coordinator, too, whose metrics have the port that was given.
         "METRICS": f" --metrics-port {runtime.metrics_port + 1}" if runtime.metrics_port else "",
-        "ALLOWED": "".join(f" --allow-code {quote(place)}" for place in named_places(experiment)),
+        "ALLOWED": allowing(experiment),
     }
     text = re.sub(r"@([A-Z]+)@", lambda found: words[found[1]], _TEMPLATE.read_text(encoding="utf-8"))
     write_for_people(script, re.sub(r"\n{3,}", "\n\n", text))

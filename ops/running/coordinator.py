@@ -24,7 +24,7 @@ from fedemu.coordinator.serve import serve
 from fedemu.device.host.computing import how_it_coordinates
 from fedemu.device.host.processors import ask_for_cuda
 from fedemu.ops.assembly.coordinator import assemble
-from fedemu.ops.assembly.named_code import named_places
+from fedemu.ops.assembly.named_code import allowing
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import read_frozen
 from fedemu.ops.keys.choice import in_words as keys_in_words
@@ -81,11 +81,10 @@ def coordinate_alone(
             require_alone(directory)
         keys = server_keys(runtime, os.environ)
         server_key = f" --server-key {quote(keys.public)}" if keys else ""
-        allowed = "".join(f" --allow-code {quote(place)}" for place in named_places(experiment))
 
         def bring(address: str) -> str:
             connect = f"fedemu device --n {experiment.fleet.devices} --connect {quote(reachable_elsewhere(address))}"
-            return f"{connect}{server_key}{allowed}"
+            return f"{connect}{server_key}{allowing(experiment)}"
 
         def opened(address: str) -> None:
             nonlocal again
