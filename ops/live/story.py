@@ -19,8 +19,6 @@ from fedemu.coordinator.record.records import newest_record
 from fedemu.device.memory.replay_buffer import read_buffer
 from fedemu.device.memory.store import PREFIX, SUFFIX
 from fedemu.ops.assembly.behaviours import open_behaviours
-from fedemu.ops.assembly.stream import open_stream
-from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.live.forms import is_ask, is_event
 from fedemu.ops.live.run import LiveRun
@@ -66,15 +64,13 @@ def _open(experiment: Experiment) -> Holdings | str:
     """The holdings of an experiment, or a sentence that says why they cannot be had."""
     try:
         # It imports torch, for which no page should wait that tells no story.
-        from fedemu.ops.assembly.partition import build_partition
+        from fedemu.ops.assembly.parts import Parts
 
-        corpus = open_corpus(experiment)
-        partition = build_partition(corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)
-        plan, _ = open_stream(experiment, corpus, partition)
+        parts = Parts(experiment)
+        return Holdings(parts.stream, parts.corpus.train.y, parts.corpus.class_names)
     except (Exception, SystemExit) as error:  # the data may be made by code of the user's own
         said = str(error) if isinstance(error, OSError) else account(error)
         return f"the data of the run can't be read here: {said}"
-    return Holdings(plan, corpus.train.y, corpus.class_names)
 
 
 def _tell(run: LiveRun, device: int, holdings: Holdings | str) -> dict[str, Any]:

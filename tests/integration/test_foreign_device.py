@@ -22,10 +22,8 @@ from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
 from fedemu.ops.assembly.coordinator import assemble
-from fedemu.ops.assembly.partition import build_partition
-from fedemu.ops.assembly.stream import open_stream
+from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.bench.fleet.scripted import ScriptedCoordinator, Terms
-from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment.sources import load_experiment, write_frozen
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.errors import RefusedError
@@ -173,13 +171,11 @@ def test_a_foreign_device_that_is_forgotten_while_it_fetches_says_hello_again(
     foreign_device: Path, tmp_path: Path
 ) -> None:
     experiment, _ = load_experiment("digits-small", list(SETTINGS), {})
-    corpus = open_corpus(experiment)
-    partition = build_partition(corpus, experiment.data, devices=2, seed=experiment.seed)
-    stream, _ = open_stream(experiment, corpus, partition)
-    terms = Terms(range(1), corpus.digest, heartbeat_seconds=1.0, patience=30, clock="wall")
+    parts = Parts(experiment)
+    terms = Terms(range(1), parts.corpus.digest, heartbeat_seconds=1.0, patience=30, clock="wall")
 
     async def play() -> None:
-        content = experiment.to_bytes(), encode_tree(stream.to_arrays())
+        content = experiment.to_bytes(), encode_tree(parts.stream.to_arrays())
         coordinator = Forgetful(ZmqNetwork(), tmp_path / "blobs", terms, *content)
         coordinator.open(f"ipc://{tmp_path}/coordinator")
         device = await asyncio.create_subprocess_exec("node", str(foreign_device), coordinator.address)

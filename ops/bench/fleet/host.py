@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedemu.ops.assembly.partition import build_partition
-from fedemu.ops.assembly.stream import open_stream
+from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.bench.fleet.scripted import ScriptedCoordinator, Terms
-from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.codec import Buffer
@@ -25,17 +23,16 @@ class FleetHost(ScriptedCoordinator):
 
     def __init__(self, folder: Path, address: str, devices: int) -> None:
         experiment, _ = load_experiment("digits", [f"fleet.devices={devices}", "fleet.per_round=1"], {})
-        corpus = open_corpus(experiment)
-        partition = build_partition(corpus, experiment.data, devices=devices, seed=experiment.seed)
-        stream, _ = open_stream(experiment, corpus, partition)
+        parts = Parts(experiment)
         terms = Terms(
             devices=range(devices),
-            data=corpus.digest,
+            data=parts.corpus.digest,
             heartbeat_seconds=experiment.liveness.heartbeat_seconds,
             patience=experiment.liveness.patience,
             horizon=HORIZON,
         )
-        super().__init__(ZmqNetwork(), folder / "host", terms, experiment.to_bytes(), encode_tree(stream.to_arrays()))
+        stream = encode_tree(parts.stream.to_arrays())
+        super().__init__(ZmqNetwork(), folder / "host", terms, experiment.to_bytes(), stream)
         self._answered: set[bytes] = set()
         self._all_answered = asyncio.Event()
         self.open(address)

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from fedemu.device.compute.executors.executor import Job
 from fedemu.device.compute.trainer import Trainer
-from fedemu.ops.assembly.learning import open_algorithm
+from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.bench.measuring.plain_loop import convolutional, device_update, perceptron, snapshot, weighted_mean
-from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.protocol.errors import TrainingError
 
@@ -55,9 +54,9 @@ def plain(work: Mapping[str, Any], settings: Mapping[str, Any]) -> Side:
 def trainer(work: Mapping[str, Any], settings: Mapping[str, Any]) -> Side:
     """``Trainer``, as trainer processes use it, in groups of the size that it asks for."""
     experiment, _ = load_experiment(settings["preset"], list(settings["overrides"]), {})
-    corpus = open_corpus(experiment)
-    model, algorithm = open_algorithm(experiment, corpus)
-    trainer = Trainer(algorithm.programs, corpus, experiment.seed, device_type=settings["device"], kind=model.kind)
+    parts = Parts(experiment)
+    model, programs = parts.model, parts.algorithm.programs
+    trainer = Trainer(programs, parts.corpus, experiment.seed, device_type=settings["device"], kind=model.kind)
     capacity = trainer.capacity("train")
     state = dict(model.init(experiment.seed))
     held = _held(work)

@@ -22,9 +22,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from fedemu.ops.assembly.partition import build_partition
+from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.bench.measuring.images import IMAGES, MANY_IMAGES, PLAIN_SGD
-from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment.sources import load_experiment
 
 
@@ -73,10 +72,9 @@ PFL: Final = Work(
 def write(work: Work, rounds: int, path: Path, device: str = "cpu") -> int:
     """Write the work of some rounds on ``device`` to the file ``path``. Returns the number of devices in a round."""
     experiment, _ = load_experiment(work.preset, list(work.overrides), {})
-    corpus = open_corpus(experiment)
-    fleet, local = experiment.fleet, experiment.local
-    partition = build_partition(corpus, experiment.data, devices=fleet.devices, seed=experiment.seed)
-    held = [partition.device(device)[0] for device in range(fleet.devices)]
+    parts, fleet, local = Parts(experiment), experiment.fleet, experiment.local
+    corpus = parts.corpus
+    held = [parts.partition.device(device)[0] for device in range(fleet.devices)]
     random = np.random.default_rng(0)
     x, y = corpus.batch(corpus.train, np.arange(len(corpus.train)))
     test_x, test_y = corpus.batch(corpus.test, np.arange(len(corpus.test)))

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedemu.ops.assembly.partition import build_partition
+from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.bench.measuring.measure import Sample, timed
 from fedemu.ops.bench.measuring.plain_loop import convolutional, device_update, perceptron, snapshot, weighted_mean
-from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment.sources import load_experiment
 
 
@@ -22,11 +21,9 @@ def plain(preset: str, cohorts: Sequence[Sequence[int]], overrides: Sequence[str
     """
     torch.set_num_threads(1)
     experiment, _ = load_experiment(preset, list(overrides), {})
-    devices = experiment.fleet.devices
-    corpus = open_corpus(experiment)
-    partition = build_partition(corpus, experiment.data, devices=devices, seed=experiment.seed)
-    local = experiment.local
-    data = [corpus.batch(corpus.train, partition.device(device)[0]) for device in range(devices)]
+    parts, local = Parts(experiment), experiment.local
+    corpus = parts.corpus
+    data = [corpus.batch(corpus.train, parts.partition.device(device)[0]) for device in range(experiment.fleet.devices)]
     x, y = corpus.batch(corpus.test, np.arange(len(corpus.test)))
     model = perceptron(64, 64, 10) if experiment.model.name == "mlp" else convolutional(10)
     initial = snapshot(model)

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.algorithms.data.corpus import Corpus, Split
-from fedemu.ops.assembly.partition import build_partition
-from fedemu.ops.data.corpora import open_corpus
+from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.protocol.ids import digest_of
@@ -38,11 +37,9 @@ class Workload:
 def digits(cohorts: int) -> Workload:
     """The 300 devices of the preset ``digits`` with their real partition, in cohorts of 30, again and again."""
     experiment, _ = load_experiment("digits", [], {})
-    corpus = open_corpus(experiment)
-    devices = experiment.fleet.devices
-    partition = build_partition(corpus, experiment.data, devices=devices, seed=experiment.seed)
-    members = [partition.device(device % devices)[0] for device in range(cohorts * PER_COHORT)]
-    return Workload(experiment, corpus, [members[n : n + PER_COHORT] for n in range(0, len(members), PER_COHORT)])
+    parts, devices = Parts(experiment), experiment.fleet.devices
+    members = [parts.partition.device(device % devices)[0] for device in range(cohorts * PER_COHORT)]
+    return Workload(experiment, parts.corpus, [members[n : n + PER_COHORT] for n in range(0, len(members), PER_COHORT)])
 
 
 def cifar(devices: int) -> Workload:

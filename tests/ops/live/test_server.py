@@ -18,6 +18,7 @@ import pytest
 from aiohttp import web
 
 from fedemu.algorithms.replay.buffer import Buffer
+from fedemu.ops.assembly import parts
 from fedemu.ops.experiment.sources import load_experiment, write_frozen
 from fedemu.ops.live import server, story
 from fedemu.ops.live.guards import is_own_fault
@@ -317,13 +318,13 @@ async def test_a_story_is_that_of_the_experiment_which_is_in_the_folder_now(made
 async def test_data_that_could_not_be_read_for_a_story_are_tried_again(
     made: Any, monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str
 ) -> None:
-    opened = story.open_corpus
-    monkeypatch.setattr(story, "open_corpus", MagicMock(side_effect=error))
+    opened = parts.open_corpus
+    monkeypatch.setattr(parts, "open_corpus", MagicMock(side_effect=error))
     async with served(made.directory) as (session, _):
         for missing in (f"the data of the run can't be read here: {said}", None):
             async with session.get("/api/runs/0/devices/3") as answer:
                 assert (await answer.json()).get("missing") == missing
-            monkeypatch.setattr(story, "open_corpus", opened)
+            monkeypatch.setattr(parts, "open_corpus", opened)
 
 
 async def test_a_process_that_ended_before_a_button_reached_it_is_told(
