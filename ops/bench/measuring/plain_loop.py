@@ -6,6 +6,7 @@ It has one thread and the default memory layout. Its data are decoded and normal
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +15,13 @@ from torch import Tensor, nn
 State = Mapping[str, Tensor]
 
 
-def perceptron(inputs: int, hidden: int, classes: int) -> nn.Module:
-    """A network with one hidden layer, as that of the preset ``digits``."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+def perceptron() -> nn.Module:
+    """The network of the preset ``digits``: one hidden layer, for images of 8 x 8 and 10 classes."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
-def convolutional(classes: int) -> nn.Module:
-    """The two-convolution network for images of 3 x 32 x 32."""
+def convolutional() -> nn.Module:
+    """The two-convolution network for images of 3 x 32 x 32 and 10 classes."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 5, padding=2),
         nn.ReLU(),
@@ -31,7 +32,7 @@ def convolutional(classes: int) -> nn.Module:
         nn.Flatten(),
         nn.Linear(64 * 8 * 8, 512),
         nn.ReLU(),
-        nn.Linear(512, classes),
+        nn.Linear(512, 10),
     )
 
 
@@ -54,15 +55,15 @@ def _unit(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Sequential:
     return nn.Sequential(convolution, nn.GroupNorm(2, outputs))
 
 
-def residual(classes: int) -> nn.Module:
-    """ResNet-18 for images of 3 x 32 x 32, with group normalisation, as the model ``resnet18``."""
+def residual() -> nn.Module:
+    """ResNet-18 for images of 3 x 32 x 32 and 10 classes, with group normalisation, as the model ``resnet18``."""
     blocks = [
         _Block(inputs, outputs, stride)
         for inputs, outputs in ((64, 64), (64, 128), (128, 256), (256, 512))
         for inputs, stride in ((inputs, 1 if inputs == outputs else 2), (outputs, 1))
     ]
     return nn.Sequential(
-        _unit(3, 64, 3, 1), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes)
+        _unit(3, 64, 3, 1), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)
     )
 
 
@@ -96,10 +97,15 @@ def device_update(
     return {name: value - start[name] for name, value in model.state_dict().items()}
 
 
-def weighted_mean(updates: Sequence[State], weights: Sequence[int]) -> dict[str, Tensor]:
-    """The mean of ``updates``, each with its weight, by variable."""
-    mean = {name: torch.zeros_like(value) for name, value in updates[0].items()}
-    for update, weight in zip(updates, weights, strict=True):
+def averaged(model: nn.Module, start: State, cohort: Sequence[tuple[Tensor, Tensor]], **how: Any) -> dict[str, Tensor]:
+    """The variables after a round of federated averaging.
+
+    ``cohort`` are the samples of each device that trains, ``how`` is what ``device_update`` wants to know.
+    """
+    updates = [device_update(model, start, data, **how) for data in cohort]
+    mean = {name: torch.zeros_like(value) for name, value in start.items()}
+    samples = sum(len(y) for _, y in cohort)
+    for update, (_, y) in zip(updates, cohort, strict=True):
         for name, value in update.items():
-            mean[name] += value * (weight / sum(weights))
-    return mean
+            mean[name] += value * (len(y) / samples)
+    return {name: value + mean[name] for name, value in start.items()}

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedemu.device.compute.executors.executor import Job
 from fedemu.device.compute.trainer import Trainer
 from fedemu.ops.assembly.parts import Parts
-from fedemu.ops.bench.measuring.plain_loop import convolutional, device_update, perceptron, snapshot, weighted_mean
+from fedemu.ops.bench.measuring.plain_loop import averaged, convolutional, perceptron, snapshot
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.protocol.errors import TrainingError
 
@@ -32,7 +32,7 @@ def plain(work: Mapping[str, Any], settings: Mapping[str, Any]) -> Side:
     """The loop that people write without a framework: one process, one thread."""
     torch.set_num_threads(1)
     device = torch.device(settings["device"])
-    model = (perceptron(64, 64, 10) if settings["model"] == "mlp" else convolutional(10)).to(device)
+    model = (perceptron() if settings["model"] == "mlp" else convolutional()).to(device)
     state = snapshot(model)
     order = np.random.default_rng(0)
     x, y = (torch.from_numpy(work[name]).to(device) for name in ("x", "y"))
@@ -40,9 +40,7 @@ def plain(work: Mapping[str, Any], settings: Mapping[str, Any]) -> Side:
 
     def play(round: int, cohort: Cohort) -> None:
         how = {name: settings[name] for name in ("epochs", "batch_size", "lr")}
-        updates = [device_update(model, state, data[device], order=order, **how) for device in cohort]
-        mean = weighted_mean(updates, [len(data[device][1]) for device in cohort])
-        state.update({name: value + mean[name] for name, value in state.items()})
+        state.update(averaged(model, state, [data[device] for device in cohort], order=order, **how))
 
     def logits(x: Tensor) -> Tensor:
         model.load_state_dict(state)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.bench.measuring.measure import Sample, timed
-from fedemu.ops.bench.measuring.plain_loop import convolutional, device_update, perceptron, snapshot, weighted_mean
+from fedemu.ops.bench.measuring.plain_loop import averaged, convolutional, perceptron, snapshot
 from fedemu.ops.experiment.sources import load_experiment
 
 
@@ -25,19 +25,9 @@ def plain(preset: str, cohorts: Sequence[Sequence[int]], overrides: Sequence[str
     corpus = parts.corpus
     data = [corpus.batch(corpus.train, parts.partition.device(device)[0]) for device in range(experiment.fleet.devices)]
     x, y = corpus.batch(corpus.test, np.arange(len(corpus.test)))
-    model = perceptron(64, 64, 10) if experiment.model.name == "mlp" else convolutional(10)
+    model = perceptron() if experiment.model.name == "mlp" else convolutional()
     initial = snapshot(model)
-    order = np.random.default_rng(0)
-
-    def round(state: dict[str, Tensor], cohort: Sequence[int]) -> dict[str, Tensor]:
-        updates = [
-            device_update(
-                model, state, data[device], epochs=local.epochs, batch_size=local.batch_size, lr=local.lr, order=order
-            )
-            for device in cohort
-        ]
-        mean = weighted_mean(updates, [len(data[device][1]) for device in cohort])
-        return {name: value + mean[name] for name, value in state.items()}
+    how = {"epochs": local.epochs, "batch_size": local.batch_size, "lr": local.lr, "order": np.random.default_rng(0)}
 
     def evaluate(state: dict[str, Tensor]) -> tuple[float, float]:
         model.load_state_dict(state)
@@ -48,7 +38,7 @@ def plain(preset: str, cohorts: Sequence[Sequence[int]], overrides: Sequence[str
     def play() -> int:
         state = initial
         for cohort in cohorts:
-            state = round(state, cohort)
+            state = averaged(model, state, [data[device] for device in cohort], **how)
             evaluate(state)
         return sum(map(len, cohorts))
 

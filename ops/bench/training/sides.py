@@ -72,13 +72,13 @@ def plain(workload: str, size: int, part: int, parts: int) -> Callable[[], Sampl
 def _network(workload: str, work: Workload) -> nn.Module:
     match workload:
         case "digits":
-            return perceptron(64, 64, 10)
+            return perceptron()
         case "resnet":
-            return residual(10)
+            return residual()
         case "bert":
             return _Bert(open_algorithm(work.experiment, work.corpus)[0])
         case _:
-            return convolutional(10)
+            return convolutional()
 
 
 class _Bert(nn.Module):
