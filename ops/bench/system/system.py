@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedemu.coordinator.record.json_lines import read_lines
 from fedemu.ops.bench.measuring.images import IMAGES, PLAIN_SGD
 from fedemu.ops.bench.measuring.measure import Effort, Figure, Sample, Tell, cost, rate
 from fedemu.ops.bench.measuring.worker import BenchmarkError, Worker
@@ -139,17 +141,24 @@ def _shares(name: str, stretches: Sequence[Stretch]) -> Iterator[Figure]:
 
 
 def find_accepted(preset: str, overrides: Sequence[str]) -> Accepted:
-    """The updates that a run accepts, found by ``accepted.py`` in a process of its own."""
+    """The updates that a run in one process accepts. A run of real processes accepts the same ones."""
     with tempfile.TemporaryDirectory(prefix="fedemu-bench-") as folder:  # Ctrl-C kills it, so it leaves its files
+        directory = Path(folder) / "run"
+        alone = (*overrides, "runtime.transport=memory", "runtime.report=false")
+        settings = [word for setting in alone for word in ("--set", setting)]
         done = subprocess.run(
-            [*interpreter(), "-m", "fedemu.ops.bench.system.accepted", preset, *overrides],
+            [*interpreter(), "-m", "fedemu.ops.cli", "run", preset, *settings, "--out", str(directory)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             env=os.environ | {"TMPDIR": folder},
             timeout=300,
             process_group=0,
         )
-    if done.returncode:
-        raise BenchmarkError("the run in memory failed; its error is above")
-    answer = json.loads(done.stdout)
-    return Accepted({int(round): devices for round, devices in answer["accepted"].items()}, answer["digest"])
+        if done.returncode:
+            raise BenchmarkError(f"the run in memory failed: {done.stdout.decode(errors='replace')[-500:]}")
+        accepted: dict[int, list[int]] = defaultdict(list)
+        for ask in read_lines(directory / "asks.jsonl"):
+            outcomes = zip(ask["devices"], ask["outcomes"], strict=True)
+            accepted[ask["round"]] += [device for device, outcome in outcomes if outcome == "a"]
+        return Accepted(accepted, json.loads((directory / "summary.json").read_text())["model_digest"])

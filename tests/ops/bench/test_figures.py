@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +17,7 @@ from fedemu.ops.bench.fleet.sides import BareFleet, OurFleet
 from fedemu.ops.bench.measuring.measure import Effort, Figure, Sample
 from fedemu.ops.bench.measuring.processes import memory_of
 from fedemu.ops.bench.measuring.worker import BenchmarkError
-from fedemu.ops.bench.system import accepted, run, system
+from fedemu.ops.bench.system import run, system
 from fedemu.ops.bench.system.sides import plain as plain_system
 from fedemu.ops.bench.training.sides import ours, plain
 from fedemu.ops.bench.wire import wire
@@ -110,9 +109,6 @@ def test_the_whole_system_is_measured_against_the_very_updates_that_it_accepts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(system, "Worker", Here)
-    monkeypatch.setattr(
-        system, "find_accepted", lambda *run: system.Accepted(*asyncio.run(accepted.accepted_updates(*run)))
-    )
     # 40 rounds at this scale: if there are few, a busy machine may look at the run only when all of them are over.
     work = replace(system.DIGITS, last=40_000, arrangements=(system.Arrangement(3, "shared", 3.0),))
     monkeypatch.setattr(system, "WORKS", [work])
