@@ -45,10 +45,10 @@ class SlurmHere:
 
     def processes(self, job: str, word: str) -> list[psutil.Process]:
         """The living processes of a job with ``word`` on their command line."""
-        found = []
+        found, own = [], {"SLURM_CLUSTER_NAME": str(self.folder), "SLURM_JOB_ID": job}
         for process in psutil.process_iter():
             try:
-                if process.environ().get("SLURM_JOB_ID") == job and (not word or word in process.cmdline()):
+                if own.items() <= process.environ().items() and (not word or word in process.cmdline()):
                     found.append(process)
             except psutil.Error:
                 continue

@@ -25,12 +25,17 @@ def sbatch(script: str) -> int:
     output = re.search(r'^#SBATCH --output="(.*)"$', text, re.MULTILINE)
     assert nodes is not None
     assert output is not None
-    environment = os.environ | {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": "here", "SLURM_NNODES": nodes[1]}
+    environment = os.environ | {"SLURM_JOB_NODELIST": "here", "SLURM_NNODES": nodes[1], **_named(job)}
     with open(output[1].replace("%j", job), "ab") as log:
         keeper = [sys.executable, __file__, str(HERE), "keep", job]
         subprocess.Popen(keeper, env=environment, stdout=log, stderr=log, start_new_session=True)
     print(f"Submitted batch job {job}")
     return 0
+
+
+def _named(job: str) -> dict[str, str]:
+    """The variables by which the processes of a job are known. Other tests have jobs of the same number."""
+    return {"SLURM_CLUSTER_NAME": str(HERE), "SLURM_JOB_ID": job}
 
 
 def keep(job: str) -> int:
@@ -43,7 +48,7 @@ def keep(job: str) -> int:
         code = batch.wait()
         for process in psutil.process_iter():
             try:
-                if process.pid != os.getpid() and process.environ().get("SLURM_JOB_ID") == job:
+                if process.pid != os.getpid() and _named(job).items() <= process.environ().items():
                     process.kill()
                     process.wait(60)
             except psutil.Error:

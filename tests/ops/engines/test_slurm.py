@@ -180,6 +180,14 @@ def test_before_the_time_limit_the_job_stops_the_run_and_queues_itself_again(pla
     assert {line.split()[0] for line in devices} <= {"0", "1"}
 
 
+def test_a_job_here_is_none_of_another_cluster_on_this_machine(slurm: Any, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text(f'#SBATCH --nodes=1\n#SBATCH --output="{tmp_path}/%j"\nsleep 60\n')
+    job = slurm.submit(script)
+    slurm.until(lambda: slurm.processes(job, "sleep"), "the job")
+    assert type(slurm)(tmp_path / "other").processes(job, "") == []
+
+
 @pytest.mark.timeout(900)
 def test_a_run_on_two_nodes_whose_coordinator_is_killed_has_the_digest_of_a_run_alone(
     slurm: Any, tmp_path: Path
