@@ -18,13 +18,16 @@ import pytest
 import torch
 
 from fedemu.algorithms.interface import Context, ServerJob, Tree
+from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.coordinator.record.summary import Summary
+from fedemu.coordinator.rounds import attempts
 from fedemu.protocol import messages as wire
 from fedemu.protocol.code.own_code import Elsewhere
 from fedemu.protocol.errors import ConfigurationError, QuorumError
+from fedemu.protocol.ids import digest_of
 from fedemu.protocol.wording import KILLED
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
@@ -105,14 +108,13 @@ async def test_a_run_without_quorum_ends_with_an_error_and_its_last_round(
     assert -1 in fleet.stopped
 
 
+@pytest.mark.parametrize(("tries", "times"), [(3, "3 times; all devices failed, 12"), (1, "in its only try; .* 4")])
 async def test_a_quorum_missed_because_training_fails_names_what_the_devices_said(
-    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, tries: int, times: str
 ) -> None:
     make_fleet(script=lambda index, work: {"after": 10.0, "reply": "failed"})
-    with pytest.raises(
-        QuorumError, match=r"all devices failed, 12 times for one reason: the loss is not finite"
-    ) as failed:
-        await play(make_plan())
+    with pytest.raises(QuorumError, match=f"{times} times for one reason: the loss is not finite") as failed:
+        await play(make_plan(attempts=tries))
     assert isinstance(failed.value.__cause__, Elsewhere), "a log tells where it was raised"
 
 
@@ -163,6 +165,31 @@ async def test_a_server_job_of_a_round_is_done_once_however_often_the_round_is_t
     assert left.rows[0].attempts == 2
     assert [carry["x"].item() for carry in plan.algorithm.carries] == [3.0, 3.0]  # type: ignore[attr-defined]
     assert log.read_text() == "0 1 2 "
+
+
+async def test_a_server_job_is_told_the_runs_settings_its_place_and_what_it_begins_from(
+    make_plan: MakePlan, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, play: Play
+) -> None:
+    told: list[dict[str, Any]] = []
+
+    async def run(job: ServerJob, folder: Path, round: int, ordinal: int, report: Any, **named: Any) -> Tree:
+        told.append({"job": job, "folder": folder, "round": round, "ordinal": ordinal, **named})
+        return {}
+
+    monkeypatch.setattr(attempts, "run_server_job", run)
+    settings = {"threads": 2, "device_type": "auto", "seed": 7, "idle_seconds": 50.0, "stuck_seconds": 900.0}
+    job = ServerJob("count", dict, lambda carry, index: (carry, True), 1, 1)
+    make_fleet(script=lambda index, work: {"after": 900.0 if work.ask == "1.0.1" else 10.0})
+    plan = make_plan(rounds=1, asks=2, job=job, **settings)
+    _, left = await play(plan)
+    assert left.rows[0].attempts == 2
+    always = {"job": job, "folder": plan.directory / "checkpoint", "round": 1, **settings}
+    assert [{key: each[key] for key in always} for each in told] == [always] * 4
+    # The first job is the first request of the script, and the second one follows an ask.
+    assert [(each["attempt"], each["ordinal"]) for each in told] == [(0, 0), (0, 2), (0, 0), (1, 2)]
+    first, second, again, third = (each["basis"] for each in told)
+    assert first == again == digest_of(model_digest(plan.variables).encode(), b"[]")
+    assert len({first, second, third}) == 3, "other devices replied to the second try"
 
 
 async def test_rounds_with_server_jobs_ask_the_same_devices_by_the_same_names_as_rounds_without(
