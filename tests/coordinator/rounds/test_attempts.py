@@ -38,12 +38,16 @@ Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
 
 
 class Watcher(Observers):
-    """An observer that remembers the steps of server jobs and counts events."""
+    """An observer that remembers begun tries of rounds and the steps of server jobs, and counts events."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.begun: list[tuple[int, int, float, int]] = []
         self.steps: list[tuple[str, int, int, int]] = []
         self.events: Counter[str] = Counter()
+
+    def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
+        self.begun.append((round, attempt, virtual_time, selected))
 
     def server_job(self, name: str, round: int, step: int, steps: int) -> None:
         self.steps.append((name, round, step, steps))
@@ -62,8 +66,10 @@ async def test_a_round_with_too_few_replies_starts_again_with_another_cohort(
         return {"after": 900.0 if work.ask.startswith("2.0") and index > 1 else 10.0 + index}
 
     make_fleet(3, script=script)
-    summary, left = await play(make_plan(devices=3, per_round=3, quorum=1.0, rounds=2))
+    watcher = Watcher()
+    summary, left = await play(make_plan(devices=3, per_round=3, quorum=1.0, rounds=2, observers=[watcher]))
     assert summary.outcome == "completed"
+    assert watcher.begun == [(1, 0, 0.0, 3), (2, 0, 12.0, 3), (2, 1, 612.0, 3)]
     row = left.rows[1]
     assert (row.attempts, row.selected, row.accepted, row.late) == (2, 6, 5, 1)
     assert row.virtual_time == 12.0 + 600.0 + 12.0
@@ -84,8 +90,10 @@ async def test_an_own_state_that_was_lost_in_one_try_of_a_round_is_not_asked_for
         return {"after": 900.0 if work.ask == "2.0.1" and index else 10.0, "reply": "own_state" if lost else "good"}
 
     make_fleet(3, script=script)
-    _, left = await play(make_plan(devices=3, per_round=3, quorum=0.6, rounds=2, asks=2))
+    watcher = Watcher()
+    _, left = await play(make_plan(devices=3, per_round=3, quorum=0.6, rounds=2, asks=2, observers=[watcher]))
     assert left.rows[1].attempts == 2
+    assert [begun[:2] for begun in watcher.begun] == [(1, 0), (2, 0), (2, 1)], "a try begins once, with its first ask"
     assert states == {
         "1.0.0": None, "1.0.1": "1.0.0", "2.0.0": "1.0.1", "2.0.1": None, "2.1.0": None, "2.1.1": "2.1.0",
     }  # fmt: skip

@@ -280,16 +280,17 @@ async def test_a_job_for_which_the_system_has_no_process_left_ends_the_run_with_
     )
 
 
-async def test_a_finished_job_is_not_run_again(tmp_path: Path):
-    first = await run_server_job(train(), tmp_path, 1, 0, ignore)
+async def test_a_finished_job_is_not_run_again_unless_it_would_begin_from_something_else(tmp_path: Path):
+    first = await run_server_job(train(), tmp_path, 1, 0, ignore, basis="two replies")
 
     def refuse(index: int) -> None:
         raise AssertionError("ran again")
 
-    again = await run_server_job(train(refuse), tmp_path, 1, 0, ignore)
+    again = await run_server_job(train(refuse), tmp_path, 1, 0, ignore, basis="two replies")
     assert model_digest(again) == model_digest(first)
-    with pytest.raises(FedemuError, match="'train' failed: AssertionError: ran again"):
-        await run_server_job(train(refuse), tmp_path, 1, 0, ignore, attempt=1)
+    for other in ({"basis": "two replies", "attempt": 1}, {"basis": "three replies"}):
+        with pytest.raises(FedemuError, match="'train' failed: AssertionError: ran again"):
+            await run_server_job(train(refuse), tmp_path, 1, 0, ignore, **other)
 
 
 async def test_a_job_that_dies_twice_is_an_error_that_names_the_signal(tmp_path: Path):

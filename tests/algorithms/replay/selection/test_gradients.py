@@ -121,6 +121,9 @@ def test_gss_greedy_replaces_a_buffered_sample_by_an_opposed_one() -> None:
     gram = OPPOSED[:3] @ OPPOSED[:3].T
     for seed in range(10):
         assert gss_greedy(gram, 2, np.random.default_rng(seed)).tolist() in ([0, 2], [1, 2])
+        # With the score 0 an opposed sample enters for certain, and no other one is drawn to leave for the next.
+        assert gss_greedy(gram[1:, 1:], 1, np.random.default_rng(seed)).tolist() == [1]
+        assert gss_greedy(gram[np.ix_([0, 2, 1], [0, 2, 1])], 1, np.random.default_rng(seed)).tolist() == [1]
 
 
 def test_gss_greedy_keeps_its_first_samples_if_no_other_gradient_is_opposed() -> None:
@@ -161,6 +164,15 @@ def test_gss_cluster_keeps_one_of_each_cluster() -> None:
         assert [sum(each in cluster for each in kept) for cluster in ({0, 1, 2}, {3, 4}, {5})] == [1, 1, 1]
 
 
+def test_gss_cluster_ends_if_some_gradients_are_the_same() -> None:
+    """The least distance is 0, or below it by rounding, and no multiple of it would ever hold several clusters."""
+    gram = np.eye(5)
+    for same in (1.0, np.nextafter(1.0, 2.0)):
+        gram[:2, :2] = same
+        kept = gss_cluster(gram, 3, np.random.default_rng(0)).tolist()
+        assert len({*kept}) == 3
+
+
 def test_gss_cluster_goes_through_all_samples_for_one_radius_after_the_other() -> None:
     """The last sample has a zero gradient, whose distance from all others is 1."""
     rows = directions([*np.random.default_rng(0).normal(size=(11, 3)), [0.0, 0.0, 0.0]])
@@ -183,5 +195,6 @@ def test_gss_cluster_goes_through_all_samples_for_one_radius_after_the_other() -
 def test_gss_cluster_adds_random_samples_if_there_are_fewer_clusters() -> None:
     for gram in (np.ones((6, 6)), np.zeros((6, 6))):
         assert len(set(gss_cluster(gram, 4, np.random.default_rng(0)).tolist())) == 4
+    assert {int(gss_cluster(np.eye(4), 1, np.random.default_rng(seed))[0]) for seed in range(40)} == {0, 1, 2, 3}
     assert gss_cluster(np.ones((3, 3)), 5, np.random.default_rng(0)).tolist() == [0, 1, 2]
     assert gss_cluster(np.ones((3, 3)), 0, np.random.default_rng(0)).tolist() == []
