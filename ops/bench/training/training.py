@@ -12,7 +12,7 @@ from fedemu.ops.bench.measuring.measure import Effort, Figure, Tell, paired, rat
 from fedemu.ops.bench.measuring.worker import Worker, at_once
 
 MLP_REACH = 5.0
-CNN_REACH = 1.2
+CNN_REACH = 1.5
 _SIDES = "fedemu.ops.bench.training.sides"
 
 
