@@ -40,7 +40,7 @@ GPU = "gpu"
 PASSES: dict[str, Any] = {"server_epochs": 5}
 GENERATING: dict[str, Any] = {"iterations": 5}
 ITERATIONS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(every.LONGER_JOBS, every.LONGER),
+    **{name: {**every.LONGER, "synthesis_rounds": 3} for name in every.LONGER_JOBS},
     **dict.fromkeys(("central", "fedavg_finetuned", "flashback"), PASSES),
     **dict.fromkeys(("mfcl", "fedavg_gen"), GENERATING),
     "fedcil": {"server_iterations": 5},

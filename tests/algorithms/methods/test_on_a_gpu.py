@@ -20,7 +20,7 @@ MIXED = "one that mixes"
 
 def found_by(script: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / script), MIXED, *ALGORITHMS],
+        [sys.executable, str(Path(__file__).parent / script), *ALGORITHMS, MIXED],
         capture_output=True,
         text=True,
         check=False,
@@ -34,13 +34,9 @@ def found_by(script: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(600)
 def test_no_program_mixes_devices_reads_values_or_copies_from_the_gpu() -> None:
-    """Each program runs for one device and for a stack."""
     complaints = found_by("fake_gpu.py")
-    mixing = complaints.pop(MIXED)
-    assert len(mixing) == 2
-    assert all(re.search(r"found (at least )?two (different )?devices,? gpu:0(,| and) cpu", each) for each in mixing), (
-        mixing
-    )
+    [mixing] = complaints.pop(MIXED)
+    assert re.search(r"found (at least )?two (different )?devices,? gpu:0(,| and) cpu", mixing)
     assert {name: found for name, found in complaints.items() if found} == {}
 
 
