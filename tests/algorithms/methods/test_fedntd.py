@@ -130,8 +130,8 @@ def test_fedntd_sends_and_keeps_what_fedavg_does(little_fleet: Callable[..., Any
     assert fleet.asks[0].shared.keys() == {"model"}
 
 
-@pytest.mark.parametrize("model", [MLP, cnn(SHAPE, 4)], ids=["mlp", "cnn"])
-def test_serial_and_vmapped_agree(little_fleet: Callable[..., Any], model: Model) -> None:
+def test_serial_and_vmapped_agree_on_a_cnn(little_fleet: Callable[..., Any]) -> None:
+    model = cnn(SHAPE, 4)
     executor = Checked(Serial(), Vmapped(2))
     few = [share[:9] for share in UNEVEN]
     fleet = little_fleet(fedntd(ingredients(model), tau=2.0), model.init(0), few, executor=executor)

@@ -253,10 +253,9 @@ def test_a_device_without_samples_adds_no_knowledge_and_does_not_teach(
     assert fleet.carries[0]["lessons/teachers"][1].tolist() == [0.0] * 4
 
 
-@pytest.mark.parametrize("model", [MODEL, cnn(SHAPE, 4)])
 @pytest.mark.parametrize("knowledge", ["counts", "probabilities"])
-def test_devices_agree_alone_and_in_company(play: Callable[..., Any], model: Any, knowledge: str) -> None:
-    fleet = play(model, Checked(Serial(), Vmapped(3)), knowledge=knowledge, distil="devices")
+def test_devices_with_a_cnn_agree_alone_and_in_company(play: Callable[..., Any], knowledge: str) -> None:
+    fleet = play(cnn(SHAPE, 4), Checked(Serial(), Vmapped(3)), knowledge=knowledge, distil="devices")
     fleet.play([0, 1])
     fleet.play([1, 2, 3])
 

@@ -15,15 +15,36 @@ from fedemu.device.host.computing import how_it_computes, how_it_coordinates, in
 from fedemu.device.host.processors import Cuda
 from fedemu.protocol.host.hardware import processor
 
+CHOSEN = (None, "default", "avx2")
+"""Values of the variable by which somebody chooses instructions. None: it is not set."""
 
-@pytest.mark.parametrize("chosen", [None, "default", "avx2"])
-def test_the_instructions_are_those_that_torch_takes(chosen: str | None) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
-    if chosen is not None:
-        environment["ATEN_CPU_CAPABILITY"] = chosen
-    ask = "import torch; print(torch.backends.cpu.get_cpu_capability())"
-    told = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=True)
-    assert instructions(frozenset(processor()["flags"].split()), environment) == told.stdout.strip()
+
+@pytest.fixture(scope="module")
+def taken() -> list[str]:
+    """The instructions that torch takes with each value of ``CHOSEN``.
+
+    It looks at the variable when it computes for the first time. So a process that has imported it, and has computed
+    nothing yet, forks one process for each.
+    """
+    ask = """
+import os, sys, torch
+for chosen in sys.argv[1:]:
+    if not os.fork():
+        if chosen:
+            os.environ["ATEN_CPU_CAPABILITY"] = chosen
+        print(torch.backends.cpu.get_cpu_capability(), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+    unset = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
+    command = [sys.executable, "-c", ask, *(chosen or "" for chosen in CHOSEN)]
+    return subprocess.run(command, env=unset, capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.parametrize("place", range(len(CHOSEN)), ids=map(str, CHOSEN))
+def test_the_instructions_are_those_that_torch_takes(place: int, taken: list[str]) -> None:
+    variables = {} if (chosen := CHOSEN[place]) is None else {"ATEN_CPU_CAPABILITY": chosen}
+    assert instructions(frozenset(processor()["flags"].split()), variables) == taken[place]
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,8 @@ def answers(frozen: Frozen, carry: Tree) -> Tensor:
 
 
 def test_a_trained_generator_makes_the_frozen_model_predict_the_intended_classes(frozen: Frozen) -> None:
-    job = training(frozen).job(frozen.variables, {}, CONTEXT)
-    assert (job.name, job.steps) == ("generator", 10)
+    job = training(frozen, iterations=100).job(frozen.variables, {}, CONTEXT)
+    assert (job.name, job.steps) == ("generator", 5)
     intended = intended_classes(frozen.model, frozen.variables[SEEN] > 0, noise())
     before = (answers(frozen, job.init()) == intended).float().mean()
     after = (answers(frozen, run(job)) == intended).float().mean()
