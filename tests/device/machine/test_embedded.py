@@ -68,11 +68,20 @@ async def test_rounds_go_all_the_way_until_stop(memory_coordinator: Any, plan: A
     assert len(server.heard_of(Bye)) == 7
 
 
-async def test_however_many_devices_have_work_at_once_all_of_it_is_done(memory_coordinator: Any, plan: Any) -> None:
-    server = memory_coordinator(devices=2100)
+async def test_however_many_devices_have_work_at_once_all_of_it_is_done(
+    memory_coordinator: Any, plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection in memory drops what is too much for it, unless it is told to take more."""
+
+    class Narrow(MemoryNetwork):
+        def __init__(self, most_under_way: int = 50) -> None:
+            super().__init__(most_under_way=most_under_way)
+
+    monkeypatch.setattr(embedded, "MemoryNetwork", Narrow)
+    server = memory_coordinator(devices=60)
     async with embedding(plan(server)):
         await server.everyone()
-        assert await server.hold(1, range(2100)) == {d: expected(d, 1) for d in range(2100)}
+        assert await server.hold(1, range(60)) == {d: expected(d, 1) for d in range(60)}
 
 
 async def test_a_planned_crash_is_told_and_begins_a_new_life(memory_coordinator: Any, plan: Any) -> None:
