@@ -53,7 +53,7 @@ def fleet(little_fleet: Callable[..., Any], digits: Corpus, stream: Any) -> Call
 def test_the_first_task_is_federated_averaging_and_the_next_brings_generator_and_previous_model(
     fleet: Callable[..., Any],
 ) -> None:
-    played = fleet(mfcl(INGREDIENTS, **SHORT), rounds_per_period=2, executor=Checked(Serial(), Vmapped(2)))
+    played = fleet(mfcl(INGREDIENTS, **SHORT), rounds_per_period=2)
     for _ in range(2):
         played.play([0, 1, 2])
     assert [ask.program for ask in played.asks] == ["train", "train"]
@@ -304,7 +304,7 @@ def test_noise_that_tells_no_class_may_have_fewer_values_than_there_are_classes(
 def test_fedavg_gen_is_federated_averaging_with_generated_samples(
     fleet: Callable[..., Any],
 ) -> None:
-    played = fleet(fedavg_gen(INGREDIENTS, **SHORT), executor=Checked(Serial(), Vmapped(2)))
+    played = fleet(fedavg_gen(INGREDIENTS, **SHORT))
     played.play([0, 1, 2])
     played.play([0, 2])
     assert list(played.asks[1].shared) == ["model", "previous", "generator"]
@@ -316,7 +316,7 @@ def test_fedavg_gen_is_federated_averaging_with_generated_samples(
 def test_the_generator_has_the_precision_of_the_model(fleet: Callable[..., Any], precision: Precision) -> None:
     method = mfcl(replace(INGREDIENTS, model=with_precision(MODEL, precision)), **SHORT)
     assert precision_of(method._training.generator.model) == precision
-    played = fleet(method, executor=Checked(Serial(), Vmapped(2)) if precision == "float32" else Serial())
+    played = fleet(method)
     for cohort in ([0, 1, 2], [0, 1]):
         played.play(cohort)
     leaves = [*played.model.values(), *played.state.kept["generator"].values()]
