@@ -184,6 +184,10 @@ def test_a_step_moves_the_discriminator_and_then_the_generator(called: str, seen
         torch.testing.assert_close(after[name], leaf - 0.5 * slopes[name])
     known = functional.cross_entropy(gan.apply(start, batch.x[:held], True)[0].logits, batch.y[:held])
     torch.testing.assert_close(metrics["loss"], known)
+    padding = batch._replace(weight=torch.zeros(3))
+    idle, told = program.step(program.begin(shared, {}, facts()), padding, shared, {}, facts(), noise)
+    assert told["loss"] == 0
+    assert all(bool(leaf.isfinite().all()) for leaf in idle.training.variables.values())
 
     def fooled(making: Tree) -> Tensor:
         images, _ = gan.images({**generator_of(start), **making}, noise[FAKE], classes, True)
