@@ -15,6 +15,7 @@ import torch
 from fedemu.algorithms.interface import Ask, Reply, total
 from fedemu.coordinator.asks.ask import Terms
 from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.record.json_lines import read_lines
 from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.rounds import asking
@@ -103,6 +104,13 @@ async def test_every_outcome_is_counted_where_it_belongs(
     assert not {7, 8} & {index for index, _ in fleet.trained}
     [dropout] = left.named("dropout")
     assert (dropout["device"], dropout["ask"], dropout["cause"], dropout["back"]) == (3, "1.0.0", "offline", 1000.0)
+    assert read_lines(plan.directory / "asks.jsonl") == [
+        {
+            "ask": "1.0.0", "round": 1, "attempt": 0, "program": "train", "start": 0.0, "end": 15.0, "wanted": 3,
+            "devices": [*range(10)], "outcomes": "rfadaraccf",
+            "times": [10.0, 11.0, 12.0, 5.0, 13.0, 14.0, 15.0, 16.0, 700.0, None],
+        }
+    ]  # fmt: skip
 
 
 async def test_work_tells_that_earlier_asks_are_over_so_their_outcomes_are_not_sent(
@@ -459,7 +467,10 @@ async def test_a_device_that_never_comes_back_has_failed_and_the_run_is_perturbe
     assert left.rows[0].virtual_time == 600.0
     assert summary.perturbed
     assert fleet.devices[0].verdicts == {}
-    assert [(event["device"], event["ask"]) for event in left.named("given_up")] == [(0, "1.0.0")]
+    (given_up,) = left.named("given_up")
+    assert [given_up[key] for key in ("device", "ask", "lacked", "among")] == [0, "1.0.0", "sent no result", 1]
+    assert 2.5 <= given_up["waited"] < 60.0
+    assert given_up["limit"] in {"fleet.give_up", "fleet.answer_timeout", "four times the longest wait before"}
 
 
 async def test_a_device_that_was_given_up_is_asked_again_once_it_answers(
