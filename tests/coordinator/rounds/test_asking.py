@@ -324,7 +324,9 @@ async def test_a_cohort_of_anything_but_numbers_of_devices_is_told(
         await play(make_plan(devices=2, per_round=2, rounds=1, cohort=[0, device]))
 
 
-@pytest.mark.parametrize(("cohort", "asked", "accepted"), [("online", [0, 1, 3, 4], 3), ([4, 2, 9, 1, 4], [1, 4], 1)])
+@pytest.mark.parametrize(
+    ("cohort", "asked", "accepted"), [("online", [0, 1, 3, 4], 3), ([4, 2, 5, 1, -1, 4], [1, 4], 1)]
+)
 async def test_other_cohorts_take_everyone_who_is_on_line_and_replies(
     make_plan: MakePlan, make_fleet: MakeFleet, cohort: Any, asked: list[int], accepted: int, play: Play, until: Until
 ) -> None:
