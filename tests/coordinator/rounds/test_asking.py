@@ -389,7 +389,7 @@ async def test_an_optional_ask_of_devices_that_have_gone_for_good_has_no_replies
     plan.algorithm.round = round
     summary, left = await play(plan)
     assert (summary.outcome, left.rows[0].selected, replies) == ("completed", 1, [Reply({}, ())])
-    assert left.rows[0].virtual_time == 10.0
+    assert (left.rows[0].virtual_time, left.rows[0].online) == (10.0, 2), "both were on-line when the round began"
 
 
 async def test_a_run_ends_if_the_devices_that_an_ask_names_have_gone_for_good(
