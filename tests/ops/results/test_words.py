@@ -31,6 +31,19 @@ def test_an_experiment_is_told_in_words() -> None:
         "devices": "20, of which 10 take part in a round",
         "local training": "1 step, batches of 10, learning rate 0.1",
     }
+    shards = 'data.partition={kind="shards", per_device=3}'
+    assert settings_in_words(
+        experiment(
+            "digits-tasks+lwf", "algorithm.loss=wsm", shards, "fleet.devices=1200", "fleet.per_round=999"
+        ).table()
+    ) == {
+        "method": "fedavg, loss wsm, local term lwf (coefficient 1, temperature 2)",
+        "data": "digits, shards, 3 per device",
+        "stream": "classes: 5 tasks of 6 rounds",
+        "model": "mlp hidden [64]",
+        "devices": "1,200, of which 999 take part in a round",
+        "local training": "5 epochs, batches of 10, learning rate 0.05",
+    }
 
 
 def test_a_file_that_cannot_be_read_is_no_table() -> None:
