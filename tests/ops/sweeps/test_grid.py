@@ -13,16 +13,16 @@ def test_commas_in_brackets_braces_and_quotes_part_nothing() -> None:
         [
             "model.hidden=[64],[64, 64]",
             'data.partition={ kind = "iid" },{ kind = "dirichlet", alpha = 0.1 }',
-            r"""name="a,b",c,"d\",e","[",'f\','g',h""",
+            r"""name="a,b",c,"d\",e","[",'f\','g',h,"i\"" """,
             r'data.own=["[", "d\",e"],["f"]',
-            "local.lr=0.01, 1e-3",
+            " local.lr = 0.01 , 1e-3 ",
             r"data.path=a\b,c",
         ]
     )
     assert grid == {
         "model.hidden": [[64], [64, 64]],
         "data.partition": [{"kind": "iid"}, {"kind": "dirichlet", "alpha": 0.1}],
-        "name": ["a,b", "c", 'd",e', "[", "f\\", "g", "h"],
+        "name": ["a,b", "c", 'd",e', "[", "f\\", "g", "h", 'i"'],
         "data.own": [["[", 'd",e'], ["f"]],
         "local.lr": [0.01, 0.001],
         "data.path": [r"a\b", "c"],
