@@ -130,6 +130,12 @@ def test_names_cannot_break_the_table() -> None:
     assert escaped("±") == "±"
 
 
+def test_the_best_entry_is_found_at_any_place_and_the_first_of_equals_is_the_best() -> None:
+    good, poor = (entry(name, values, forgetting=values) for name, values in (("good", GOOD), ("poor", POOR)))
+    assert [best_of(pair, "final_accuracy") for pair in ([good, poor], [poor, good], [good, good])] == [0, 1, 0]
+    assert [best_of(pair, "forgetting") for pair in ([good, poor], [poor, good], [good, good])] == [1, 0, 0]
+
+
 def test_pairs_are_runs_of_the_same_seed_and_p_values_are_those_of_scipy() -> None:
     good, poor = entry("good", GOOD), entry("poor", (*POOR, 0.9))
     (test,) = paired_tests([good, poor], "final_accuracy")
