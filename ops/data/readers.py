@@ -26,12 +26,12 @@ class Reader:
 
     ``fits`` says whether a place holds data of this form. ``decode`` gets the source, the place, an empty folder for
     temporary files, and whether images are to have one channel only; it raises DataError if it cannot read the data.
-    ``heeds`` names those of the settings ``SETTINGS`` that it follows; a source that has another one is refused.
+    ``follows`` are those of the settings ``SETTINGS`` that it follows; a source that has another one is refused.
     """
 
     fits: Callable[[DataSource, Place], bool]
     decode: Callable[[DataSource, Place, Path, bool], Decoded]
-    heeds: frozenset[str] = frozenset()
+    follows: frozenset[str] = frozenset()
 
 
 SETTINGS = {
@@ -47,7 +47,7 @@ def reader_of(source: DataSource, place: Place) -> Reader:
     """The first of ``READERS`` that fits. Raises DataError if it does not follow a setting of the source."""
     reader = next(reader for reader in READERS if reader.fits(source, place))
     for setting, complaint in SETTINGS.items():
-        if getattr(source, setting) and setting not in reader.heeds:
+        if getattr(source, setting) and setting not in reader.follows:
             raise DataError(complaint.format(source.dataset))
     return reader
 

@@ -1,4 +1,4 @@
-"""Decoded data that an engine sends to nodes that have none: cut into blobs, put together, and held against digests."""
+"""Decoded data that an engine sends to nodes that have none: cut into blobs, put together, and checked by digests."""
 
 from __future__ import annotations
 

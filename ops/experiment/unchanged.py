@@ -1,4 +1,4 @@
-"""Holds the frozen experiment of a run directory against what the checkpoint keeps of it."""
+"""Compares the frozen experiment of a run directory with what the checkpoint keeps of it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ REST: Final = 4
 BEAT_SECONDS: Final = 10.0
 """A viewer hears something at least so often, so that it notices a lost connection."""
 WRITE_SECONDS: Final = 20.0
-"""A viewer that takes nothing for so long is let go."""
+"""A viewer that takes nothing for so long loses its connection."""
 MOST_VIEWERS: Final = 64
 MOST_BODY: Final = 2**20
 
@@ -168,7 +168,7 @@ class Page:
                 await stream.news(BEAT_SECONDS)
 
     def _snapshots(self, id: str) -> Iterator[bytes]:
-        """What all runs are, then their snapshots, each made when it is sent. Only who has all goes on from there."""
+        """What all runs are, then their snapshots, each made when it is sent. A viewer goes on after the last one."""
         yield frame("runs", {"directories": [str(run.directory) for run in self._runs]})
         for run in self._runs:
             yield frame("snapshot", run.snapshot(), id if run is self._runs[-1] else "")

@@ -46,7 +46,7 @@ TOGETHER_SECONDS = 0.5
 
 A terminal that is closed sends two, by its shell and by the kernel, and so does a parent that had threads.
 """
-_alone = _forsaken = False
+_alone = _abandoned = False
 _interrupted = -math.inf
 """When a signal last raised KeyboardInterrupt."""
 
@@ -115,19 +115,19 @@ def command_alone() -> None:
     _alone = True
 
 
-def forsake_threads() -> bool:
+def abandon_threads() -> bool:
     """Have ``end`` not wait for what threads of this process still compute, since the command is interrupted.
 
     Returns False, and changes nothing, in a process that may do more than one command, such as a notebook's.
     """
-    global _forsaken
-    _forsaken = _alone
-    return _forsaken
+    global _abandoned
+    _abandoned = _alone
+    return _abandoned
 
 
 def end(code: int) -> NoReturn:
-    """End the process with this exit code. Threads that were not forsaken come to their ends first."""
-    if not _forsaken:
+    """End the process with this exit code. Threads that were not abandoned come to their ends first."""
+    if not _abandoned:
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # nobody reads it any more

@@ -61,7 +61,7 @@ from fedemu.protocol.transport.zeromq import ZmqNetwork
 ADDRESS = "address"
 """The file of a run directory that has the address of the coordinator while it listens."""
 LEAST_FILES = 4096
-"""Where strangers can connect, they do so in bursts, faster than they are parted from."""
+"""Where strangers can connect, they do so in bursts, faster than their connections are closed."""
 MOST_FILES = 2**20
 """A higher limit of open files is of no use."""
 MOST_MACHINES = 1024
@@ -173,7 +173,7 @@ def coordinate(
 
 
 def _remove(path: Path) -> None:
-    """Remove a file that helps nobody any more. A disk that refuses is told of by whatever is needed."""
+    """Remove a file that helps nobody any more. If the disk refuses, what needs the disk will say it."""
     with contextlib.suppress(OSError):
         path.unlink()
 

@@ -98,9 +98,9 @@ def require_code(runtime: Runtime) -> None:
 
 
 def require_host(address: str) -> None:
-    """Raise ConfigurationError if ``address`` names a host that does not resolve. It would be sought in vain.
+    """Raise ConfigurationError if ``address`` names a host that does not resolve. It would never be found.
 
-    So would one that has addresses of IPv6 only, unless it stands in brackets, and what is no address.
+    Nor would one that has addresses of IPv6 only, unless it stands in brackets, nor what is no address.
     """
     check_address(address, listening=False)
     if not address.startswith("tcp://"):

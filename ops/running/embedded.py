@@ -13,7 +13,7 @@ from fedemu.device.compute.process import open_runner
 from fedemu.device.host.computing import how_it_computes
 from fedemu.device.machine.embedded import EmbeddedPlan, embed
 from fedemu.ops.experiment import Runtime
-from fedemu.ops.running.codes import forsake_threads
+from fedemu.ops.running.codes import abandon_threads
 from fedemu.ops.running.device_code import DEVICE_CODE
 from fedemu.protocol.errors import Interrupted
 
@@ -32,7 +32,7 @@ async def serve_embedded(plan: CoordinatorPlan, runtime: Runtime) -> Summary:
     try:
         return await _serve(plan, runtime, computing)
     except (Interrupted, asyncio.CancelledError):
-        over = bool(computing) and forsake_threads()
+        over = bool(computing) and abandon_threads()
         raise
     finally:
         if not over:

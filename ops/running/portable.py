@@ -1,6 +1,6 @@
 """``compute.portable``: the same bits on all x86-64 processors with AVX2.
 
-Most of it are environment variables, which a process must have before it loads torch and numpy.
+It is mostly environment variables, which a process must have before it loads torch and numpy.
 """
 
 from __future__ import annotations

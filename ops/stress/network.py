@@ -34,8 +34,8 @@ LONGEST_SECONDS: Final = 900.0
 class Weather:
     """What happens to the wires: their quality, and who is cut off after round 2, for how many seconds.
 
-    With an ``edge`` both machines reach the coordinator through it. Whoever cuts off the coordinator cuts the edge's
-    wire upwards then, and whoever cuts off a machine one of its wires downwards.
+    With an ``edge`` both machines reach the coordinator through it. Then a coordinator is cut off at the wire above the
+    edge, and a machine at its wire below the edge.
     """
 
     name: str

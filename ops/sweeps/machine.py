@@ -1,4 +1,4 @@
-"""How many runs a machine bears at a time."""
+"""How many runs a machine can play at a time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedemu.ops.figures import counted
 from fedemu.protocol.host.hardware import cores
 
 MEMORY_OF_A_RUN = 2**30
-"""Bytes that a run is reckoned to take. Those of the presets that run in minutes take 0.3 to 0.6 GiB."""
+"""Bytes that a run is expected to take. Those of the presets that run in minutes take 0.3 to 0.6 GiB."""
 
 
 def default_at_once(experiments: Iterable[Experiment], device_type: str) -> tuple[int, str]:
-    """How many runs this machine bears at a time, and why, in words.
+    """How many runs this machine can play at a time, and why, in words.
 
     Each run computes on as many cores as its ``server.threads``. With a GPU there is one run for each.
     """

@@ -80,8 +80,8 @@ def run_sweep(
     """Run what is left of ``runs``, then write the table and the page. Returns the exit code.
 
     A run that fails does not end the others; the exit code is then that of the first one that failed. ``at_once`` is
-    the number of runs at a time, None for as many as the machine bears. ``resume`` is the command that goes on with the
-    sweep, for people. ``conclude`` is called in the end, and then the comparisons are not shown, only written.
+    the number of runs at a time, None for as many as the machine can play. ``resume`` is the command that goes on with
+    the sweep, for people. ``conclude`` is called in the end, and then the comparisons are not shown, only written.
     ``command`` makes the command of a run that is played elsewhere; None: it is played here.
     """
     try:

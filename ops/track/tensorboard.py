@@ -90,7 +90,7 @@ class TensorBoard:
 
 
 def _folder(run: Tracked) -> Path:
-    """The folder that the run had before, or a new one that no other run has. Seeds of several groups are namesakes."""
+    """The folder that the run had before, or a new one that no other run has. Seeds of two groups may have one name."""
     own, out = run.directory.resolve(), Path(run.out)
     if known := run.memory.get("folder", own.name if run.told else ""):
         return out / str(known)

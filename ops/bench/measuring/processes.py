@@ -65,7 +65,7 @@ def descendants(pid: int, name: str) -> list[int]:
 
 
 def end(process: subprocess.Popen[Any], seconds: float = 30.0) -> None:
-    """End a process and its descendants, if it has not ended by itself. Who lives ``seconds`` later is killed.
+    """End a process and its descendants, if it has not ended by itself. What still lives ``seconds`` later is killed.
 
     A killed process goes on until the kernel comes to it, so this waits for the end of each: 10 s at most.
     """

@@ -33,7 +33,7 @@ FULL_DISK = 5
 
 
 def play_case(case: Case, folder: Path, digest: str, warm: WarmStart, seconds: float = 240.0) -> CaseResult:
-    """Play a case in ``folder``, and hold its end against the ``digest`` of the undisturbed run.
+    """Play a case in ``folder``, and compare its end with the ``digest`` of the undisturbed run.
 
     Every wait ends after ``seconds`` with a complaint.
     """
@@ -131,7 +131,7 @@ class _Played:
             self._relay.close()
 
     def examine(self, digest: str) -> None:
-        """Hold the run's files and terminals against what they have to be."""
+        """Compare the run's files and terminals with what they have to be."""
         if self.complaints:
             return
         rows, summary = self.fleet.rows(), self.fleet.summary()

@@ -85,7 +85,7 @@ def recover(
 ) -> RecoveryResult:
     """Play the run of the fleet ``name`` in ``folder``, and after its first round kill ``victims`` for some seconds.
 
-    Nothing may be lost: at last the model is held against that of a run of as many rounds that nothing disturbs.
+    Nothing may be lost: at last the model is compared with that of a run of as many rounds that nothing disturbs.
     """
     kills: list[Kill] = []
     settings = (*SETTINGS, *FLEETS[name])
@@ -136,7 +136,7 @@ def _kill(fleet: LiveFleet, place: str, victim: str, most_seconds: float) -> Kil
 
 
 def _examine(fleet: LiveFleet, settings: Sequence[str], directory: Path, warm: WarmStart) -> list[str]:
-    """What the files of the run show, held against an undisturbed run of as many rounds."""
+    """What the files of the run show, compared with an undisturbed run of as many rounds."""
     rows, summary = fleet.rows(), fleet.summary()
     complaints = outcomes_add_up(rows) + clock_goes_forward(rows)
     if summary["perturbed"]:

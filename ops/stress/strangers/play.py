@@ -114,7 +114,7 @@ def play(
 
     With an ``edge``, all devices are behind it, and it is attacked in place of the coordinator.
     With ``noticed``, the run stands still until the coordinator has counted something under this name; then neither its
-    pace nor its processor time are held against their bounds. A wait that takes longer than ``seconds`` ends with a
+    pace nor its processor time has to be within its bound. A wait that takes longer than ``seconds`` ends with a
     complaint.
     """
     began = time.monotonic()

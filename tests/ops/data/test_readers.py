@@ -246,7 +246,7 @@ def test_a_setting_that_the_reader_does_not_follow_is_refused(tmp_path, opened, 
 
 
 def test_every_setting_is_followed_by_some_reader():
-    followed = frozenset().union(*(reader.heeds for reader in readers.READERS))
+    followed = frozenset().union(*(reader.follows for reader in readers.READERS))
     assert followed == readers.SETTINGS.keys() <= {field.name for field in fields(DataSource)}
 
 

@@ -82,14 +82,14 @@ def test_the_collector_does_not_look_at_what_a_command_imports_at_its_beginning(
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
 
-def test_a_process_does_not_wait_for_threads_that_were_forsaken() -> None:
+def test_a_process_does_not_wait_for_threads_that_were_abandoned() -> None:
     code = (
         "import threading\n"
-        "from fedemu.ops.running.codes import command_alone, end, forsake_threads\n"
+        "from fedemu.ops.running.codes import command_alone, end, abandon_threads\n"
         "threading.Thread(target=threading.Event().wait).start()\n"
-        "assert not forsake_threads(), 'such as in a notebook'\n"
+        "assert not abandon_threads(), 'such as in a notebook'\n"
         "command_alone()\n"
-        "assert forsake_threads()\n"
+        "assert abandon_threads()\n"
         "print('the last line')\n"
         "end(4)\n"
     )

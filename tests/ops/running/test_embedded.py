@@ -152,7 +152,7 @@ def test_only_an_interrupted_run_with_which_its_process_ends_leaves_something_be
         plan.opened("here")
         raise error
 
-    monkeypatch.setattr(embedded, "forsake_threads", lambda: ends)
+    monkeypatch.setattr(embedded, "abandon_threads", lambda: ends)
     with pytest.raises(type(error)):
         played(monkeypatch, serve, embed)
     assert sum(task.cancelled() for task in computing) == left, "asyncio cancels what is left in the end"
@@ -171,6 +171,6 @@ def test_a_run_that_is_complete_leaves_nothing_behind_that_computes(monkeypatch:
         plan.opened("here")
         return "the summary"
 
-    monkeypatch.setattr(embedded, "forsake_threads", lambda: pytest.fail("a thread was left behind"))
+    monkeypatch.setattr(embedded, "abandon_threads", lambda: pytest.fail("a thread was left behind"))
     assert played(monkeypatch, serve, embed) == "the summary"
     assert [task.done() for task in computing] == [True]
