@@ -84,9 +84,8 @@ class LiveFleet:
         if exists(self.run_directory / "config.toml"):
             arguments += ["--resume", str(self.run_directory)]
         else:
-            arguments += [self._experiment, "--out", str(self.run_directory)]
-            for override in self._overrides:
-                arguments += ["--set", override]
+            settings = [f"--set={override}" for override in self._overrides]
+            arguments += [self._experiment, "--out", str(self.run_directory), *settings]
         self.coordinator = self._spawn("coordinator", arguments, environment)
         return self.coordinator
 

@@ -17,7 +17,7 @@ def undisturbed(experiment: str, settings: Sequence[str], directory: Path, warm:
     Raises FleetTimeout if the run does not end as it should.
     """
     log = directory.with_name(f"{directory.name}.log")
-    words = [word for setting in settings for word in ("--set", setting)]
+    words = [f"--set={setting}" for setting in settings]
     run = warm.start(["run", experiment, "--transport", "memory", *words, "--out", str(directory)], log, os.environ)
     if (code := run.wait(600)) != 0:
         raise FleetTimeout(f"the undisturbed run of {experiment} ended with exit {code}: {log.read_text()[-500:]}")

@@ -125,7 +125,7 @@ def measure(
 def _played(devices: int, asked: int, rounds: int) -> Point:
     """Play a run under observation. Raises BenchmarkError if it fails or takes too long."""
     chosen = [f"fleet.devices={devices}", f"fleet.per_round={asked}", f"rounds={rounds}", *SETTINGS]
-    settings = [word for setting in chosen for word in ("--set", setting)]
+    settings = [f"--set={setting}" for setting in chosen]
     with tempfile.TemporaryDirectory(prefix="fedemu-bench-") as folder:
         directory, log = Path(folder) / "run", Path(folder) / "log"
         began = time.monotonic()

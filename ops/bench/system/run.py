@@ -46,25 +46,17 @@ class Stretch:
     digest: str
 
 
-def run_observed(
-    preset: str, directory: Path, overrides: Sequence[str], first: int, last: int, per_process: int = 1
-) -> Stretch:
+def run_observed(preset: str, directory: Path, overrides: Sequence[str], first: int, last: int) -> Stretch:
     """Play a run of a preset and measure it from the end of round ``first`` to the end of round ``last``.
-
-    ``per_process`` devices share a process.
 
     CPU time is read shortly before the last round, because processes that have ended can't be asked. Raises
     BenchmarkError if the run fails, takes too long, or is too fast.
     """
     log = directory.with_suffix(".log")
-    settings = [word for override in overrides for word in ("--set", override)]
+    settings = [f"--set={override}" for override in overrides]
     with log.open("wb") as terminal:
         run = subprocess.Popen(
-            [
-                *(*interpreter(), "-m", "fedemu.ops.cli", "run", preset),
-                *("--out", str(directory), "--per-process", str(per_process)),
-                *settings,
-            ],
+            [*interpreter(), "-m", "fedemu.ops.cli", "run", preset, "--out", str(directory), *settings],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=terminal,

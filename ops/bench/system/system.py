@@ -118,11 +118,11 @@ def _measured(work: Work, effort: Effort, tell: Tell) -> Iterator[Figure]:
         floor.ready().measure()
         for arrangement in work.arrangements:
             name, pairs, stretches = arrangement.name(devices), [], []
-            options = [*overrides, f"fleet.link={arrangement.link}"]
+            options = [*overrides, f"fleet.link={arrangement.link}", f"runtime.per_process={arrangement.per_process}"]
             for number in range(min(effort.pairs - 1, _MOST_PAIRS)):
                 tell(f"system: {work.title}, {name}, {last} rounds")
                 run = Path(folder) / f"{arrangement.per_process}-{arrangement.link}-{number}"
-                stretch = run_observed(work.preset, run, options, work.first, last, arrangement.per_process)
+                stretch = run_observed(work.preset, run, options, work.first, last)
                 if stretch.digest != accepted.digest:
                     raise BenchmarkError("the run with real processes ended with another model than the one in memory")
                 stretches.append(stretch)
@@ -144,10 +144,9 @@ def find_accepted(preset: str, overrides: Sequence[str]) -> Accepted:
     """The updates that a run in one process accepts. A run of real processes accepts the same ones."""
     with tempfile.TemporaryDirectory(prefix="fedemu-bench-") as folder:  # Ctrl-C kills it, so it leaves its files
         directory = Path(folder) / "run"
-        alone = (*overrides, "runtime.transport=memory", "runtime.report=false")
-        settings = [word for setting in alone for word in ("--set", setting)]
+        settings = [f"--set={each}" for each in (*overrides, "runtime.transport=memory", "runtime.report=false")]
         done = subprocess.run(
-            [*interpreter(), "-m", "fedemu.ops.cli", "run", preset, *settings, "--out", str(directory)],
+            [*interpreter(), "-m", "fedemu.ops.cli", "run", preset, "--out", str(directory), *settings],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
