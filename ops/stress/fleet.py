@@ -23,6 +23,7 @@ from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.paths import exists
 
 POLL_SECONDS = 0.02
+LEFT_SECONDS = 5.0
 
 
 Start = Callable[[Sequence[str], Path, Mapping[str, str]], psutil.Popen]
@@ -36,8 +37,8 @@ class FleetTimeout(FedemuError):
 class LiveFleet:
     """One run directory with a coordinator, supervisors and perhaps edges that belong to this object.
 
-    ``close`` ends everything that it started, and so does the end of a ``with`` block. ``leftovers`` then names the
-    processes that still live.
+    ``close`` ends everything that it started, and so does the end of a ``with`` block. ``leftovers`` then complains
+    of the processes that still live.
     """
 
     def __init__(
@@ -217,18 +218,16 @@ class LiveFleet:
                 self.signal(process, sign)
             psutil.wait_procs(alive, timeout=seconds)
 
-    def leftovers(self, seconds: float = 5.0) -> list[str]:
-        """The processes of this fleet that still live ``seconds`` after ``close``, each with its id and name."""
-        deadline = time.monotonic() + seconds
+    def leftovers(self) -> list[str]:
+        """A complaint for each process of this fleet that still lives ``LEFT_SECONDS`` after ``close``."""
+        deadline = time.monotonic() + LEFT_SECONDS
         while (alive := [each for each in self._seen.values() if _lives(each)]) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        described = []
+        complaints = []
         for process in alive:
-            try:
-                described.append(f"{process.pid} {process.name()}")
-            except psutil.Error:
-                continue
-        return described
+            with suppress(psutil.Error):
+                complaints.append(f"still running after the end: {process.pid} {process.name()}")
+        return complaints
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedemu.coordinator.record.row import Row
 
@@ -39,6 +40,16 @@ def clock_goes_forward(rows: Sequence[Row]) -> list[str]:
         for before, after in itertools.pairwise(times)
         if after < before
     ]
+
+
+def ended_as_undisturbed(rows: Sequence[Row], summary: Mapping[str, Any], digest: str | None) -> list[str]:
+    """Check a run that is over. With a ``digest`` its model must be that of an undisturbed run, which ended with it."""
+    complaints = outcomes_add_up(rows) + clock_goes_forward(rows)
+    if summary["perturbed"]:
+        complaints.append("the run was perturbed: an unplanned absence decided an outcome")
+    if digest is not None and summary["model_digest"] != digest:
+        complaints.append(f"the model's digest is {summary['model_digest'][:16]}, undisturbed {digest[:16]}")
+    return complaints
 
 
 @dataclass

@@ -15,7 +15,7 @@ import psutil
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start
-from fedemu.ops.stress.invariants import Usage, clock_goes_forward, nothing_counted_twice, outcomes_add_up
+from fedemu.ops.stress.invariants import Usage, ended_as_undisturbed, nothing_counted_twice
 from fedemu.ops.stress.scenarios import Scale, Scenario
 
 SAMPLE_SECONDS = 0.25
@@ -127,7 +127,7 @@ def play(
             complaints.append(str(error))
         finally:
             watch.stop()
-    complaints += [f"still running after the end: {process}" for process in fleet.leftovers()]
+    complaints += fleet.leftovers()
     for usage in watch.usage.values():
         complaints += usage.grows()
     complaints += _examine(scenario, rows, summary, per_round, expected_digest)
@@ -152,16 +152,12 @@ def _examine(
     """The complaints about a run that has a summary."""
     if not summary:
         return []
-    complaints = outcomes_add_up(rows) + clock_goes_forward(rows)
+    complaints = ended_as_undisturbed(rows, summary, expected_digest if scenario.same_digest else None)
     complaints += nothing_counted_twice(rows, per_round)
     if summary["rounds"] != len(rows):
         complaints.append(f"the summary has {summary['rounds']} rounds, but metrics.jsonl has {len(rows)}")
     if summary["outcome"] != "completed":
         complaints.append(f"the run did not come to its end: its outcome is {summary['outcome']}")
-    if summary["perturbed"]:
-        complaints.append("the run was perturbed: an unplanned absence decided an outcome")
     if scenario.shows is not None:
         complaints += scenario.shows(rows)
-    if scenario.same_digest and expected_digest is not None and summary["model_digest"] != expected_digest:
-        complaints.append(f"the model's digest is {summary['model_digest']}, undisturbed {expected_digest}")
     return complaints

@@ -152,7 +152,7 @@ def soak(
             rounds = fleet.rounds()
             if not complaints:
                 complaints += send_home(fleet)
-        complaints += [f"still running after the end: {process}" for process in fleet.leftovers()]
+        complaints += fleet.leftovers()
         complaints += [f"left behind: {path}" for path in sorted(Path(temporary).rglob("*")) if not is_folder(path)]
     slopes = judge(seconds, samples)
     if not complaints and any(math.isinf(slope.low) for slope in slopes.values()):

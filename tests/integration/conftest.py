@@ -49,7 +49,7 @@ def new_fleet(tmp_path: Path, warm: WarmStart) -> Iterator[Callable[..., LiveFle
     yield make
     for fleet in fleets:
         fleet.close()
-    assert [process for fleet in fleets for process in fleet.leftovers()] == []
+    assert [complaint for fleet in fleets for complaint in fleet.leftovers()] == []
 
 
 @pytest.fixture(scope="session")

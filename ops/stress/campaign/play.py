@@ -20,10 +20,11 @@ from fedemu.ops.stress.campaign.cases import COMMON, DEVICES, METHODS, Case, Cas
 from fedemu.ops.stress.campaign.leftovers import Descriptors, of_sessions, orphaned_memory, shared_memory
 from fedemu.ops.stress.campaign.relay import Relay
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet
-from fedemu.ops.stress.invariants import clock_goes_forward, outcomes_add_up
+from fedemu.ops.stress.invariants import ended_as_undisturbed
 from fedemu.ops.stress.warm import WarmStart
 from fedemu.protocol.host.paths import is_file
 
+MOST_SECONDS = 240.0
 STARTS = 12
 """How often a coordinator, an edge and a supervisor are started in one case before the case fails."""
 LEFT_ALONE = (4, -signal.SIGKILL, -signal.SIGTERM)
@@ -32,15 +33,15 @@ FULL_DISK = 5
 """The exit code of a process whose disk is full."""
 
 
-def play_case(case: Case, folder: Path, digest: str, warm: WarmStart, seconds: float = 240.0) -> CaseResult:
+def play_case(case: Case, folder: Path, digest: str, warm: WarmStart) -> CaseResult:
     """Play a case in ``folder``, and compare its end with the ``digest`` of the undisturbed run.
 
-    Every wait ends after ``seconds`` with a complaint.
+    Every wait ends after ``MOST_SECONDS`` with a complaint.
     """
     began = time.monotonic()
     memory = shared_memory()
     with _short_folder() as sockets:
-        played = _Played(case, folder, sockets, warm, seconds)
+        played = _Played(case, folder, sockets, warm)
         try:
             played.play()
             played.examine(digest)
@@ -65,12 +66,11 @@ def _short_folder() -> Iterator[Path]:
 class _Played:
     """A case while it is played. It starts again what accidents end."""
 
-    def __init__(self, case: Case, folder: Path, sockets: Path, warm: WarmStart, seconds: float) -> None:
+    def __init__(self, case: Case, folder: Path, sockets: Path, warm: WarmStart) -> None:
         experiment, settings = METHODS[case.method]
         self.done: list[str] = []
         self.complaints: list[str] = []
         self._case = case
-        self._seconds = seconds
         self._sockets = sockets
         self._address = free_address()
         needed = any(accident.name in NETWORK for accident in case.accidents)
@@ -114,7 +114,7 @@ class _Played:
                 self._descriptors.begin()
             self.done.append({**ACCIDENTS, **TO_EDGES}[accident.name](self._scene))
             self._descriptors.struck()
-        self.fleet.wait_until(lambda: not self._tend(), "the end of the run", self._seconds)
+        self.fleet.wait_until(lambda: not self._tend(), "the end of the run", MOST_SECONDS)
         for edge in self.fleet.edges:
             self._farewell("edge", edge)
         for machine in self.fleet.supervisors:
@@ -134,12 +134,8 @@ class _Played:
         """Compare the run's files and terminals with what they have to be."""
         if self.complaints:
             return
-        rows, summary = self.fleet.rows(), self.fleet.summary()
-        self.complaints += outcomes_add_up(rows) + clock_goes_forward(rows) + self._descriptors.grown()
-        if summary["perturbed"]:
-            self.complain("the run was perturbed")
-        if summary["model_digest"] != digest:
-            self.complain(f"the model's digest is {summary['model_digest'][:16]}, undisturbed {digest[:16]}")
+        self.complaints += ended_as_undisturbed(self.fleet.rows(), self.fleet.summary(), digest)
+        self.complaints += self._descriptors.grown()
         for log in sorted(self.fleet.logs.iterdir()):
             if "Traceback (most recent call last)" in log.read_text(errors="replace"):
                 self.complain(f"{log.name} holds a traceback")
@@ -156,7 +152,7 @@ class _Played:
 
     def _reached(self, round: int) -> bool:
         """Wait until a round is over. False if the run has ended before."""
-        self.fleet.wait_until(lambda: not self._tend() or self.fleet.rounds() >= round, f"round {round}", self._seconds)
+        self.fleet.wait_until(lambda: not self._tend() or self.fleet.rounds() >= round, f"round {round}", MOST_SECONDS)
         return self._tend() and not self._is_over()
 
     def _tend(self) -> bool:
@@ -206,7 +202,7 @@ class _Played:
                 self.fleet.signal(machine, signal.SIGTERM)
             return machine.poll() is not None
 
-        self.fleet.wait_until(left, f"the end of the {kind}", self._seconds)
+        self.fleet.wait_until(left, f"the end of the {kind}", MOST_SECONDS)
         if machine.poll() != 0:
             self._look_at_end(kind, machine)
 

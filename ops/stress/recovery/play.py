@@ -14,7 +14,7 @@ import psutil
 
 from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, send_home
-from fedemu.ops.stress.invariants import clock_goes_forward, outcomes_add_up
+from fedemu.ops.stress.invariants import ended_as_undisturbed
 from fedemu.ops.stress.undisturbed import undisturbed
 from fedemu.ops.stress.warm import WarmStart
 
@@ -108,7 +108,7 @@ def recover(
             complaints += send_home(fleet)
         except (FleetTimeout, psutil.TimeoutExpired) as error:
             complaints.append(str(error))
-    complaints += [f"still running after the end: {process}" for process in fleet.leftovers()]
+    complaints += fleet.leftovers()
     if not complaints:
         complaints += _examine(fleet, settings, folder / "undisturbed", warm)
     return RecoveryResult(name, fleet.rounds(), tuple(kills), tuple(complaints))
@@ -137,11 +137,6 @@ def _kill(fleet: LiveFleet, place: str, victim: str, most_seconds: float) -> Kil
 
 def _examine(fleet: LiveFleet, settings: Sequence[str], directory: Path, warm: WarmStart) -> list[str]:
     """What the files of the run show, compared with an undisturbed run of as many rounds."""
-    rows, summary = fleet.rows(), fleet.summary()
-    complaints = outcomes_add_up(rows) + clock_goes_forward(rows)
-    if summary["perturbed"]:
-        complaints.append("the run was perturbed")
+    rows = fleet.rows()
     digest = undisturbed(EXPERIMENT, (*settings, f"rounds={len(rows)}"), directory, warm)
-    if summary["model_digest"] != digest:
-        complaints.append(f"the model's digest is {summary['model_digest'][:16]}, undisturbed {digest[:16]}")
-    return complaints
+    return ended_as_undisturbed(rows, fleet.summary(), digest)

@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 
 from fedemu.coordinator.record.row import Row
-from fedemu.ops.stress.invariants import Usage, clock_goes_forward, nothing_counted_twice, outcomes_add_up
+from fedemu.ops.stress.invariants import (
+    Usage,
+    clock_goes_forward,
+    ended_as_undisturbed,
+    nothing_counted_twice,
+    outcomes_add_up,
+)
 
 SOUND = [
     Row(1, virtual_time=1.0, selected=3, accepted=2, late=1, attempts=1),
@@ -40,6 +46,17 @@ def test_more_replies_than_the_attempts_wanted_are_found() -> None:
 def test_a_clock_that_goes_back_is_found() -> None:
     rows = [SOUND[0], replace(SOUND[1], virtual_time=0.5)]
     assert clock_goes_forward(rows) == ["the clock went back from 1.000 to 0.500"]
+
+
+def test_a_run_that_was_perturbed_or_has_another_model_has_not_ended_as_undisturbed() -> None:
+    summary = {"perturbed": True, "model_digest": "a" * 64}
+    assert ended_as_undisturbed(SOUND, summary | {"perturbed": False}, "a" * 64) == []
+    perturbed = "the run was perturbed: an unplanned absence decided an outcome"
+    assert ended_as_undisturbed(SOUND, summary, None) == [perturbed]
+    other = f"the model's digest is {'a' * 16}, undisturbed {'b' * 16}"
+    assert ended_as_undisturbed(SOUND, summary, "b" * 64) == [perturbed, other]
+    back = [SOUND[0], replace(SOUND[1], rejected=0, virtual_time=0.5)]
+    assert ended_as_undisturbed(back, summary, None) == [*outcomes_add_up(back), *clock_goes_forward(back), perturbed]
 
 
 def test_only_lasting_growth_is_a_complaint() -> None:
