@@ -202,17 +202,14 @@ class JobFailed(Message):
 
 
 class Quit(Message):
-    """The receiver is to end. A device process first says goodbye to the coordinator."""
-
-    reason: Name = ""
+    """The device process is to end. It first says goodbye to the coordinator."""
 
 
 ToSupervisor = (
     Attach | Joined | Crashed | Asleep | Submit | Withdraw | Ready | Unusable | Faulty | Finished | Done | JobFailed
 )
 ToProcess = Done | JobFailed | Rouse | Quit
-ToTrainer = Train | Quit
 
 TO_SUPERVISOR: Final = Decoder(ToSupervisor, LIMITS)
 TO_PROCESS: Final = Decoder(ToProcess, LIMITS)
-TO_TRAINER: Final = Decoder(ToTrainer, LIMITS)
+TO_TRAINER: Final = Decoder(Train, LIMITS)

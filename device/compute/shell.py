@@ -19,7 +19,6 @@ from fedemu.device.bus import (
     Faulty,
     Finished,
     JobFailed,
-    Quit,
     Ready,
     Train,
     Unusable,
@@ -59,10 +58,9 @@ class Runner(Protocol):
 
 
 class TrainerShell:
-    """A trainer's side of the bus. The future ``over`` is set to the exit code when the process is to end."""
+    """A trainer's side of the bus."""
 
     def __init__(self, network: Dialer, setup: TrainerSetup) -> None:
-        self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.runner: Runner | None = None
         self.bus = network.connect(setup.bus, TO_TRAINER, self._received, self._rejected)
         self.bus.send(Attach(token=setup.token, role="trainer", number=setup.number))
@@ -84,8 +82,6 @@ class TrainerShell:
         match envelope.message:
             case Train() as train:
                 self.train(train, envelope.frames)
-            case Quit():
-                self.end()
 
     def _rejected(self, error: ProtocolError) -> None:
         log.warning("unreadable message on the bus: %s", error)
@@ -118,31 +114,27 @@ class TrainerShell:
         log.error("the trainer cannot go on%s", lacking and f": {lacking}", exc_info=None if lacking else error)
         self.bus.send(Faulty(detail=(lacking or account(error))[:2048]))
 
-    def end(self) -> None:
-        """End the process with exit code 0."""
-        if not self.over.done():
-            self.over.set_result(0)
-
 
 def run_trainer(setup: TrainerSetup, open_runner: Callable[[TrainerSetup], Runner]) -> int:
-    """Run as a trainer until the supervisor says Quit, or kills the process. Returns the exit code."""
+    """Run as a trainer until the supervisor kills the process, or an error ends it. Returns the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s trainer %(process)d %(levelname)s %(message)s")
     return asyncio.run(_serve(setup, open_runner))
 
 
 async def _serve(setup: TrainerSetup, open_runner: Callable[[TrainerSetup], Runner]) -> int:
     loop = asyncio.get_running_loop()
+    over: asyncio.Future[int] = loop.create_future()
 
     def give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         lacking = "" if error is None else shortage(error)
         log.error("the trainer ends: %s", lacking or context["message"], exc_info=None if lacking else error)
-        if not shell.over.done():
-            shell.over.set_result(1)
+        if not over.done():
+            over.set_result(1)
 
     def lost() -> None:
         # Jobs and answers may be lost with the connection. The next trainer attaches anew, and gets the jobs again.
-        if shell.over.done():
+        if over.done():
             return
         # If the supervisor was killed, the kernel ends this process meanwhile, and there is nothing to tell.
         time.sleep(PARTING_SECONDS)
@@ -153,6 +145,6 @@ async def _serve(setup: TrainerSetup, open_runner: Callable[[TrainerSetup], Runn
     loop.set_exception_handler(give_up)
     try:
         shell.open(setup, open_runner)
-        return await shell.over
+        return await over
     finally:
         network.close()
