@@ -45,10 +45,14 @@ class PayloadError(ProtocolError):
 
 @dataclass(frozen=True)
 class PayloadTemplate:
-    """The tensors that a program promises to send, by wire name ``key/leaf``; ``bytes`` is their size in total."""
+    """The tensors that a program promises to send, by wire name ``key/leaf``."""
 
     leaves: Mapping[str, Leaf]
-    bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """The size of all tensors in bytes."""
+        return self.bytes_without(())
 
     def bytes_without(self, keys: Collection[str]) -> int:
         """The size in bytes of all tensors but those under the payload's ``keys``."""
@@ -72,7 +76,7 @@ class PayloadTemplate:
                 if dtype not in DTYPES:
                     raise TypeError(f"{key}/{name} is {dtype}, which cannot travel; use one of {', '.join(DTYPES)}")
                 leaves[f"{key}/{name}"] = Leaf(dtype, tuple(tensor.shape))
-        return cls(leaves, sum(leaf.bytes for leaf in leaves.values()))
+        return cls(leaves)
 
 
 def check(

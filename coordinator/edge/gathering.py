@@ -24,8 +24,7 @@ class Gathering:
 
     def __init__(self, gather: edge.Gather, folder: Path) -> None:
         self.gather = gather
-        leaves = {spec.name: Leaf(spec.dtype, spec.shape) for spec in gather.leaves}
-        self.template = PayloadTemplate(leaves, sum(leaf.bytes for leaf in leaves.values()))
+        self.template = PayloadTemplate({spec.name: Leaf(spec.dtype, spec.shape) for spec in gather.leaves})
         self._reducers = {key: Reducer(kind, sent) for key, kind, sent in gather.reducers}
         self._folder = folder
         self._kept: dict[int, tuple[Payload, edge.Held]] = {}

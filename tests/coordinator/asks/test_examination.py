@@ -29,7 +29,7 @@ HOLDINGS = Holdings(ARRIVALS, np.array([0, 0, 1, 1]), classes=3)
 
 
 def parts(label_counts: int | None, holdings: Holdings | None = None, task: int = 0) -> AskParts:
-    empty = PayloadTemplate({}, 0)
+    empty = PayloadTemplate({})
     return AskParts(
         ASK, "train", task, 0.0, 10.0, 0, 7, (), {}, 1.0, 0.0, empty, False, label_counts, 1e3, None, holdings
     )

@@ -72,7 +72,7 @@ class Play:
         self.works: dict[int, Work] = {}
         self.events: list[tuple[str, Any]] = []
         self.leaf = Leaf("float32", (size,))
-        template = PayloadTemplate({"model/w": self.leaf}, self.leaf.bytes)
+        template = PayloadTemplate({"model/w": self.leaf})
         spill = folder / "spill" if keeps else None
         shared = (BlobRef(key="model", digest=digest_of(b""), size=100),)
         parts = AskParts(
