@@ -218,7 +218,7 @@ class Connections:
             received, unfinished = connection.received, self._unfinished(connection)
             connection.sending = unfinished > connection.begun or connection.received >= received + BUSY
             connection.begun = unfinished
-            if unfinished > (self._bounds.unfinished if known else self._bounds.strangers_unfinished):
+            if unfinished > (self._bounds.most_unfinished() if known else self._bounds.strangers_unfinished):
                 suspects = True
                 # A message of a known peer may have ended, and wait to be read. A stranger's is too large in any case.
                 if connection.over or peer is None:
@@ -232,7 +232,7 @@ class Connections:
                 if now > connection.heard + self._bounds.idle_seconds:
                     self._end(connection, "idle")
         strangers.sort(key=lambda connection: connection.heard)
-        for connection in strangers[: max(0, len(strangers) - self._bounds.strangers)]:
+        for connection in strangers[: max(0, len(strangers) - self._bounds.most_strangers())]:
             self._end(connection, "connections")
         return suspects
 

@@ -111,7 +111,7 @@ class DirectRouter:
         now, bounds = time.monotonic(), self._bounds
         strangers = [peer for peer in self._peers.values() if not (peer.spoken and bounds.knows(peer.name))]
         strangers.sort(key=lambda peer: peer.heard)
-        too_many = len(strangers) - bounds.strangers
+        too_many = len(strangers) - bounds.most_strangers()
         for place, peer in enumerate(strangers):
             patience = bounds.idle_seconds if peer.line.ready else min(bounds.idle_seconds, _HANDSHAKE_SECONDS)
             if now > peer.heard + patience:
@@ -216,7 +216,7 @@ class DirectRouter:
     def _check(self, peer: _Peer, unfinished: int) -> None:
         """A message of a peer has not ended, and has so many bytes by now."""
         known = peer.spoken and self._bounds.knows(peer.name)
-        if unfinished > (self._bounds.unfinished if known else self._bounds.strangers_unfinished):
+        if unfinished > (self._bounds.most_unfinished() if known else self._bounds.strangers_unfinished):
             self._end(peer, "unfinished")
 
     def _end(self, peer: _Peer, why: str) -> None:

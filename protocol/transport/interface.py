@@ -29,9 +29,9 @@ def let_all_pass(peer: bytes, frames: Sequence[Buffer]) -> None:
 class Bounds:
     """What a Router allows its connections. Those of peers that ``knows`` does not know are strangers.
 
-    ``connections`` is the most that may be open, and ``strangers`` the most of strangers. A stranger may be silent for
-    ``idle_seconds``. ``unfinished`` and ``strangers_unfinished`` are the most bytes of messages that have not ended.
-    What begins with ``most`` tells such a number at this moment.
+    ``connections`` is the most that may be open, and ``most_strangers`` tells the most of strangers at this moment. A
+    stranger may be silent for ``idle_seconds``. ``strangers_unfinished`` is the most bytes of a stranger's message that
+    has not ended, and ``most_unfinished`` tells that number for other peers at this moment.
     The Router calls ``ended`` with the reason (connections, unfinished, idle) of each connection that it closes, and
     ``closed`` with each peer whose connection is gone. ``queue`` is the most messages that wait for one peer, 0 without
     a limit. Further ones are dropped. Most queues are empty; a full queue means that its peer is dead, or that it asks
@@ -47,16 +47,6 @@ class Bounds:
     strangers_unfinished: int = 2**20
     idle_seconds: float = 30.0
     queue: int = 64
-
-    @property
-    def strangers(self) -> int:
-        """The most connections of strangers, at this moment."""
-        return self.most_strangers()
-
-    @property
-    def unfinished(self) -> int:
-        """The most bytes of a message that a peer has not ended, at this moment."""
-        return self.most_unfinished()
 
 
 BOUNDLESS: Final = Bounds(
