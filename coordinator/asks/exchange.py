@@ -312,7 +312,7 @@ class Exchange:
     def _work(self, device: DeviceId) -> Work:
         columns = self._roster.columns
         download = columns.download_bytes(device, self.parts.charged)
-        work, _ = self.parts.work(device, columns.states.get(device), download)
+        work = self.parts.work(device, columns.states.get(device), download)
         self.bytes_down += work.download_bytes
         return work
 

@@ -60,13 +60,13 @@ class AskParts:
         """What this device gets and no other. Most asks give nothing to single devices."""
         return self.by_device.get(device, ((), ()))
 
-    def work(self, device: DeviceId, state: AskId | None, download: int) -> tuple[Work, Sequence[Buffer]]:
-        """What a device is told, and its buffers. ``state`` is the version of its own state that counts.
+    def work(self, device: DeviceId, state: AskId | None, download: int) -> Work:
+        """What a device is told, without its frames. ``state`` is the version of its own state that counts.
 
         ``download`` are the bytes of the shared trees that it has to download.
         """
         specs, frames = self.part_of(device)
-        work = Work(
+        return Work(
             ask=str(self.ask),
             program=self.program,
             task=self.task,
@@ -82,7 +82,6 @@ class AskParts:
             epoch=self.epoch,
             tensors=specs,
         )
-        return work, frames
 
 
 @dataclass(frozen=True)

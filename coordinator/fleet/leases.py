@@ -170,10 +170,6 @@ class Leases:
         lease = self._lease_of(device)
         return None if lease is None else lease.peer
 
-    def holder_present(self, device: DeviceId) -> bool:
-        """Whether the supervisor of this device is connected."""
-        return self.holder(device) is not None
-
     def of_token(self, token: str | None) -> Lease | None:
         """The lease with this token, None if there is none."""
         return None if token is None else self._by_token.get(token)

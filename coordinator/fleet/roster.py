@@ -277,7 +277,7 @@ class Roster:
             return lease is None or not lease.woken
         if self._virtual:
             return self.announced.of(device) is None
-        return self.columns.incarnation[device] < 0 and not (self._resumed and self.leases.holder_present(device))
+        return self.columns.incarnation[device] < 0 and not (self._resumed and self.leases.holder(device) is not None)
 
     def absent(self) -> list[DeviceId]:
         """The devices that have not come in this life of the coordinator."""

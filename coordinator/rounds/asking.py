@@ -367,9 +367,9 @@ def _require_readable(parts: AskParts, cohort: Sequence[DeviceId]) -> None:
     """Raise ConfigurationError if a device of the cohort could not read its work. It would be silent."""
     # Devices differ in the trees of their own alone, and most of these have the same form.
     for device in {parts.part_of(device)[0]: device for device in cohort}.values():
-        work, frames = parts.work(device, None, 0)
+        _, frames = parts.part_of(device)
         try:
-            DOWN.decode(encode(work, frames))
+            DOWN.decode(encode(parts.work(device, None, 0), frames))
         except ProtocolError as error:
             raise ConfigurationError(
                 f"no device could read its work for the program {parts.program!r} that the algorithm asks for "

@@ -119,10 +119,10 @@ class Reception:
             if error.reason == TooMuch.reason:
                 self.screening.part_from(peer)
                 return
-            if isinstance(error, KeyRevoked):
-                self._revoked(peer, now)
-            else:
+            if not isinstance(error, KeyRevoked):
                 self.roster.heard(peer, now)
+            elif self.roster.knows(peer):
+                self._leave(peer, "revoked", now, awaited=False)
             self._refuse(peer, reason, str(error), now, counted_as=error.reason)
         except Exception as fault:
             self.fail(fault)
@@ -350,10 +350,6 @@ class Reception:
         if lease is not None and (count := self.screening.refuses(wire.UNABLE)):
             self._observers.event("unable", host=lease.host, detail=_one_line(detail), count=count)
 
-    def _revoked(self, peer: bytes, now: float) -> None:
-        if self.roster.knows(peer):
-            self._leave(peer, "revoked", now, awaited=False)
-
     def _leave(self, peer: bytes, event: str, now: float, awaited: bool = True, **fields: Any) -> None:
         """The peer has left. If it is not ``awaited``, others may have its places at once."""
         for each, device in self.roster.leave_all(peer, now if awaited else -math.inf):
@@ -372,8 +368,8 @@ class Reception:
             self.roster.departed.add(device)
         if self.exchange is not None:
             self.exchange.station_left(peer, now)
-        if device is not None and self.exchange is not None:
-            self.exchange.left(device, now, cause)
+            if device is not None:
+                self.exchange.left(device, now, cause)
         self.changed.set()
 
     def _owner(self, peer: bytes) -> str:

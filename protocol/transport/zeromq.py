@@ -164,11 +164,6 @@ class ZmqRouter(Endpoint):
         self._full.discard(peer)
         return True
 
-    @property
-    def peers(self) -> list[bytes]:
-        """The peers that have sent a message and have not gone, if connections are counted."""
-        return [] if self._connections is None else self._connections.peers
-
     def is_sending(self, peer: bytes) -> bool:
         return self._connections is not None and self._connections.is_sending(peer)
 

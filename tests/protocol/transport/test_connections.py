@@ -160,7 +160,7 @@ async def test_a_peer_is_sending_while_more_and_more_of_a_long_message_comes(
     await asyncio.to_thread(shake_hands, friend)
     pour(friend, frame(b"x"))
     await eventually(lambda: place.router.bytes_received)
-    (peer,) = place.router.peers
+    (peer,) = place.router._connections.peers
     for _ in range(2):
         place.router.look()
     assert not place.router.is_sending(peer)

@@ -203,7 +203,7 @@ async def test_a_peer_that_only_listens_is_told_that_its_key_was_revoked_and_the
     assert [str(error)[:22] for error in place.rejected] == ["The key of this connec"]
     assert place.router.key_of(place.refused[0]) == pairs[0][0]
     place.router.look()
-    await eventually(lambda: [*map(place.router.key_of, place.router.peers)] == [pairs[1][0]])
+    await eventually(lambda: [*map(place.router.key_of, place.router._connections.peers)] == [pairs[1][0]])
     assert len(place.rejected) == 1
 
 
@@ -221,7 +221,7 @@ async def test_a_name_that_another_key_has_chosen_is_not_its_peer(
             socket.connect(place.router.address)
             socket.send_multipart(encode(Heartbeat()))
             await eventually(lambda count=number: len(place.heard) == count)
-        await eventually(lambda: place.router.look() or place.router.peers == [])
+        await eventually(lambda: place.router.look() or place.router._connections.peers == [])
     peers = [peer for peer, _ in place.heard]
     assert [*map(place.router.key_of, peers)] == [public for public, _ in pairs]
     assert peers[0] != peers[1]
