@@ -135,10 +135,9 @@ class Train(Message):
 
 
 class Ready(Message):
-    """The trainer can take jobs. A group has at most ``capacity[program]`` jobs, or ``default`` for other programs."""
+    """The trainer can take jobs. A group has at most ``capacity[program]`` jobs, or one of any other program."""
 
     capacity: Annotated[dict[Name, Annotated[int, Meta(ge=1)]], Meta(max_length=256)]
-    default: Annotated[int, Meta(ge=1)]
 
 
 class Unusable(Message):

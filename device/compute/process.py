@@ -83,7 +83,6 @@ class TorchRunner:
 
     def __init__(self, trainer: RunsPrograms, clock: Callable[[], float] = time.perf_counter) -> None:
         self.capacity = {program: trainer.capacity(program) for program in trainer.programs}
-        self.default = 1
         self._trainer = trainer
         self._clock = clock
         self._trees: dict[str, Tree] = {}

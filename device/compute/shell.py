@@ -47,11 +47,6 @@ class Runner(Protocol):
         """The number of jobs that make a group, by program."""
         ...
 
-    @property
-    def default(self) -> int:
-        """The number of jobs that make a group of a program which ``capacity`` does not name."""
-        ...
-
     def run(self, train: Train, frames: Sequence[memoryview]) -> Iterable[Answer]:
         """The answers to the group's jobs, in any order. Each comes as soon as it is known."""
         ...
@@ -76,7 +71,7 @@ class TrainerShell:
         except Exception as error:
             self._give_up(error)
             return
-        self.bus.send(Ready(capacity=dict(self.runner.capacity), default=self.runner.default))
+        self.bus.send(Ready(capacity=dict(self.runner.capacity)))
 
     def _received(self, envelope: Envelope) -> None:
         match envelope.message:

@@ -210,8 +210,8 @@ class Broker:
             case Withdraw() if role == "process":
                 self._queue.withdraw((message.device, message.ask))
             case Ready() if role == "trainer":
-                capacities, default = message.capacity, message.default
-                self._queue.add_trainer(number, lambda program: capacities.get(program, default))
+                capacity = message.capacity
+                self._queue.add_trainer(number, lambda program: capacity.get(program, 1))
                 self.trainer_ready(number)
                 self._pump()
             case Faulty() if role == "trainer":

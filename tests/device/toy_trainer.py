@@ -40,7 +40,6 @@ class ToyRunner:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.capacity = {"train": 8}
-        self.default = 4
         self._settings = settings
 
     def run(self, train: Train, frames: Sequence[memoryview]) -> Iterable[Answer]:

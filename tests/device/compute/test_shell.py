@@ -33,7 +33,7 @@ class Bus:
         setup = TrainerSetup(
             number=0, bus=address, token="token", trainer="t", experiment="e", device_type="cpu", allow_code=None
         )
-        opened = open_runner or (lambda setup: MagicMock(capacity={}, default=1))
+        opened = open_runner or (lambda setup: MagicMock(capacity={}))
         self.task = asyncio.create_task(shell._serve(setup, opened))
 
     def _received(self, peer: bytes, envelope: Envelope) -> None:
@@ -91,7 +91,7 @@ async def test_a_trainer_that_gets_no_connection_does_not_try_for_ever(
         device_type="cpu",
         allow_code=None,
     )
-    serving = shell._serve(setup, lambda setup: MagicMock(capacity={}, default=1))
+    serving = shell._serve(setup, lambda setup: MagicMock(capacity={}))
     assert await asyncio.wait_for(serving, 60) == 1
     assert [record.getMessage() for record in caplog.records] == [
         "the trainer ends: it has no connection to the supervisor"
@@ -125,7 +125,7 @@ async def test_a_trainer_for_which_the_machine_has_not_enough_tells_a_line_and_n
 async def test_a_trainer_that_cannot_go_on_tells_why_and_runs_no_other_group(
     tmp_path: Path, until: Callable[..., Any], caplog: pytest.LogCaptureFixture, error: Exception, said: str
 ) -> None:
-    runner = MagicMock(capacity={}, default=1, **{"run.side_effect": error})
+    runner = MagicMock(capacity={}, **{"run.side_effect": error})
     bus = Bus(tmp_path, lambda setup: runner)
     await bus.ready(until)
     bus.train()

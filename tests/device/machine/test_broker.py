@@ -127,7 +127,7 @@ async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
 async def test_a_job_goes_to_a_trainer_and_its_answer_back_to_the_device(bus: Bus, until: Callable[..., Any]) -> None:
     bus.store.put(MODEL)
     process, trainer = bus.peer("process"), bus.peer("trainer")
-    trainer.dealer.send(Ready(capacity={}, default=4))
+    trainer.dealer.send(Ready(capacity={"train": 4}))
     process.submit()
     await until(lambda: trainer.heard, "the group")
     (group,) = trainer.heard
@@ -153,7 +153,7 @@ async def test_a_stranger_is_not_heard(bus: Bus, until: Callable[..., Any]) -> N
 
 async def test_a_missing_blob_is_asked_for_and_its_job_waits(bus: Bus, until: Callable[..., Any]) -> None:
     process, trainer = bus.peer("process"), bus.peer("trainer")
-    trainer.dealer.send(Ready(capacity={}, default=4))
+    trainer.dealer.send(Ready(capacity={"train": 4}))
     process.submit()
     await until(lambda: bus.wanted == [REF], "the wish")
     assert trainer.heard == []
@@ -173,7 +173,7 @@ async def test_a_job_whose_blob_cannot_be_had_fails(bus: Bus, until: Callable[..
 async def test_a_job_that_its_trainer_leaves_unanswered_fails(bus: Bus, until: Callable[..., Any]) -> None:
     bus.store.put(MODEL)
     process, trainer = bus.peer("process"), bus.peer("trainer")
-    trainer.dealer.send(Ready(capacity={}, default=4))
+    trainer.dealer.send(Ready(capacity={"train": 4}))
     process.submit()
     await until(lambda: trainer.heard, "the group")
     trainer.dealer.send(Finished(group=0, seconds=0.1))
@@ -193,7 +193,7 @@ async def test_a_job_that_is_withdrawn_before_it_begins_is_not_run(bus: Bus, unt
     process.dealer.send(Joined(device=4, incarnation=1))
     await until(lambda: bus.joined, "what was said before")
     trainer = bus.peer("trainer")
-    trainer.dealer.send(Ready(capacity={}, default=4))
+    trainer.dealer.send(Ready(capacity={"train": 4}))
     await until(lambda: trainer.heard, "the group")
     assert [job.device for job in trainer.heard[0].jobs] == [4]
 
@@ -203,7 +203,7 @@ async def test_a_blob_that_a_trainer_cannot_read_is_held_against_its_digest(
 ) -> None:
     path = bus.store.path(bus.store.put(MODEL))
     process, trainer = bus.peer("process"), bus.peer("trainer")
-    trainer.dealer.send(Ready(capacity={}, default=4))
+    trainer.dealer.send(Ready(capacity={"train": 4}))
     process.submit()
     await until(lambda: trainer.heard, "the group")
     path.chmod(0o644)
@@ -222,7 +222,7 @@ async def test_the_device_hears_of_a_job_over_which_trainers_died(bus: Bus, unti
     for _ in range(MAX_DEATHS):
         assert device.heard == []
         trainer = bus.peer("trainer")
-        trainer.dealer.send(Ready(capacity={}, default=4))
+        trainer.dealer.send(Ready(capacity={"train": 4}))
         await until(lambda heard=trainer.heard: heard, "the group")
         bus.broker.trainer_ended(0, "ended with code 1")
     await until(lambda: device.heard, "the answer")
@@ -244,11 +244,11 @@ async def test_jobs_that_went_to_a_trainer_whose_last_words_came_late_go_to_the_
 ) -> None:
     bus.store.put(MODEL)
     process, late = bus.peer("process"), bus.peer("trainer")
-    late.dealer.send(Ready(capacity={}, default=4))
+    late.dealer.send(Ready(capacity={"train": 4}))
     process.submit()
     await until(lambda: late.heard, "the group")
     trainer = bus.peer("trainer")
-    trainer.dealer.send(Ready(capacity={}, default=4))
+    trainer.dealer.send(Ready(capacity={"train": 4}))
     await until(lambda: trainer.heard, "the group again")
     late.dealer.send(DONE)
     trainer.dealer.send(DONE)

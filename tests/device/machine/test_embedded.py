@@ -131,7 +131,7 @@ async def test_it_tells_as_long_as_its_thread_computes(
             assert held.wait(60)
             return toy.run(*arguments)
 
-        return SimpleNamespace(capacity=toy.capacity, default=toy.default, run=run)
+        return SimpleNamespace(capacity=toy.capacity, run=run)
 
     server = memory_coordinator(devices=2)
     machine = replace(plan(server), open_runner=open_runner)
@@ -158,7 +158,7 @@ async def test_it_ends_although_its_thread_still_computes(
         return []
 
     def open_runner(setup: TrainerSetup) -> Any:
-        return SimpleNamespace(capacity=toy_runner(setup).capacity, default=1, run=run)
+        return SimpleNamespace(capacity=toy_runner(setup).capacity, run=run)
 
     server = memory_coordinator(devices=2)
     machine = replace(plan(server), open_runner=open_runner)
