@@ -32,12 +32,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     keep_streams()
     # In a home that cannot be written it would tell people twice of folders of its own. It works without them.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    from fedemu.ops.cli.commands import app
+    from fedemu.ops.cli.commands import command
 
     gc.freeze()
     gc.enable()
     command_alone()
-    end(app(arguments, standalone_mode=False))
+    end(command(arguments, standalone_mode=False))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -224,3 +224,8 @@ for _name, _of_keys, _summary, _examples in cli_keys.COMMANDS:
         _name, cls=Command, short_help=_summary, epilog=_epilog(IN_WORDS, *_examples), context_settings=_HELP
     )(_of_keys)
 app.add_typer(_keys, name="keys", short_help="Make keys, and say which machines may join.")
+command: Any = typer.main.get_command(app)
+"""``app``, put together: it can be called again and again with the words of a command line.
+
+To put it together takes as long as most commands do.
+"""

@@ -72,7 +72,7 @@ def test_more_curves_than_there_are_devices_are_those_of_all_of_them_and_this_is
         ("4", "fedemu: warning: --curves 4 is more than the 3 devices with samples; all train\n"),
     ):
         with pytest.raises(SystemExit) as ended:
-            commands.app(["report", str(directory), "--curves", asked], prog_name="fedemu")
+            commands.command(["report", str(directory), "--curves", asked], prog_name="fedemu")
         assert (ended.value.code, capsys.readouterr().err) == (0, told)
         assert json.loads((directory / "local_curves.json").read_text())["devices"] == [0, 1, 2]
 

@@ -7,8 +7,8 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -23,7 +23,7 @@ COMMANDS = tuple(command.name or "" for command in commands.app.registered_comma
 def call(*arguments: str) -> int:
     """Run a command in this process, and return its exit code. Its output goes to capsys."""
     with pytest.raises(SystemExit) as ended:
-        commands.app(list(arguments), prog_name="fedemu")
+        commands.command(list(arguments), prog_name="fedemu")
     return int(ended.value.code or 0)
 
 
@@ -101,7 +101,7 @@ def test_a_mistake_of_our_own_is_not_told_as_wrong_usage(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("typer.core.TyperGroup.main", fails)
     with pytest.raises(ZeroDivisionError):
-        commands.app([], prog_name="fedemu")
+        commands.command([], prog_name="fedemu")
 
 
 def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,36 +308,51 @@ def test_the_console_script_and_the_package_are_the_same_command() -> None:
     assert shown[0] == shown[1] != ""
 
 
-@pytest.mark.parametrize("sign", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_at_the_very_end_of_the_process_does_not_take_its_exit_code(sign: str) -> None:
-    script = f"""
-        import os, sys
-        from fedemu.ops.cli.__main__ import main
-        class Late:
-            def __del__(self, kill=os.kill, process=os.getpid()):
-                kill(process, {signal.Signals[sign]:d})
-        sys.late = Late()
-        main(["nonsense"])
+def ends(
+    begin: str, cases: list[Any], folder: Path, output: int = subprocess.DEVNULL, **environment: str
+) -> list[tuple[str, int]]:
+    """Run commands in processes of their own: what each writes to stderr, and its exit code.
+
+    One interpreter imports the commands, and forks for each of the ``cases``. A process executes ``begin``, where
+    ``case`` is its case, writes to ``output``, and ends as every interpreter does.
     """
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ended.returncode == 2
+    script = f"""
+import json, os, sys
+from fedemu.ops.cli import commands
+from fedemu.ops.cli.__main__ import main
+ended = []
+for case in {cases!r}:
+    said = os.open("said", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    process = os.fork()
+    if process == 0:
+        os.dup2(said, 2)
+        {begin}
+    status = os.waitpid(process, 0)[1]
+    with open("said") as file:
+        ended.append((file.read(), os.waitstatus_to_exitcode(status)))
+with open("ended", "w") as file:
+    json.dump(ended, file)
+"""
+    command = [sys.executable, "-c", script]
+    subprocess.run(command, env=os.environ | environment, stdout=output, timeout=60, check=True, cwd=folder)
+    return [(said, code) for said, code in json.loads((folder / "ended").read_text())]
+
+
+def test_a_signal_at_the_very_end_of_the_process_does_not_take_its_exit_code(tmp_path: Path) -> None:
+    late = "sys.late = type('Late', (), {'__del__': lambda *_, kill=os.kill, pid=os.getpid(): kill(pid, case)})()"
+    ended = ends(f"{late}; main(['nonsense'])", [int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)], tmp_path)
+    assert [code for _, code in ended] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("words", [["keys", "list"], ["--help"], ["presets"]])
-def test_a_reader_that_goes_away_is_no_error_and_a_full_disk_is_told(words: list[str], unbuffered: str) -> None:
-    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+def test_a_reader_that_goes_away_is_no_error_and_a_full_disk_is_told(unbuffered: str, tmp_path: Path) -> None:
     nobody, pipe = os.pipe()
     os.close(nobody)
-    ended = []
-    for output in (pipe, os.open("/dev/full", os.O_WRONLY)):
-        command = [sys.executable, "-m", "fedemu.ops.cli", *words]
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.PIPE, text=True)
+    told = "fedemu: a file cannot be written: the disk is full; make room there\n"
+    for output, end in ((pipe, ("", 0)), (os.open("/dev/full", os.O_WRONLY), (told, 5))):
+        cases = [["keys", "list"], ["--help"], ["presets"]]
+        assert ends("main(case)", cases, tmp_path, output, PYTHONUNBUFFERED=unbuffered) == [end] * 3
         os.close(output)
-        ended.append((process.communicate(timeout=60)[1], process.returncode))
-    assert ended == [("", 0), ("fedemu: a file cannot be written: the disk is full; make room there\n", 5)]
 
 
 def test_the_list_of_scenarios_is_the_same_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def call(*arguments: str) -> int:
     with pytest.raises(SystemExit) as ended:
-        commands.app(list(arguments), prog_name="fedemu")
+        commands.command(list(arguments), prog_name="fedemu")
     return int(ended.value.code or 0)
 
 

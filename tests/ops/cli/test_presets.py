@@ -22,7 +22,7 @@ from fedemu.ops.experiment.starter import starter_text
 
 def call(*arguments: str) -> int:
     with pytest.raises(SystemExit) as ended:
-        commands.app(list(arguments), prog_name="fedemu")
+        commands.command(list(arguments), prog_name="fedemu")
     return int(ended.value.code or 0)
 
 

@@ -156,7 +156,7 @@ def refused(capture: pytest.CaptureFixture[str], *arguments: str) -> str:
     Indented lines about somebody's own code may follow the sentence. Returns the sentence.
     """
     with pytest.raises(SystemExit) as ended:
-        commands.app([*arguments, "digits-small"], prog_name="fedemu")
+        commands.command([*arguments, "digits-small"], prog_name="fedemu")
     said, complained = capture.readouterr()
     sentence, *frames = complained.splitlines()
     assert (ended.value.code, said) == (2, ""), complained
@@ -164,12 +164,6 @@ def refused(capture: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert all(frame.startswith("    ") for frame in frames)
     assert list(Path().iterdir()) == []
     return f"{sentence}\n"
-
-
-def test_run_starts_no_device(started: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    setting, said = IMPOSSIBLE[0]
-    assert said in refused(capfd, "run", "--set", setting)
-    assert started == ["fedemu-coordinator", "fedemu-devices"], "the devices were never called"
 
 
 @pytest.mark.parametrize("seeds", [[], ["--seeds", "0,1"]])
@@ -262,7 +256,7 @@ def test_a_refused_resume_with_more_rounds_changes_nothing(
 ) -> None:
     def call(*words: str) -> object:
         with pytest.raises(SystemExit) as ended:
-            commands.app([*words], prog_name="fedemu")
+            commands.command([*words], prog_name="fedemu")
         return ended.value.code
 
     new = ("run", "digits-small", "--transport", "memory", "--rounds", "1", "--set", "runtime.report=false")

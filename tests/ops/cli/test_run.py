@@ -45,7 +45,7 @@ def test_a_run_that_is_resumed_on_an_engine_waits_as_long_as_a_new_one(
     where = str(begun.parent if several else begun)
     for more in ([], ["--set", "runtime.lost_seconds=30"]):
         with pytest.raises(SystemExit):
-            commands.app(["run", "--resume", where, "--on", "ray", *more], prog_name="fedemu")
+            commands.command(["run", "--resume", where, "--on", "ray", *more], prog_name="fedemu")
     assert [(runtime.connect_seconds, runtime.lost_seconds) for runtime in started] == [(600, 600), (600, 30)]
 
 
@@ -60,7 +60,7 @@ def test_a_setting_that_has_no_effect_is_told_once_when_a_run_begins(
     out = tmp_path / "new"
     for more in (["digits-small", "--out", str(out), *FORGOTTEN], ["--resume", str(out)]):
         with pytest.raises(SystemExit):
-            commands.app(["run", *more, *several], prog_name="fedemu")
+            commands.command(["run", *more, *several], prog_name="fedemu")
     assert (len(started), capsys.readouterr()) == (2, ("", TOLD))
 
 
@@ -71,7 +71,7 @@ def test_a_sweep_tells_once_what_has_no_effect_in_all_of_its_runs(
     words = ["sweep", "digits-small", "--out", str(tmp_path / "new"), "--seeds", "0-2", *FORGOTTEN]
     for more in (["--list"], [], ["--grid", "evaluate.full_every=2,5", "--set", "runtime.trainers=3"]):
         with pytest.raises(SystemExit):
-            commands.app([*words, *more], prog_name="fedemu")
+            commands.command([*words, *more], prog_name="fedemu")
     told = (
         "warning: evaluate.full_every = 2, 5 has no effect, because evaluate.samples = 0 evaluates every time on all "
         "test samples\n"
@@ -92,7 +92,7 @@ def test_a_page_that_does_not_start_leaves_no_run_directory(
     monkeypatch.setattr(opening, "start_page", fails)
     for command in ("run", "coordinator"):
         with pytest.raises(SystemExit) as ended:
-            commands.app([command, "digits-small", "--page", "--out", str(tmp_path / "new")], prog_name="fedemu")
+            commands.command([command, "digits-small", "--page", "--out", str(tmp_path / "new")], prog_name="fedemu")
         assert (ended.value.code, started, list(tmp_path.iterdir())) == (code, [], [])
 
 
@@ -103,7 +103,7 @@ def test_a_run_on_an_engine_waits_long_also_if_a_setting_names_the_engine(
 ) -> None:
     words = ["run", "digits-small", *named, "--set", "fleet.start_timeout=30", "--out", str(tmp_path / "new")]
     with pytest.raises(SystemExit):
-        commands.app([*words, *(["--seeds", "3"] if several else [])], prog_name="fedemu")
+        commands.command([*words, *(["--seeds", "3"] if several else [])], prog_name="fedemu")
     assert [(runtime.connect_seconds, runtime.lost_seconds) for runtime in started] == [(600, 600)]
     fleet = read_frozen(tmp_path / "new" / "seed-3" if several else tmp_path / "new").fleet
     assert (fleet.start_timeout, fleet.give_up) == (30, 600)
@@ -118,7 +118,7 @@ def test_a_run_whose_devices_ray_places_needs_no_gpu_on_the_machine_of_its_coord
     for where in ("--out", "--resume"):
         words = ["digits-small"] if where == "--out" else []
         with pytest.raises(SystemExit):
-            commands.app(
+            commands.command(
                 ["run", *words, *several, "--on", "ray", "--device-type", "cuda", where, out], prog_name="fedemu"
             )
     assert [(runtime.on, runtime.device_type) for runtime in started] == [("ray", "cuda")] * 2
@@ -135,6 +135,6 @@ def test_a_run_whose_devices_ray_places_has_no_edges(
 ) -> None:
     words = ["run", "digits-small", *named, *several, "--set", "tree.edges=2", "--out", str(tmp_path / "new")]
     with pytest.raises(SystemExit) as ended:
-        commands.app(words, prog_name="fedemu")
+        commands.command(words, prog_name="fedemu")
     assert (ended.value.code, started, list(tmp_path.iterdir())) == (2, [], [])
     assert "--on ray starts no edges, and tree.edges asks for them; add --set tree.edges=0" in capsys.readouterr().err

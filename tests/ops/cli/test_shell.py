@@ -20,7 +20,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], w
     monkeypatch.setenv("COMP_WORDS", f"fedemu {words}")
     monkeypatch.setenv("COMP_CWORD", str(len(words.split(" "))))
     with pytest.raises(SystemExit) as ended:
-        commands.app([], prog_name="fedemu")
+        commands.command([], prog_name="fedemu")
     assert not ended.value.code
     return capsys.readouterr().out.split()
 
@@ -71,7 +71,7 @@ def test_each_shell_gets_a_script_that_asks_by_the_same_variable(
     shell: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        commands.app(["completion", shell], prog_name="fedemu")
+        commands.command(["completion", shell], prog_name="fedemu")
     assert not ended.value.code
     assert f"_FEDEMU_COMPLETE=complete_{shell}" in capsys.readouterr().out
 
@@ -129,7 +129,7 @@ def test_completion_imports_nothing_heavy() -> None:
         "import os, sys\n"
         "os.environ |= {'_FEDEMU_COMPLETE': 'complete_bash', 'COMP_WORDS': 'fedemu run --set fl', 'COMP_CWORD': '3'}\n"
         "from fedemu.ops.cli import commands\n"
-        "try:\n    commands.app([], prog_name='fedemu')\n"
+        "try:\n    commands.command([], prog_name='fedemu')\n"
         "except SystemExit:\n"
         "    print(*({'torch', 'matplotlib', 'sklearn', 'datasets', 'scipy', 'asyncio'} & {*sys.modules}))"
     )

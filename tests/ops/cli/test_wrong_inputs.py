@@ -216,7 +216,7 @@ def test_a_wrong_input_is_refused_in_one_plain_sentence(
 ) -> None:
     before = sorted(Path().rglob("*"))
     with pytest.raises(SystemExit) as ended:
-        commands.app(list(arguments), prog_name="fedemu")
+        commands.command(list(arguments), prog_name="fedemu")
     out, told = capsys.readouterr()
     assert (ended.value.code, out, told.count("\n")) == (2, "", 1), told
     assert told.startswith("fedemu: ")
@@ -239,7 +239,7 @@ def test_a_read_only_folder_for_a_page_or_its_plots_is_refused(
     Path("taken").rename("shown")
     monkeypatch.setattr(os, "access", lambda path, mode: (str(path), mode) != (folder, os.W_OK))
     with pytest.raises(SystemExit) as ended:
-        commands.app([*command.split(), "shown"], prog_name="fedemu")
+        commands.command([*command.split(), "shown"], prog_name="fedemu")
     assert (ended.value.code, [*Path().rglob("*.png"), *Path().rglob("*.html")]) == (2, [])
     assert f"fedemu: {folder} is read-only; " in capsys.readouterr().err
 
@@ -258,5 +258,5 @@ def test_a_mistyped_variable_is_told_where_it_is_no_mistake_and_refused_where_it
         (["device"], 2, f"fedemu: {sentence}"),
     ):
         with pytest.raises(SystemExit) as ended:
-            commands.app(arguments, prog_name="fedemu")
+            commands.command(arguments, prog_name="fedemu")
         assert (ended.value.code or 0, capsys.readouterr().err) == (code, told)

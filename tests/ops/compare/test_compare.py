@@ -613,7 +613,7 @@ def test_the_command_prints_the_table_for_people_and_everything_for_programs(
 
     def call(*arguments: str) -> tuple[int, str, list[str]]:
         with pytest.raises(SystemExit) as ended:
-            commands.app(["compare", str(seeds), str(other), *arguments], prog_name="fedemu")
+            commands.command(["compare", str(seeds), str(other), *arguments], prog_name="fedemu")
         said = capsys.readouterr()
         return int(ended.value.code or 0), said.out, said.err.splitlines()
 

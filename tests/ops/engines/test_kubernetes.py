@@ -31,7 +31,7 @@ exit "${CODE:-0}"
 
 def call(*words: str) -> int:
     with pytest.raises(SystemExit) as ended:
-        commands.app(list(words), prog_name="fedemu")
+        commands.command(list(words), prog_name="fedemu")
     code = ended.value.code
     assert isinstance(code, int)
     return code

@@ -32,7 +32,7 @@ FOREVER = "while :; do sleep 0.05; done\n"
 
 def call(*words: str) -> int:
     with pytest.raises(SystemExit) as ended:
-        commands.app(list(words), prog_name="fedemu")
+        commands.command(list(words), prog_name="fedemu")
     code = ended.value.code
     assert isinstance(code, int)
     return code

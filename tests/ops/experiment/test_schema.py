@@ -78,11 +78,11 @@ def test_presets_and_new_experiments_carry_the_line_by_which_editors_find_it() -
 def test_it_is_written_to_a_file_and_never_over_an_experiment(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(SystemExit) as ended:
-            commands.app(["schema", "--out", str(tmp_path / "a.json")], prog_name="fedemu")
+            commands.command(["schema", "--out", str(tmp_path / "a.json")], prog_name="fedemu")
         assert not ended.value.code
     mine = tmp_path / "mine.toml"
     mine.write_text(starter_text("digits", "mine.toml"))
     with pytest.raises(SystemExit) as ended:
-        commands.app(["schema", "--out", str(mine)], prog_name="fedemu")
+        commands.command(["schema", "--out", str(mine)], prog_name="fedemu")
     assert ended.value.code == 2
     assert mine.read_text() == starter_text("digits", "mine.toml")

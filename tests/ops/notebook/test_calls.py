@@ -91,7 +91,7 @@ def test_several_seeds_are_one_group_that_goes_on_and_is_compared_as_by_the_comm
 
     compared = fedemu.compare(grown, [Path("seeds/seed-2")], target=0.5)
     with pytest.raises(SystemExit) as ended:
-        commands.app(["compare", "seeds/seed-1", "seeds/seed-2", "--target", "0.5"], prog_name="fedemu")
+        commands.command(["compare", "seeds/seed-1", "seeds/seed-2", "--target", "0.5"], prog_name="fedemu")
     assert ended.value.code == 0
     assert compared.to_text(width=400) == capfd.readouterr().out.rstrip("\n")
     assert max(map(len, repr(compared).splitlines())) <= 120

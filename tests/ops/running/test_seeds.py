@@ -60,7 +60,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRuns:
 
 def call(*arguments: str) -> int:
     with pytest.raises(SystemExit) as ended:
-        commands.app(["run", *arguments], prog_name="fedemu")
+        commands.command(["run", *arguments], prog_name="fedemu")
     return int(ended.value.code or 0)
 
 

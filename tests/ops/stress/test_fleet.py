@@ -66,5 +66,5 @@ def test_a_fleet_that_does_not_come_on_is_told_in_one_sentence(
 
     monkeypatch.setattr("fedemu.ops.stress.strangers.telling.play_strangers", waits)
     with pytest.raises(SystemExit) as ended:
-        commands.app(["stress", "strangers"], prog_name="fedemu")
+        commands.command(["stress", "strangers"], prog_name="fedemu")
     assert (ended.value.code, capsys.readouterr().err) == (5, "fedemu: round 6 did not happen within 600 s\n")

@@ -108,7 +108,7 @@ def test_a_short_soak_is_strict_json(monkeypatch: pytest.MonkeyPatch, capsys: py
     short = SoakResult((1.0,), ({},), {"processes": slope_of([1.0], [2.0])}, 3, {}, ())
     monkeypatch.setattr("fedemu.ops.stress.growth.play_soak", lambda *_, **__: short)
     with pytest.raises(SystemExit) as ended:
-        commands.app(["stress", "soak", "--format", "json"], prog_name="fedemu")
+        commands.command(["stress", "soak", "--format", "json"], prog_name="fedemu")
     told = capsys.readouterr().out
     assert (ended.value.code, "Infinity" in told) == (0, False)
     assert json.loads(told)["slopes"]["processes"] == {"slope": 0.0, "low": None, "high": None, "middle": 2.0}

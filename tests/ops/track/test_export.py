@@ -155,7 +155,7 @@ def test_several_trackers_with_one_place_each_have_a_folder_of_their_own_there(
     names, out = (own, f"{tmp_path / 'other.py'}:Mine"), tmp_path / "new" / "out"
     words = ["export", str(run), *(word for name in names for word in ("--to", name))]
     with pytest.raises(SystemExit) as ended:
-        commands.app([*words, "--out", str(out)], prog_name="fedemu")
+        commands.command([*words, "--out", str(out)], prog_name="fedemu")
     assert ended.value.code == 0
     told_at = capsys.readouterr().out.split()
     assert len(told_at) == len(set(told_at)) == 2
