@@ -17,6 +17,8 @@ import warm
 from checks import dead_links, mistakes
 from pages import ROOT, Page
 
+from fedemu.ops.stress.warm import LARGE_PAGES
+
 FLOORS = ("protocol", "algorithms", "device", "coordinator", "ops")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
@@ -39,7 +41,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("commands")
     address = str(folder / "warm.socket")
     warm.install(folder, address, sys.executable)
-    server = subprocess.Popen([sys.executable, warm.__file__, address], env=player.environment(folder))
+    server = subprocess.Popen([sys.executable, warm.__file__, address], env=player.environment(folder) | LARGE_PAGES)
     deadline = time.monotonic() + 100
     while not Path(address).exists():
         assert server.poll() is None
