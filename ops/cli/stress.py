@@ -76,7 +76,7 @@ def stress(
         ),
     ] = None,
     short: Annotated[
-        bool, typer.Option("--short", help="Use 20 devices and 25 rounds instead of 300 and 120.")
+        bool, typer.Option("--short", help="Use 20 devices and 16 rounds instead of 300 and 120.")
     ] = False,
     list_: Annotated[
         bool, typer.Option("--list", help="List the scenarios, or those that are named, and stop.")

@@ -48,10 +48,10 @@ SHORT = Scale(
         "fleet.give_up=90.0",
         "liveness.heartbeat_seconds=1.0",
     ),
-    rounds=25,
+    rounds=16,
     disturbances=2,
 )
-"""20 devices and 25 rounds. The tests play this scale."""
+"""20 devices and 16 rounds. The tests play this scale."""
 FULL = Scale(
     experiment="digits",
     devices=300,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,6 @@ from fedemu.ops.experiment.sources import load_experiment, write_frozen
 from fedemu.ops.running.embedded import serve_embedded
 from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import LiveFleet
-from fedemu.ops.stress.invariants import outcomes_add_up
 from fedemu.ops.stress.scenarios import SHORT
 from fedemu.ops.stress.warm import WarmStart
 from fedemu.protocol.transport.memory import MemoryNetwork
@@ -76,18 +74,7 @@ def in_one_process() -> Callable[..., Summary]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: WarmStart) -> dict[str, Any]:
-    """The summary of the scenarios' experiment when nobody disturbs it."""
-    directory = tmp_path_factory.mktemp("undisturbed")
-    with LiveFleet(
-        directory,
-        address=free_address(),
-        overrides=SHORT.settings,
-        experiment=SHORT.experiment,
-        start=warm.start,
-    ) as fleet:
-        fleet.start_devices(SHORT.devices)
-        fleet.start_coordinator()
-        assert fleet.wait_for_end() == 0, fleet.tail()
-        assert outcomes_add_up(fleet.rows()) == []
-        return fleet.summary()
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, in_one_process: Callable[..., Summary]) -> Summary:
+    """The summary of the scenarios' experiment when it is played in one process, where nothing can disturb it."""
+    directory = tmp_path_factory.mktemp("undisturbed") / "run"
+    return in_one_process(directory, *SHORT.settings, experiment=SHORT.experiment)

@@ -17,7 +17,7 @@ from fedemu.ops.stress.fleet import LiveFleet
 from fedemu.ops.stress.invariants import outcomes_add_up
 from fedemu.ops.stress.scenarios import SHORT
 
-ROUNDS = 14
+ROUNDS = 10
 CHURN = (
     f"rounds={ROUNDS}",
     "availability={kind='exponential', mean_online=600.0, mean_offline=300.0}",
@@ -54,10 +54,10 @@ def test_kills_of_devices_trainers_and_the_coordinator_leave_the_model_as_it_wou
     fleet.wait_for_round(2)
     for process in fleet.processes("device")[::3]:
         fleet.signal(process, signal.SIGKILL)
-    fleet.wait_for_round(4)
+    fleet.wait_for_round(3)
     for process in fleet.processes("trainer"):
         fleet.signal(process, signal.SIGKILL)
-    fleet.wait_for_round(6)
+    fleet.wait_for_round(4)
     fleet.signal(coordinator, signal.SIGKILL)
     coordinator.wait(300)
     fleet.start_coordinator()

@@ -37,7 +37,7 @@ TEN_A_ROUND = (
 
 @pytest.mark.parametrize("link", ["own", "shared"])
 def test_with_keys_a_killed_machine_and_a_killed_coordinator_leave_the_digest(
-    link: str, new_fleet: FleetMaker, undisturbed: dict[str, Any], tmp_path: Path
+    link: str, new_fleet: FleetMaker, undisturbed: Summary, tmp_path: Path
 ) -> None:
     here, there = KeyFolder(tmp_path / "here"), KeyFolder(tmp_path / "there")
     server = here.new()
@@ -60,11 +60,11 @@ def test_with_keys_a_killed_machine_and_a_killed_coordinator_leave_the_digest(
     assert fleet.wait_for_end() == 0, fleet.tail()
     assert outcomes_add_up(fleet.rows()) == []
     assert not fleet.summary()["perturbed"]
-    assert fleet.summary()["model_digest"] == undisturbed["model_digest"]
+    assert fleet.summary()["model_digest"] == undisturbed.model_digest
 
 
 def test_behind_edges_of_which_one_is_killed_they_leave_the_digest(
-    tmp_path: Path, undisturbed: dict[str, Any], warm: WarmStart
+    tmp_path: Path, undisturbed: Summary, warm: WarmStart
 ) -> None:
     out = tmp_path / "run"
     settings = [*SHORT.settings, ASLEEP, "fleet.link=shared", "tree.edges=[1,2]", "runtime.report=false"]
@@ -80,7 +80,7 @@ def test_behind_edges_of_which_one_is_killed_they_leave_the_digest(
     assert run.wait(300) == 0, (tmp_path / "log").read_text()
     summary = json.loads((out / "summary.json").read_text())
     assert not summary["perturbed"]
-    assert summary["model_digest"] == undisturbed["model_digest"]
+    assert summary["model_digest"] == undisturbed.model_digest
 
 
 def test_a_checkpoint_has_rows_of_the_devices_that_were_asked_and_none_of_the_others(

@@ -11,8 +11,8 @@ from fedemu.coordinator.record.summary import Summary
 from fedemu.ops.stress.strangers.play import SETTINGS, Calm, play
 from fedemu.ops.stress.warm import WarmStart
 
-ROUNDS = 15
-BEGIN = 5
+ROUNDS = 10
+BEGIN = 3
 """The round after which attacks begin."""
 USUAL_MEMORY = 500 * 2**20
 """What the coordinator of a small run holds, with torch."""

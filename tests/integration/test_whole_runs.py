@@ -9,9 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from fedemu.coordinator.record.summary import Summary
 from fedemu.ops.stress.fleet import LiveFleet
@@ -24,9 +21,7 @@ UNREPORTED = ("runtime.transport=memory", "runtime.report=false")
 """The settings of a run in one process of which nobody reads a report."""
 
 
-def test_the_devices_may_come_first_and_everyone_ends_with_exit_0(
-    new_fleet: FleetMaker, undisturbed: dict[str, Any]
-) -> None:
+def test_the_devices_may_come_first_and_everyone_ends_with_exit_0(new_fleet: FleetMaker, undisturbed: Summary) -> None:
     fleet = new_fleet()
     supervisor = fleet.start_devices(20)
     fleet.wait_until(lambda: "device" in fleet.tail(), "the supervisor's first line", 300)
@@ -38,22 +33,15 @@ def test_the_devices_may_come_first_and_everyone_ends_with_exit_0(
     assert summary["outcome"] == "completed"
     assert not summary["perturbed"]
     assert not (fleet.run_directory / "report.html").exists(), "these fleets have runtime.report = false"
-    assert summary["model_digest"] == undisturbed["model_digest"]
+    assert summary["model_digest"] == undisturbed.model_digest
 
 
-@pytest.mark.parametrize(
-    "options",
-    [("--trainers", "1"), ("--trainers", "2", "--per-process", "7")],
-    ids=["one trainer", "seven devices per process"],
-)
-def test_neither_trainers_nor_packing_change_the_digest(
-    new_fleet: FleetMaker, undisturbed: dict[str, Any], options: tuple[str, ...]
-) -> None:
+def test_neither_several_trainers_nor_packing_change_the_digest(new_fleet: FleetMaker, undisturbed: Summary) -> None:
     fleet = new_fleet()
     fleet.start_coordinator()
-    fleet.start_devices(20, *options)
+    fleet.start_devices(20, "--trainers", "2", "--per-process", "7")
     assert fleet.wait_for_end() == 0, fleet.tail()
-    assert fleet.summary()["model_digest"] == undisturbed["model_digest"]
+    assert fleet.summary()["model_digest"] == undisturbed.model_digest
 
 
 def test_neither_does_it_where_sizes_are_odd(new_fleet: FleetMaker, tmp_path: Path, warm: WarmStart) -> None:
@@ -69,19 +57,17 @@ def test_neither_does_it_where_sizes_are_odd(new_fleet: FleetMaker, tmp_path: Pa
     assert fleet.summary()["model_digest"] == alone["model_digest"]
 
 
-def test_three_machines_share_the_fleet_by_three_connections(
-    new_fleet: FleetMaker, undisturbed: dict[str, Any]
-) -> None:
+def test_three_machines_share_the_fleet_by_three_connections(new_fleet: FleetMaker, undisturbed: Summary) -> None:
     fleet = new_fleet(*SHORT.settings, "fleet.link=shared")
     fleet.start_coordinator()
     for machine, count in enumerate((5, 8, 7)):
         fleet.start_devices(count, "--trainers", "1", state=str(machine))
     assert fleet.wait_for_end() == 0, fleet.tail()
-    assert fleet.summary()["model_digest"] == undisturbed["model_digest"]
+    assert fleet.summary()["model_digest"] == undisturbed.model_digest
 
 
 def test_devices_that_sleep_until_they_are_asked_have_the_same_digest_also_if_their_pack_is_killed(
-    new_fleet: FleetMaker, undisturbed: dict[str, Any]
+    new_fleet: FleetMaker, undisturbed: Summary
 ) -> None:
     fleet = new_fleet(*SHORT.settings, "fleet.link=shared", "fleet.wake=on-demand")
     fleet.start_coordinator()
@@ -92,22 +78,20 @@ def test_devices_that_sleep_until_they_are_asked_have_the_same_digest_also_if_th
     assert 1 <= len(packs) <= 4, "all devices fit into four packs of five"
     packs[0].kill()
     assert fleet.wait_for_end() == 0, fleet.tail()
-    assert fleet.summary()["model_digest"] == undisturbed["model_digest"]
+    assert fleet.summary()["model_digest"] == undisturbed.model_digest
     assert not fleet.summary()["perturbed"]
 
 
-def test_everything_in_one_process_has_the_same_digest(
-    tmp_path: Path, undisturbed: dict[str, Any], warm: WarmStart
-) -> None:
+def test_everything_in_one_process_has_the_same_digest(tmp_path: Path, undisturbed: Summary, warm: WarmStart) -> None:
     settings = [*SHORT.settings, *UNREPORTED, "fleet.wake=on-demand"]
     words = ["run", "digits-small", *_overrides(settings), "--out", str(tmp_path / "run")]
     assert warm.start(words, tmp_path / "log", os.environ).wait(300) == 0, (tmp_path / "log").read_text()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["model_digest"] == undisturbed["model_digest"]
+    assert summary["model_digest"] == undisturbed.model_digest
 
 
 def test_run_starts_both_sides_writes_a_report_and_prints_the_result_as_json_whatever_modules_lie_in_the_folder(
-    tmp_path: Path, undisturbed: dict[str, Any]
+    tmp_path: Path, undisturbed: Summary
 ) -> None:
     for name in ("types.py", "torch.py", "fedemu/__init__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -116,7 +100,7 @@ def test_run_starts_both_sides_writes_a_report_and_prints_the_result_as_json_wha
     command = [Path(sys.executable).with_name("fedemu"), "run", "digits-small", *_overrides(), "--out", str(out)]
     done = subprocess.run([*command, "--format", "json"], capture_output=True, text=True, timeout=500, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["model_digest"] == undisturbed["model_digest"]
+    assert json.loads(done.stdout)["model_digest"] == undisturbed.model_digest
     assert "report.html" in done.stderr
     assert "data:image/png;base64" in (out / "report.html").read_text()
     assert {path.name for path in (out / "plots").iterdir()} >= {"accuracy.png", "class_accuracy.png", "outcomes.png"}
@@ -139,11 +123,11 @@ def test_a_device_written_from_the_protocol_page_takes_part(new_fleet: FleetMake
     assert [row.accepted for row in fleet.rows()] == [11] * 4
 
 
-def test_an_interrupted_run_resumes_to_the_same_digest(new_fleet: FleetMaker, undisturbed: dict[str, Any]) -> None:
+def test_an_interrupted_run_resumes_to_the_same_digest(new_fleet: FleetMaker, undisturbed: Summary) -> None:
     fleet = new_fleet()
     supervisor = fleet.start_devices(20)
     coordinator = fleet.start_coordinator()
-    fleet.wait_for_round(6)
+    fleet.wait_for_round(3)
     coordinator.send_signal(signal.SIGINT)
     assert fleet.wait_for_end() == 4, fleet.tail()
     assert supervisor.wait(300) == 4, "the devices end with the outcome of the run"
@@ -152,7 +136,7 @@ def test_an_interrupted_run_resumes_to_the_same_digest(new_fleet: FleetMaker, un
     fleet.start_devices(20)
     assert fleet.wait_for_end() == 0, fleet.tail()
     assert outcomes_add_up(fleet.rows()) == []
-    assert fleet.summary()["model_digest"] == undisturbed["model_digest"]
+    assert fleet.summary()["model_digest"] == undisturbed.model_digest
 
 
 def _overrides(settings: Sequence[str] = SHORT.settings) -> list[str]:
