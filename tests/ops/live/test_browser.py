@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import shutil
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import chdir, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ from fedemu.ops.live.found import supervisors_of
 from fedemu.ops.live.machine import Crew, Machine
 from fedemu.ops.report.report import write_report
 from fedemu.ops.results.holder import holder_of
+from fedemu.ops.stress.fleet import Start, start_interpreter
+from fedemu.ops.stress.warm import WarmStart
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (pip install playwright)")
 ROOT = Path(__file__).parents[3]
@@ -45,11 +46,15 @@ class Slow(nn.Module):
         self.top = nn.Linear(64, classes)
 
     def forward(self, x):
-        time.sleep(0.01)
+        time.sleep(0.2 if self.training else 0.0)
         logits = self.top(x.flatten(1))
         return logits if logits.sum().item() > 0 else logits * 1  # so its steps are not recorded, and each one sleeps
 """
-"""A model with which a round takes about a second, so that pages stay small while the tests go on, and no computing."""
+"""A model with which a round takes about a second, so that pages stay small while the tests go on, and no computing.
+
+Each of a round's four devices takes a single step, and each step sleeps.
+"""
+ONE_STEP = ("local.epochs=1", "local.batch_size=2000")
 
 
 def wait_until(condition: Callable[[], Any], what: str) -> Any:
@@ -83,17 +88,12 @@ def free_port() -> str:
 
 
 class Shown:
-    """A process that serves a page: its command line, the address, the token."""
+    """A process that serves a page: its address, the token."""
 
-    def __init__(self, *words: str, log: Path) -> None:
-        with log.open("wb") as output:
-            self.process = psutil.Popen(
-                ["nice", sys.executable, "-m", "fedemu.ops.cli", *words],  # the browser comes first
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=log.parent,
-            )
+    def __init__(self, start: Start, *words: str, log: Path) -> None:
+        with chdir(log.parent):
+            self.process = start(words, log, os.environ)
+        self.process.nice(10)  # the browser comes first
 
         def address() -> re.Match[str] | None:
             assert self.process.poll() is None, log.read_text()
@@ -120,10 +120,16 @@ class Live:
         model = folder / "slow.py"
         model.write_text(SLOW)
         # No device crashes by itself, because a button reaches only devices that have a process just then.
-        for setting in ("fleet.per_round=4", "runtime.report=false", "faults.crash_rate=0", f"model.name={model}:Slow"):
+        for setting in (
+            "fleet.per_round=4",
+            "runtime.report=false",
+            "faults.crash_rate=0",
+            *ONE_STEP,
+            f"model.name={model}:Slow",
+        ):
             settings += ["--set", setting]
         words = ["run", "digits-small", "--out", str(self.directory), *settings, "--page"]
-        self.shown = Shown(*words, log=folder / "terminal")
+        self.shown = Shown(start_interpreter, *words, log=folder / "terminal")
 
     @property
     def coordinator(self) -> int | None:
@@ -196,12 +202,12 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture
-def watched(made: Any, visit: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def watched(made: Any, visit: Callable[..., Any], tmp_path: Path, warm: WarmStart) -> Iterator[Callable[..., Any]]:
     """Opens the page of ``fedemu watch`` for the run ``made``."""
     shown: list[Shown] = []
 
     def open_page(**look: Any) -> Any:
-        shown.append(Shown("watch", str(made.directory), log=tmp_path / "terminal"))
+        shown.append(Shown(warm.start, "watch", str(made.directory), log=tmp_path / "terminal"))
         return visit(shown[-1].address, **look)
 
     yield open_page
@@ -340,9 +346,11 @@ def test_a_run_whose_folder_was_removed_is_not_offered_to_be_resumed(made: Any, 
     assert page.is_hidden("[data-part=banner]")
 
 
-def test_a_run_that_could_not_be_resumed_says_why(made: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_run_that_could_not_be_resumed_says_why(
+    made: Any, visit: Callable[..., Any], tmp_path: Path, warm: WarmStart
+) -> None:
     made.row(1)
-    shown = Shown("watch", str(made.directory), log=tmp_path / "terminal")
+    shown = Shown(warm.start, "watch", str(made.directory), log=tmp_path / "terminal")
     try:
         page = visit(f"{shown.address}#token={shown.token}")
         (made.directory / "config.toml").write_text("[")
@@ -354,10 +362,10 @@ def test_a_run_that_could_not_be_resumed_says_why(made: Any, visit: Callable[...
 
 
 def test_a_run_that_begins_later_comes_to_the_page(
-    make: Callable[[str], Any], visit: Callable[..., Any], tmp_path: Path
+    make: Callable[[str], Any], visit: Callable[..., Any], tmp_path: Path, warm: WarmStart
 ) -> None:
     make("runs/first")
-    shown = Shown("watch", str(tmp_path / "runs"), log=tmp_path / "terminal")
+    shown = Shown(warm.start, "watch", str(tmp_path / "runs"), log=tmp_path / "terminal")
     try:
         page = visit(shown.address)
         assert page.is_hidden("#tabs")
@@ -377,7 +385,7 @@ def test_a_run_that_begins_later_comes_to_the_page(
 
 
 def test_a_page_whose_server_shows_other_runs_now_is_loaded_again(
-    make: Callable[[str], Any], visit: Callable[..., Any], tmp_path: Path
+    make: Callable[[str], Any], visit: Callable[..., Any], tmp_path: Path, warm: WarmStart
 ) -> None:
     first, second, third = (str(make(f"run-{place}").directory) for place in (1, 2, 3))
     port = free_port()
@@ -386,7 +394,7 @@ def test_a_page_whose_server_shows_other_runs_now_is_loaded_again(
     )
     page = None
     for place, directories in enumerate([[first, second], [second], [third, second]]):
-        shown = Shown("watch", *directories, "--port", port, log=tmp_path / f"terminal-{place}")
+        shown = Shown(warm.start, "watch", *directories, "--port", port, log=tmp_path / f"terminal-{place}")
         try:
             page = page or visit(f"{shown.address}#run=1")
             until(page, loaded, len(directories))
@@ -568,15 +576,17 @@ def test_the_log_is_filtered_whether_it_follows_or_not(made: Any, watched: Calla
     assert page.evaluate(listed) == "join,join,join,join"
 
 
-def test_a_page_whose_server_is_gone_for_a_while_goes_on(live: Live, visit: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_page_whose_server_is_gone_for_a_while_goes_on(
+    live: Live, visit: Callable[..., Any], tmp_path: Path, warm: WarmStart
+) -> None:
     port = free_port()
-    first = Shown("watch", str(live.directory), "--port", port, log=tmp_path / "first")
+    first = Shown(warm.start, "watch", str(live.directory), "--port", port, log=tmp_path / "first")
     page = visit(first.address)
     before = grown(page)
     page.evaluate("window.kept = true")
     first.end()
     until(page, "document.getElementById('connection').textContent.startsWith('connection lost')")
-    second = Shown("watch", str(live.directory), "--port", port, log=tmp_path / "second")
+    second = Shown(warm.start, "watch", str(live.directory), "--port", port, log=tmp_path / "second")
     try:
         until(page, "document.getElementById('connection').textContent === 'live'")
         grown(page, before)
@@ -640,10 +650,12 @@ def test_buttons_kill_and_freeze_what_they_say_and_the_run_goes_on(live: Live, v
     assert page.evaluate("window.kept"), "the page was not loaded again"
 
 
-def test_runs_stand_side_by_side(made: Any, live: Live, visit: Callable[..., Any], tmp_path: Path) -> None:
+def test_runs_stand_side_by_side(
+    made: Any, live: Live, visit: Callable[..., Any], tmp_path: Path, warm: WarmStart
+) -> None:
     made.row(1, accuracy=0.25)
     made.row(2, accuracy=0.75)
-    shown = Shown("watch", str(made.directory), str(live.directory), log=tmp_path / "terminal")
+    shown = Shown(warm.start, "watch", str(made.directory), str(live.directory), log=tmp_path / "terminal")
     try:
         page = visit(shown.address)
         until(page, "document.querySelectorAll('.side .pill').length === 2")
@@ -657,12 +669,12 @@ def test_runs_stand_side_by_side(made: Any, live: Live, visit: Callable[..., Any
 
 
 def test_charts_that_are_left_or_chosen_anew_are_not_kept(
-    make: Callable[[str], Any], visit: Callable[..., Any], tmp_path: Path
+    make: Callable[[str], Any], visit: Callable[..., Any], tmp_path: Path, warm: WarmStart
 ) -> None:
     runs = [make(f"run-{place}") for place in range(2)]
     for run in runs:
         run.append("metrics", *({"round": round, "accuracy": 0.5} for round in (1, 2)))
-    shown = Shown("watch", *(str(run.directory) for run in runs), log=tmp_path / "terminal")
+    shown = Shown(warm.start, "watch", *(str(run.directory) for run in runs), log=tmp_path / "terminal")
     drawn = "count => document.querySelectorAll('.uplot').length === count"
     try:
         page = visit(shown.address, viewport={"width": 1280, "height": 4000})
@@ -692,10 +704,10 @@ def test_charts_that_are_left_or_chosen_anew_are_not_kept(
 
 
 def test_no_two_runs_in_the_charts_have_the_same_look(
-    make: Callable[[str], Any], visit: Callable[..., Any], tmp_path: Path
+    make: Callable[[str], Any], visit: Callable[..., Any], tmp_path: Path, warm: WarmStart
 ) -> None:
     folders = [str(make(f"run-{place}").directory) for place in range(9)]
-    shown = Shown("watch", *folders, log=tmp_path / "terminal")
+    shown = Shown(warm.start, "watch", *folders, log=tmp_path / "terminal")
     try:
         page = visit(shown.address)
         fields = "new Set([...document.querySelectorAll('.side h2 i')].map((one) => one.style.background)).size"
