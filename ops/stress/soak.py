@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from fedemu.ops.running.launch import free_address, last_words
-from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, send_home
+from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start, send_home
 from fedemu.ops.stress.slopes import Slope, slope_of
 from fedemu.protocol.host.files import write_for_people
 from fedemu.protocol.host.paths import is_folder
@@ -117,8 +117,12 @@ def soak(
     devices: int = DEVICES,
     every: float = SAMPLE_SECONDS,
     told: Callable[[float, Sample], None] = lambda seconds, sample: None,
+    start: Start | None = None,
 ) -> SoakResult:
-    """Play the soak in ``folder`` for ``minutes``, and judge what was sampled ``every`` so many seconds."""
+    """Play the soak in ``folder`` for ``minutes``, and judge what was sampled ``every`` so many seconds.
+
+    ``told`` gets each sample. ``start`` starts the processes.
+    """
     chance = random.Random(seed)
     seconds: list[float] = []
     samples: list[Sample] = []
@@ -128,7 +132,7 @@ def soak(
         place = {"TMPDIR": temporary, "XDG_RUNTIME_DIR": temporary}
         settings = (f"fleet.devices={devices}", f"fleet.per_round={min(8, devices)}", *SETTINGS)
         with LiveFleet(
-            folder, address=free_address(), overrides=settings, experiment=EXPERIMENT, environment=place
+            folder, address=free_address(), overrides=settings, experiment=EXPERIMENT, start=start, environment=place
         ) as fleet:
             fleet.start_devices(devices)
             coordinator = fleet.start_coordinator()

@@ -21,6 +21,7 @@ from fedemu.ops.stress.fleet import FleetTimeout
 from fedemu.ops.stress.growth import draw, show, verdict
 from fedemu.ops.stress.slopes import slope_of
 from fedemu.ops.stress.soak import QUANTITIES, SoakResult, judge, soak, write_samples
+from fedemu.ops.stress.warm import WarmStart
 
 CALM = dict.fromkeys(QUANTITIES, 10.0)
 
@@ -47,8 +48,8 @@ def test_the_warm_up_does_not_count() -> None:
     assert judge(seconds, samples)["processes"].slope == 0.0
 
 
-def test_a_fleet_is_sampled_and_goes_without_a_trace(tmp_path: Path) -> None:
-    result = soak(tmp_path / "soak", 0.05, devices=6, every=1.5)
+def test_a_fleet_is_sampled_and_goes_without_a_trace(tmp_path: Path, warm: WarmStart) -> None:
+    result = soak(tmp_path / "soak", 0.05, devices=6, every=1.5, start=warm.start)
     assert result.complaints == (f"too few samples to tell whether anything grows: {len(result.samples)}",)
     first = result.samples[0]
     assert set(first) == set(QUANTITIES)
