@@ -96,7 +96,7 @@ def test_long_names_that_are_alike_in_the_legend_keep_their_lines() -> None:
     assert [handle.get_color() for handle in figure.legends[0].legend_handles] == ["red", "blue"]
 
 
-@pytest.mark.parametrize(("rows", "named"), [(12, 12), (200, 25)])
+@pytest.mark.parametrize(("rows", "named"), [(12, 12), (100, 25)])
 def test_a_figure_grows_until_each_row_has_its_name_but_not_beyond_a_page(rows: int, named: int) -> None:
     def dots() -> Figure:
         figure = bare_figure(5.6, 2.0)

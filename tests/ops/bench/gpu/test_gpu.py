@@ -16,7 +16,7 @@ from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.device.compute.executors.executor import Job, Source
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.ops.assembly.learning import open_algorithm
-from fedemu.ops.bench.gpu import gpu
+from fedemu.ops.bench.gpu import gpu, jobs
 from fedemu.ops.bench.gpu.jobs import JOBS, JobLine, job_lines
 from fedemu.ops.bench.gpu.lines import Line, _program, _with_figures, cases, covered, lines, operations
 from fedemu.ops.bench.gpu.sharing import Share, shares
@@ -151,7 +151,8 @@ def test_server_jobs_are_measured_with_graphs_and_without_and_their_bits_are_com
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_server_job_of_the_benchmark_begins(name: str) -> None:
+def test_a_server_job_of_the_benchmark_begins(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "PUBLIC", (64, 32))  # a batch to train on
     carry = JOBS[name]().init()
     assert sum(leaf.numel() for leaf in carry.values()) > 100_000
     assert all(bool(leaf.isfinite().all()) for leaf in carry.values())
