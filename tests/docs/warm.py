@@ -14,8 +14,12 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
+from fedemu.ops.pages.parts import Draw, bound
 from fedemu.ops.stress.warm_process import Blanks, start_from
 
 DONE = "-- done --"
@@ -31,6 +35,8 @@ IMPORTED = (
 )
 MOST_ROUNDS = 2
 """Runs of pages stop after this number of rounds, whatever ``--rounds`` says."""
+DRAWING = ("fedemu.ops.compare.page.page", "fedemu.ops.report.figures")
+"""The modules that choose pictures. Of each kind the commands of pages draw the first; other tests draw them all."""
 SPARE = {"fedemu": 1, "blocks": 8}
 """How many processes of fedemu a program can start that have everything imported, too. Further ones are ordinary."""
 CLIENT = """#!{python} -SEs
@@ -54,6 +60,9 @@ def serve(address: str) -> None:
     """Fork a child for each connection, until SIGTERM ends this process."""
     for module in IMPORTED:
         importlib.import_module(module)
+    for module in DRAWING:
+        drawing: Any = importlib.import_module(module)
+        drawing.bound = _first_bound
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
@@ -100,6 +109,10 @@ def _answer(line: socket.socket) -> None:
         sys.stderr.flush()
         line.send(str(code).encode())
         os._exit(code)
+
+
+def _first_bound(plots: Mapping[str, Callable[[Any], Any]], data: Any) -> dict[str, Draw]:
+    return dict(islice(bound(plots, data).items(), 1))
 
 
 def _shortened(words: list[str]) -> list[str]:
