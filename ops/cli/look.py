@@ -31,17 +31,19 @@ from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_for_people
 from fedemu.protocol.host.streams import printed_for_people
 
+RunDirectory = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR",
+        help="The run directory of a finished or unfinished run.",
+        autocompletion=complete.run_directories,
+    ),
+]
+
 
 @guarded
 def report(
-    directory: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR",
-            help="The run directory of a finished or unfinished run.",
-            autocompletion=complete.run_directories,
-        ),
-    ],
+    directory: RunDirectory,
     curves: Annotated[
         int | None,
         typer.Option(
@@ -149,14 +151,7 @@ def _readable(runs: list[Path]) -> list[Path]:
 
 @guarded
 def export(
-    directory: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR",
-            help="The run directory of a finished or unfinished run.",
-            autocompletion=complete.run_directories,
-        ),
-    ],
+    directory: RunDirectory,
     to: Annotated[
         list[str],
         typer.Option(

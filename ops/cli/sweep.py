@@ -269,9 +269,10 @@ def _part(
     """The only part of the sweep of one experiment. Its runs lie in the folder of the sweep itself."""
     if methods and not is_preset(source):
         raise ConfigurationError(f"--method goes with a preset, such as digits, and {source} is none")
-    if seeds is not None and any(override.partition("=")[0].strip() == "seed" for override in overrides):
+    fixed = {override.partition("=")[0].strip() for override in overrides}
+    if seeds is not None and "seed" in fixed:
         raise ConfigurationError("--set seed is for one seed, and here are several; leave out --set seed")
-    varied, fixed = parse_grid(grid or []), {override.partition("=")[0].strip() for override in overrides}
+    varied = parse_grid(grid or [])
     if both := next((key for key in varied if key in fixed), None):
         raise ConfigurationError(
             f"--grid varies {both}, and another option sets it to one value; leave one of them out"
