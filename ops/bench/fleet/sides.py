@@ -7,7 +7,6 @@ import os
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 import zmq
@@ -46,9 +45,7 @@ class OurFleet:
     def __enter__(self) -> OurFleet:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._supervisor is not None:
             processes.end(self._supervisor)
         if self._host is not None:
@@ -145,9 +142,7 @@ class BareFleet:
     def __enter__(self) -> BareFleet:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._parent is not None:
             assert self._parent.stdin is not None
             self._parent.stdin.close()
