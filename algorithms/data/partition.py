@@ -1,19 +1,19 @@
-"""Which device holds which training sample: the partition as flat arrays, ready for a blob.
+"""Which device holds which training sample: the partition as flat arrays.
 
 ``partitioners.py`` draws partitions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, overload
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms.data.flat import Indices, check_offsets, row
-from fedemu.protocol.errors import ConfigurationError, DataError
+from fedemu.algorithms.data.flat import Indices
+from fedemu.protocol.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,6 @@ class Partition:
         train = slice(self.train_offsets[index], self.train_offsets[index + 1])
         validation = slice(self.validation_offsets[index], self.validation_offsets[index + 1])
         return self.train_indices[train], self.validation_indices[validation]
-
-    def to_arrays(self) -> dict[str, Indices]:
-        """The partition as arrays for a blob."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Partition:
-        """The inverse of ``to_arrays``. Raises DataError if the arrays are no partition."""
-        partition = cls(*(row(arrays, field.name, np.int64, "partition") for field in fields(cls)))
-        check_offsets(partition.train_offsets, partition.train_indices, "partition's training part")
-        check_offsets(partition.validation_offsets, partition.validation_indices, "partition's validation part")
-        if len(partition.train_offsets) != len(partition.validation_offsets):
-            raise DataError("the partition's training and validation parts are of different numbers of devices")
-        return partition
 
     @classmethod
     def of(cls, shares: Sequence[Indices], validation: float, generator: np.random.Generator) -> Partition:

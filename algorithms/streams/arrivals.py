@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms.data.flat import Indices, check_offsets, offsets_of, owners_of, row, scalar
+from fedemu.algorithms.data.flat import Indices, offsets_of, owners_of
 from fedemu.algorithms.data.partition import Partition
 from fedemu.protocol.errors import DataError
 
@@ -100,18 +100,22 @@ class Arrivals:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Arrivals:
         """The inverse of ``to_arrays``. Raises DataError if the arrays do not describe a stream."""
-        what = "stream"
         offsets, indices, periods, count = (
-            row(arrays, name, np.int64, what) for name in ("offsets", "indices", "periods", "period_count")
+            _row(arrays, name, np.int64) for name in ("offsets", "indices", "periods", "period_count")
         )
-        seconds = row(arrays, "seconds", np.float64, what)
-        check_offsets(offsets, indices, what)
+        seconds = _row(arrays, "seconds", np.float64)
+        if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(indices) or np.any(np.diff(offsets) < 0):
+            raise DataError(f"the offsets of the stream do not fit its {len(indices)} indices")
+        if len(indices) and indices.min() < 0:
+            raise DataError(f"the stream holds the negative index {indices.min()}")
         if not len(indices) == len(periods) == len(seconds):
             raise DataError(
                 f"the stream has {len(indices)} indices, {len(periods)} periods and {len(seconds)} times; "
                 "it needs the same number of each"
             )
-        arrivals = cls(offsets, indices, periods, seconds, scalar(count, "period_count", what))
+        if len(count) != 1:
+            raise DataError(f"period_count of the stream has {len(count)} values; it needs exactly 1")
+        arrivals = cls(offsets, indices, periods, seconds, int(count[0]))
         arrivals._check()
         return arrivals
 
@@ -160,3 +164,13 @@ class Arrivals:
         wrong = (later < earlier) | ((later == earlier) & (after < before))
         if np.any(wrong & (owners[1:] == owners[:-1])):
             raise DataError("the samples of the stream are not in the order of their arrival")
+
+
+def _row(arrays: Mapping[str, NDArray[Any]], name: str, dtype: type[np.generic]) -> NDArray[Any]:
+    """The one-dimensional array ``name``. Raises DataError if there is none of this dtype."""
+    if name not in arrays:
+        raise DataError(f"the stream lacks {name}")
+    found = np.asarray(arrays[name])
+    if found.dtype != dtype or found.ndim != 1:
+        raise DataError(f"{name} of the stream is {found.dtype} {list(found.shape)}, not a row of {dtype.__name__}")
+    return found

@@ -1,16 +1,13 @@
-"""What the model is tested on in each period of a stream: flat arrays, ready for a blob."""
+"""What the model is tested on in each period of a stream, as flat arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedemu.algorithms.data.corpus import Corpus, Split
-from fedemu.algorithms.data.flat import Indices, check_offsets, offsets_of, row, scalar
+from fedemu.algorithms.data.flat import Indices, offsets_of
 from fedemu.algorithms.streams.arrivals import Arrivals
 from fedemu.protocol.errors import ConfigurationError
 
@@ -36,21 +33,6 @@ class PeriodTests:
     def split(self, corpus: Corpus) -> Split:
         """The part of the corpus that the indices point into."""
         return corpus.train if self.held_out else corpus.test
-
-    def to_arrays(self) -> dict[str, Indices]:
-        """The test plan as arrays for a blob."""
-        held_out = np.array([self.held_out], dtype=np.int64)
-        arrays = {"offsets": self.offsets, "indices": self.indices, "held_out": held_out}
-        return arrays if self.since is None else {**arrays, "since": self.since}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> PeriodTests:
-        """The inverse of ``to_arrays``. Raises DataError if the arrays are no test plan."""
-        what = "test plan"
-        offsets, indices, held_out = (row(arrays, name, np.int64, what) for name in ("offsets", "indices", "held_out"))
-        check_offsets(offsets, indices, what)
-        since = row(arrays, "since", np.int64, what) if "since" in arrays else None
-        return cls(offsets, indices, bool(scalar(held_out, "held_out", what)), since)
 
     @classmethod
     def of(cls, period: Indices, indices: Indices, *, period_count: int, held_out: bool) -> PeriodTests:

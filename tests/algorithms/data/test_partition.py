@@ -1,10 +1,10 @@
-"""The partition as arrays: validation parts, views of a device, and arrays that are refused."""
+"""The partition as arrays: validation parts, and views of a device."""
 
 import numpy as np
 import pytest
 
 from fedemu.algorithms.data.partition import Partition
-from fedemu.protocol.errors import ConfigurationError, DataError
+from fedemu.protocol.errors import ConfigurationError
 
 
 def shares(*lists):
@@ -58,36 +58,3 @@ def test_the_same_generator_holds_the_same_samples_back():
 def test_a_validation_fraction_out_of_range_is_refused(fraction):
     with pytest.raises(ConfigurationError, match=r"validation fraction is .*; it must be at least 0 and below 1"):
         Partition.of([np.arange(3)], fraction, np.random.default_rng(0))
-
-
-@pytest.mark.parametrize("fraction", [0.0, 0.4])
-def test_a_partition_survives_the_way_through_arrays(fraction):
-    partition = Partition.of(shares([0, 3, 5], [], [1, 2, 4]), fraction, np.random.default_rng(0))
-    again = Partition.from_arrays(partition.to_arrays())
-    assert all((again.to_arrays()[name] == array).all() for name, array in partition.to_arrays().items())
-    assert all(array.dtype == np.int64 for array in partition.to_arrays().values())
-
-
-def spoilt(**changes):
-    arrays = Partition.of(shares([0, 3, 5], [1, 2, 4]), 0.4, np.random.default_rng(0)).to_arrays()
-    arrays.update(changes)
-    return {name: array for name, array in arrays.items() if array is not None}
-
-
-@pytest.mark.parametrize(
-    ("arrays", "complaint"),
-    [
-        (spoilt(train_indices=None), "lacks train_indices"),
-        (spoilt(train_indices=np.zeros(4, dtype=np.int32)), "train_indices of the partition is int32"),
-        (spoilt(train_indices=np.zeros((2, 2), dtype=np.int64)), r"int64 \[2, 2\]"),
-        (spoilt(train_offsets=np.array([0, 2, 3])), "training part do not fit its 4 indices"),
-        (spoilt(train_offsets=np.array([0, 5, 4])), "training part do not fit its 4 indices"),
-        (spoilt(train_offsets=np.array([1, 2, 4])), "training part do not fit"),
-        (spoilt(train_offsets=np.array([0, 4])), "different numbers of devices"),
-        (spoilt(train_offsets=np.array([], dtype=np.int64)), "training part do not fit"),
-        (spoilt(validation_indices=np.array([-1, 0])), "validation part holds the negative index -1"),
-    ],
-)
-def test_arrays_that_are_no_partition_are_refused(arrays, complaint):
-    with pytest.raises(DataError, match=complaint):
-        Partition.from_arrays(arrays)

@@ -72,7 +72,7 @@ def test_shards_limit_the_classes_of_a_device(digits):
 
 
 def test_a_partition_follows_from_the_seed_alone(digits):
-    first, same, other = (divided(digits, seed=seed, validation=0.1).to_arrays() for seed in (1, 1, 2))
+    first, same, other = (vars(divided(digits, seed=seed, validation=0.1)) for seed in (1, 1, 2))
     assert all(np.array_equal(first[name], same[name]) for name in first)
     assert not np.array_equal(first["train_indices"], other["train_indices"])
 

@@ -56,6 +56,10 @@ def opened(wanted: Experiment) -> tuple[StreamPlan, PeriodTests]:
     return open_stream(wanted, CORPUS, partition)
 
 
+def part_of(tests: PeriodTests, period: int) -> np.ndarray[Any, Any]:
+    return np.split(tests.indices, tests.offsets[1:-1])[period]
+
+
 def test_a_static_stream_gives_every_device_its_samples_in_the_partitions_order() -> None:
     wanted = experiment(data={"validation": 0.25, "public": {"fraction": 0.1}})
     partition = build_partition(CORPUS, wanted.data, devices=DEVICES, seed=1)
@@ -107,13 +111,12 @@ def test_a_stream_is_a_function_of_the_experiment_and_another_seed_makes_another
 
 def test_periods_follow_a_column_of_times() -> None:
     plan, tests = opened(experiment(kind="periods", periods=4, order="time", cut="fleet", test_fraction=0.25))
-    tested = np.split(tests.indices, tests.offsets[1:-1])
-    ends = [TIMES[period].max() for period in tested]
+    ends = [TIMES[part_of(tests, period)].max() for period in range(4)]
     assert ends == [99.0, 199.0, 299.0, 399.0]
     assert [plan.arrivals.counts()[:, period].sum() for period in range(4)] == [75] * 4
     for period in range(4):
         arrived = plan.arrivals.indices[plan.arrivals.periods == period]
-        assert TIMES[arrived].max() < TIMES[tested[period]].min()
+        assert TIMES[arrived].max() < TIMES[part_of(tests, period)].min()
 
 
 def test_labels_are_an_order_of_arrival() -> None:
@@ -140,9 +143,11 @@ def test_devices_may_meet_tasks_in_orders_of_their_own_which_model_and_stream_sh
         for period in range(5):
             brought = np.unique(tasks.task[LABELS[plan.arrivals.arrived(device, period, np.inf)]])
             assert brought.tolist() == [tasks.own[device, period]]
+    assert tests.since is not None
     assert tests.since.tolist() == tasks.since.tolist()
-    tested = np.split(tests.indices, tests.offsets[1:-1])
-    assert [np.unique(tasks.task[TEST_LABELS[period]]).tolist() for period in tested] == [[0], [1], [2], [3], [4]]
+    assert [np.unique(tasks.task[TEST_LABELS[part_of(tests, task)]]).tolist() for task in range(5)] == [
+        [task] for task in range(5)
+    ]
     again = class_tasks(experiment(seed=2, kind="classes", tasks=5, order_by="device"), 10)
     assert again is not None
     assert again.own is not None
@@ -162,14 +167,14 @@ def test_classes_come_in_the_order_that_is_given() -> None:
     plan, tests = opened(experiment(kind="classes", tasks=2, order=[9, 8, 7, 6, 5, 0, 1, 2, 3, 4]))
     counts = plan.arrivals.label_counts(LABELS, 10)
     assert counts.tolist() == [[0] * 5 + [40] * 5, [40] * 5 + [0] * 5]
-    assert sorted(set(TEST_LABELS[tests.indices[: tests.offsets[1]]].tolist())) == [5, 6, 7, 8, 9]
+    assert sorted(set(TEST_LABELS[part_of(tests, 0)].tolist())) == [5, 6, 7, 8, 9]
 
 
 def test_a_column_of_texts_drifts_like_labels() -> None:
     plan, tests = opened(experiment(kind="window", column="domain", periods=2, width=1.0))
     first = plan.arrivals.indices[plan.arrivals.periods == 0]
     assert len(set(LABELS[first] % 2)) == 1
-    assert set(TEST_LABELS[tests.indices[: tests.offsets[1]]] % 2) == set(LABELS[first] % 2)
+    assert set(TEST_LABELS[part_of(tests, 0)] % 2) == set(LABELS[first] % 2)
 
 
 def test_the_rules_of_a_plan_are_those_of_the_configuration() -> None:
