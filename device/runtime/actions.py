@@ -54,8 +54,6 @@ class Leave:
 class Retire:
     """End this device for good: the run is over, or a later incarnation has taken its place."""
 
-    reason: str
-
 
 @dataclass(frozen=True)
 class Sleep:

@@ -109,7 +109,7 @@ class Membership:
         anew if the coordinator stays silent.
         """
         if refused.reason == "superseded":
-            return self.retire("superseded")
+            return self.retire()
         if refused.reason == "unknown_peer" and self.mode == "member":
             return self._hello(now)
         if refused.reason in ("lease_unknown", "unknown_peer"):
@@ -137,10 +137,10 @@ class Membership:
         """The experiment's clock has come to ``time``. If the planned silence is over by then, connect anew."""
         return [Connect(), *self._hello(now)] if self.mode == "silent" and time >= self._silent_until else []
 
-    def retire(self, reason: str) -> list[Action]:
+    def retire(self) -> list[Action]:
         """End this device for good."""
         self.mode = "retired"
-        return [Retire(reason)]
+        return [Retire()]
 
     def _say_again(self, now: float) -> None:
         if self.mode == "joining":

@@ -101,7 +101,7 @@ class DeviceRuntime:
             case wire.Refused():
                 return self.member.refused(message, now)
             case wire.Stop():
-                return [Send(wire.Bye(reason=message.reason)), *self.member.retire(message.reason or "stop")]
+                return [Send(wire.Bye(reason=message.reason)), *self.member.retire()]
             case wire.Sleep():
                 return self._sleep()
             case wire.Beat() | wire.Granted() | wire.Blob() | wire.Offer() | wire.Wake():
@@ -124,7 +124,7 @@ class DeviceRuntime:
         """The supervisor ends: say goodbye and retire."""
         connected = self.member.mode in ("joining", "member")
         goodbye: list[Action] = [Send(wire.Bye(reason="stopped"))] if connected else []
-        return goodbye + self.member.retire("stopped")
+        return goodbye + self.member.retire()
 
     def _welcomed(self, welcome: wire.Welcome, now: float) -> list[Action]:
         if not self.member.welcomed(welcome, now):

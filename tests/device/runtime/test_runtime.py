@@ -678,7 +678,7 @@ def test_a_device_whose_supervisor_is_not_back_or_whose_hello_is_lost_says_it_ag
 def test_a_superseded_device_retires(new: Callable[..., Device]) -> None:
     device = new()
     device.join()
-    assert device.get(Refused(reason="superseded", detail="")) == [Retire("superseded")]
+    assert device.get(Refused(reason="superseded", detail="")) == [Retire()]
     assert device.machine.due == math.inf
     assert device.get(a_work()) == []
 
@@ -686,19 +686,19 @@ def test_a_superseded_device_retires(new: Callable[..., Device]) -> None:
 def test_stop_is_answered_with_a_goodbye(new: Callable[..., Device]) -> None:
     device = new()
     device.join()
-    assert device.get(Stop(reason="done")) == [Send(Bye(reason="done")), Retire("done")]
+    assert device.get(Stop(reason="done")) == [Send(Bye(reason="done")), Retire()]
 
 
 def test_a_device_that_is_told_to_quit_says_goodbye_if_it_has_a_connection(new: Callable[..., Device]) -> None:
     device = new()
     device.start(away=30.0)
-    assert device.machine.quit() == [Retire("stopped")]
+    assert device.machine.quit() == [Retire()]
     device = new()
     device.start()
-    assert device.machine.quit() == [Send(Bye(reason="stopped")), Retire("stopped")]
+    assert device.machine.quit() == [Send(Bye(reason="stopped")), Retire()]
     device = new()
     device.join()
-    assert device.machine.quit() == [Send(Bye(reason="stopped")), Retire("stopped")]
+    assert device.machine.quit() == [Send(Bye(reason="stopped")), Retire()]
 
 
 def test_a_next_life_may_have_to_begin_later(new: Callable[..., Device]) -> None:
