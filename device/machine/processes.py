@@ -109,6 +109,7 @@ class DeviceProcesses:
         groups = [[*devices[start : start + per_process]] for start in range(0, len(devices), per_process)]
         self._processes = [Process(group, dict.fromkeys(group, first_incarnation)) for group in groups]
         self._pids: dict[int, int] = {}
+        """The process ids of the living device processes, by their number."""
         self._number_of = {device: number for number, group in enumerate(groups) for device in group}
         self._zygote: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -128,11 +129,6 @@ class DeviceProcesses:
     def __len__(self) -> int:
         """The number of processes, dead ones included."""
         return len(self._processes)
-
-    @property
-    def pids(self) -> Mapping[int, int]:
-        """The process ids of the living device processes, by their number."""
-        return dict(self._pids)
 
     def used(self) -> float:
         """The CPU that all device processes have used so far, those that have ended included, in seconds."""

@@ -198,7 +198,7 @@ async def test_the_death_of_a_pack_is_told_for_each_device_in_it_and_another_tak
     zygotes[0].say(Forked(number=0, pid=7_777_777))
     zygotes[0].say(Ended(number=0, code=-9))
     await until(lambda: machine.ended == [0], "the end of a pack")
-    assert (machine.died, dict(machine.packs.pids)) == ([life(4), life(7)], {})
+    assert (machine.died, dict(machine.packs._pids)) == ([life(4), life(7)], {})
     assert machine.counts["awake"] == 1
     await until(lambda: len(zygotes[0].forked) == 3, "another pack")
     assert zygotes[0].forked[-1] == Fork(number=0, lives=())
@@ -214,7 +214,7 @@ async def test_packs_of_a_zygote_that_died_are_forked_by_the_next_one(
     machine.packs.wake([4])
     machine.join(4)
     zygotes[0].say(Forked(number=0, pid=7_777_777))
-    await until(lambda: machine.packs.pids == {0: 7_777_777}, "the pack")
+    await until(lambda: machine.packs._pids == {0: 7_777_777}, "the pack")
     zygotes[0].die()
     await until(lambda: len(zygotes) == 2 and zygotes[1].forked, "the packs of the next zygote")
     assert zygotes[1].forked == [Fork(number=0, lives=())]
@@ -283,7 +283,7 @@ async def test_a_zygote_that_dies_again_and_again_is_given_up(
         await until(lambda: len(zygotes) > number and zygotes[number].forked, "the next zygote")  # noqa: B023
         assert failures == []
         zygotes[number].say(Forked(number=0, pid=pid))
-        await until(lambda: machine.packs.pids == {0: pid}, "the pack")  # noqa: B023
+        await until(lambda: machine.packs._pids == {0: pid}, "the pack")  # noqa: B023
         if number == 1:
             machine.packs.wake([4])
             machine.join(4)  # this one was of use, so the count begins anew
@@ -342,7 +342,7 @@ async def test_devices_that_have_retired_live_again_when_their_machine_gets_its_
     for device in (4, 5):
         here.joined(*life(device))
     zygotes[0].say(Ended(number=1, code=RETIRED))
-    await until(lambda: len(here.pids) == 1, "the end of one of them")
+    await until(lambda: len(here._pids) == 1, "the end of one of them")
     here.wanted_again(lambda number, lives: roused.append((number, [*lives])))
     await until(lambda: len(zygotes[0].forked) == 3, "its next life")
     assert zygotes[0].forked[2] == Fork(number=1, lives=(life(6, 2),))

@@ -103,7 +103,7 @@ async def test_every_process_attaches_with_its_number(nursery: Callable[..., Nur
     await place.processes.prepare()
     place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
-    names = {psutil.Process(pid).name() for pid in place.processes.pids.values()}
+    names = {psutil.Process(pid).name() for pid in place.processes._pids.values()}
     assert names == {"fedemu-device"}
     assert sorted(place.attached) == list(range(DEVICES))
 
@@ -113,7 +113,7 @@ async def test_several_devices_share_a_process(nursery: Callable[..., Nursery], 
     await place.processes.prepare()
     place.processes.launch()
     await until(lambda: len(place.attached) == 3, "attachment of all")
-    assert len(place.processes) == len(place.processes.pids) == 3
+    assert len(place.processes) == len(place.processes._pids) == 3
 
 
 async def test_a_killed_process_is_reported_at_once_and_started_again(
@@ -124,12 +124,12 @@ async def test_a_killed_process_is_reported_at_once_and_started_again(
     place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
     place.processes.joined(7, FIRST + 18)
-    victim = place.processes.pids[7]
+    victim = place.processes._pids[7]
     first_peer = place.attached[7]
     os.kill(victim, signal.SIGKILL)
     await until(lambda: place.attached[7] != first_peer, "the next life")
     assert place.deaths == [(7, FIRST + 18)]
-    assert place.processes.pids[7] != victim
+    assert place.processes._pids[7] != victim
 
 
 async def test_no_process_outlives_a_killed_zygote_and_all_are_started_again(
@@ -140,7 +140,7 @@ async def test_no_process_outlives_a_killed_zygote_and_all_are_started_again(
     place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
     first_peers = dict(place.attached)
-    family = [psutil.Process(pid) for pid in place.processes.pids.values()]
+    family = [psutil.Process(pid) for pid in place.processes._pids.values()]
     (zygote,) = {process.ppid() for process in family}
     os.kill(zygote, signal.SIGKILL)
     await until(lambda: all(place.attached[n] != first_peers[n] for n in first_peers), "the next lives")
@@ -209,7 +209,7 @@ async def test_a_process_that_is_about_to_be_started_again_has_one_next_life_if_
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
     first_peers, zygote = dict(place.attached), place.processes.zygote
     # It has never joined, so it is started again after a pause, in which the next zygote is imported.
-    os.kill(place.processes.pids[7], signal.SIGTERM)
+    os.kill(place.processes._pids[7], signal.SIGTERM)
     await until(lambda: place.deaths, "the death of device 7")
     os.kill(zygote, signal.SIGKILL)
     await until(lambda: all(place.attached[number] != peer for number, peer in first_peers.items()), "the next lives")
@@ -290,7 +290,7 @@ async def test_processes_that_are_asked_to_quit_end_by_themselves_and_each_end_l
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
     monkeypatch.setattr(place.processes, "_processes", Watched(place.processes._processes))
     await place.processes.stop(place.quit, 10.0)
-    assert (place.processes.pids, looks) == ({}, [])
+    assert (place.processes._pids, looks) == ({}, [])
     assert place.deaths == []
 
 
