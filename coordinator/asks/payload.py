@@ -68,15 +68,14 @@ class PayloadTemplate:
 
     @classmethod
     def of(cls, forest: Forest) -> PayloadTemplate:
-        """The template with a forest's names, dtypes and shapes. Raises TypeError for a dtype that cannot travel."""
-        leaves = {}
-        for key, tree in forest.items():
-            for name, tensor in tree.items():
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                if dtype not in DTYPES:
-                    raise TypeError(f"{key}/{name} is {dtype}, which cannot travel; use one of {', '.join(DTYPES)}")
-                leaves[f"{key}/{name}"] = Leaf(dtype, tuple(tensor.shape))
-        return cls(leaves)
+        """The template with a forest's names, dtypes and shapes. ``told_payload`` finds dtypes that cannot travel."""
+        return cls(
+            {
+                f"{key}/{name}": Leaf(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+                for key, tree in forest.items()
+                for name, tensor in tree.items()
+            }
+        )
 
 
 def check(
