@@ -38,7 +38,7 @@ class Shelf:
         """Remove every blob. A run that is resumed publishes them again."""
         self.reader.shutdown(cancel_futures=True)
         with contextlib.suppress(OSError):
-            self._store.evict(())
+            self._store.evict(().__contains__)
             self._store.directory.rmdir()
 
     def keep(self, key: str, data: bytes) -> BlobRef:
@@ -57,7 +57,7 @@ class Shelf:
         digests = frozenset(Digest(ref.digest) for ref in refs)
         if not self._recent or digests != self._recent[-1]:
             self._recent = [*self._recent[-1:], digests]
-            self._store.evict(self._kept.keys() | frozenset[Digest]().union(*self._recent))
+            self._store.evict((self._kept.keys() | frozenset[Digest]().union(*self._recent)).__contains__)
         return tuple(refs)
 
     def answer(self, need: Need) -> tuple[Blob, memoryview]:

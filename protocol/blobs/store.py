@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from pathlib import Path
 
 from fedemu.protocol.blobs.downloads import Download, unwritable
@@ -163,22 +163,15 @@ class BlobStore:
         if download is not None:
             download.close()
 
-    def evict(self, keep: Container[Digest] | Callable[[Digest], bool]) -> list[Digest]:
-        """Remove the blobs that ``keep`` does not contain, or for which it returns False. Returns their digests.
-
-        Arrays that are mapped from a removed blob stay usable.
-        """
-        kept = keep if callable(keep) else keep.__contains__
-        evicted = []
+    def evict(self, stays: Callable[[Digest], bool]) -> None:
+        """Remove the blobs for which ``stays`` is False. Arrays that are mapped from a removed blob stay usable."""
         for path in sorted(self.directory.iterdir()):
             digest = Digest(path.name)
-            if _DIGEST.fullmatch(path.name) and not kept(digest):
+            if _DIGEST.fullmatch(path.name) and not stays(digest):
                 self._verified.discard(digest)
                 with self._lock, contextlib.suppress(FileNotFoundError):
                     self._mapped.pop(digest, None)
                     path.unlink()
-                    evicted.append(digest)
-        return evicted
 
     def close(self) -> None:
         """Give up all downloads. The blobs stay."""

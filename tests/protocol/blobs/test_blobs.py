@@ -190,7 +190,7 @@ class TestStore:
         path.chmod(0o644)
         path.write_bytes(b"hellp")
         assert store.has(digest)
-        store.evict(())
+        store.evict(().__contains__)
         path.write_bytes(b"hellp")
         assert not store.has(digest), "it is another file"
 
@@ -215,7 +215,7 @@ class TestStore:
         tracemalloc.stop()
         assert held < 1_000_000
         assert len(descriptors() - before) < 100
-        store.evict(())
+        store.evict(().__contains__)
         assert parts[3][:10] == b"3456789012"
         memory = weakref.ref(parts[0].obj)
         del parts
@@ -262,7 +262,7 @@ class TestStore:
     def test_a_blob_that_another_process_has_removed_is_made_anew(self, tmp_path: Path) -> None:
         store = BlobStore(tmp_path)
         digest = store.put(b"hello")
-        BlobStore(tmp_path).evict(())
+        BlobStore(tmp_path).evict(().__contains__)
         assert not store.has(digest)
         assert store.put(b"hello") == digest
         assert store.path(digest).read_bytes() == b"hello"
@@ -298,10 +298,10 @@ class TestStore:
         old, new = store.put(encode_tree(TREE)), store.put(b"new")
         (tmp_path / "notes.txt").write_text("not a blob")
         mapped = decode_tree(store.path(old))
-        assert store.evict({new}) == [old]
-        assert not store.has(old)
+        store.evict({new}.__contains__)
+        assert (store.has(old), store.has(new)) == (False, True)
         assert mapped["bias"].tolist() == [1.0, 2.0]
-        assert store.evict(lambda digest: digest != new) == [new]
+        store.evict(lambda digest: digest != new)
         assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
     def test_a_folder_that_cannot_be_used_is_named(self, tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ class TestDownloads:
         assert store.receive(DIGEST, 1500, SIZE, DATA[1500:3000])
         assert store.path(DIGEST).read_bytes() == DATA
         assert store.receive(DIGEST, 0, SIZE, DATA[:1000])
-        store.evict(())
+        store.evict(().__contains__)
         assert not store.receive(DIGEST, 0, SIZE, DATA[:1000]), "it is fetched from its beginning"
         assert store.receive(DIGEST, 1000, SIZE, DATA[1000:])
         assert store.path(DIGEST).read_bytes() == DATA
