@@ -196,7 +196,7 @@ class Exchange:
         self._turns.take(lambda: self._stalled(seconds))
 
     def tick(self, now: float) -> None:
-        """Time passed. Unanswered messages are sent again, and devices are given up, but for none that waits here."""
+        """Time passed: unanswered messages are sent again, and devices are given up, unless events wait."""
         if not self._turns.busy:
             self._perform(self.machine.tick(now))
             self._collect(now)
@@ -232,7 +232,7 @@ class Exchange:
             columns.forget_state(device)
 
     def discard(self) -> None:
-        """Free the memory and the files of the payloads, and of all else: nothing here refers to this exchange then."""
+        """Free the memory and the files of the payloads, and break the references that would keep this exchange."""
         self._turns.close()
         self._at_edges = None
         for contribution in self._contributions.values():

@@ -16,7 +16,7 @@ STRANGERS_WEIGHT = 10.0
 LARGEST_REPLY = 2
 """A reply to an ask may have so many times the bytes of the ask's blobs, even if its Work tells of fewer."""
 SPARE_UNFINISHED = 2**28
-"""The bytes of messages that have not ended that a peer may send, at least."""
+"""The most bytes of unfinished messages that a peer may have sent, where replies are small."""
 
 
 class Allowances:

@@ -89,7 +89,7 @@ class Conclusions(Generic[S]):
             self._under_way.result()
 
     async def at_rest(self) -> None:
-        """Wait until no conclusion is under way. One that is goes on to its end if whoever waits is cancelled."""
+        """Wait until no conclusion is under way. If whoever waits is cancelled, the conclusion goes on to its end."""
         if self._under_way is not None:
             await asyncio.wait({self._under_way})
 

@@ -57,8 +57,9 @@ class Tally:
     began: float = 0.0
     wire: tuple[int, int] = (0, 0)
     joined: int | None = None
+    """The number of devices that belonged to the fleet when the first cohort was drawn. None before that."""
     online: int | None = None
-    """Like ``joined``, the number of these devices when the first cohort was drawn. None before that."""
+    """The number of devices that could be asked then. None before that."""
     crashed: int = 0
     attempts: int = 0
     announced: int = -1

@@ -36,7 +36,7 @@ class _Tale:
 class Comings:
     """Counts comings by who comes, and remembers the sessions of which an event told: only their goings are told.
 
-    Who has not come for so long that it makes no difference is forgotten.
+    Whoever has not come for so long that its count is full again is forgotten.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Comings:
     def comes(self, session: Hashable, who: Hashable, now: float) -> dict[str, int] | None:
         """A session begins. None if no event tells of it, otherwise what the event adds.
 
-        That is ``untold``, the number of comings of ``who`` since the event before of which none told, unless it is 0.
+        It adds ``untold``: how many comings of ``who`` no event has told of since the last one. With 0 it adds nothing.
         """
         if len(self._tales) > self._most:
             self._tales = {

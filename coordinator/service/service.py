@@ -37,11 +37,11 @@ START_SECONDS = 10.0
 SPARE_FILES = 192
 """Descriptors that connections leave for the run's own files, at least."""
 SPARE_UNFINISHED = 8 * 2**20
-"""The bytes of messages that have not ended that a peer may send, beside a few replies to an ask."""
+"""The most bytes of unfinished messages that a peer may have sent, beside a few replies to an ask."""
 
 
 def most_unfinished(reply: int) -> int:
-    """The bytes of messages that have not ended that a peer may send, if the largest reply has ``reply`` bytes."""
+    """The most bytes of unfinished messages that a peer may have sent, if the largest reply has ``reply`` bytes."""
     return SPARE_UNFINISHED + 4 * reply
 
 
@@ -146,8 +146,9 @@ class Service:
     async def extend(self, until: float) -> bool:
         """Ask every device to announce its on-line times up to ``until``, and wait ``give_up`` at most.
 
-        If all were asked for as much before, those are asked again whose announced times are over: the intervals up
-        to then were too many for one message. A device that cannot look so far ahead keeps the times that it announced.
+        If all were already asked for times up to ``until``, only those are asked again whose announced times are over:
+        their intervals did not fit into one message. A device that cannot look so far ahead keeps the times that it
+        announced.
         A device that does not answer is lost, and then the result is False.
         """
         if until > self.reception.horizon:

@@ -1,7 +1,7 @@
 """What is on its way over slow connections: long messages of peers, and blobs that machines fetch.
 
-A peer in the middle of a long message cannot say anything else: its heartbeats wait behind that message. Nor does a
-device answer while its machine fetches what the work needs.
+A peer in the middle of a long message cannot say anything else: its heartbeats wait behind that message. A device
+does not answer either while its machine fetches what the work needs.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ class Enrolment:
 
     ``compute`` says how it computes. ``leases`` are tokens that an earlier life on this machine may still hold; they
     are tried first, in their order, and the next is taken when the one before it is refused. While all devices of the
-    run are taken they are iterated again and again, since the supervisor of that life may still be about to end. The
-    coordinator must grant a lease within ``connect_seconds``. If it is silent for ``lost_seconds``, this machine gives
-    up. The time for which this machine itself stood still does not count.
+    run are taken these leases are tried again and again, since the supervisor of that life may still be about to end.
+    The coordinator must grant a lease within ``connect_seconds``. If it is silent for ``lost_seconds``, this machine
+    gives up. The time for which this machine itself stood still does not count.
     """
 
     def __init__(

@@ -104,9 +104,9 @@ class Membership:
         """React to a refusal as superseded or unknown, or of the lease.
 
         Behind an edge that was away, a device may be back before its supervisor, with whom its lease is not known yet.
-        It says Hello again soon, and then ever later. So it does if it is not known after its Hello, which may have
-        gone to a coordinator that has started again meanwhile. After a refusal for any other reason, ``tick`` connects
-        anew if the coordinator stays silent.
+        It says Hello again soon, and then ever later. It does the same if it is not known after its Hello, which may
+        have gone to a coordinator that has started again meanwhile. After a refusal for any other reason, ``tick``
+        connects anew if the coordinator stays silent.
         """
         if refused.reason == "superseded":
             return self.retire()

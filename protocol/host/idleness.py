@@ -49,7 +49,7 @@ class Idleness:
     def look(self, busy: Mapping[int, int], now: float) -> list[int]:
         """The keys of those processes in ``busy``, by process id, that have done nothing for too long.
 
-        One that stays, because a driver holds it and it can't be killed, is told again after as long. ``now`` is the
+        A process that can't be killed, because a driver holds it, is told again after the same time. ``now`` is the
         monotonic clock in seconds.
         """
         seen: dict[int, tuple[float, float, float]] = {}

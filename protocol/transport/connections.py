@@ -252,9 +252,9 @@ class Connections:
             self._broken.heard(event)
 
     def _mistaken(self, peer: bytes) -> None:
-        """One of two peers is gone whose messages name the same descriptor, which was closed and given to another.
+        """Messages of two peers name one descriptor: one connection is gone, and the other got its descriptor.
 
-        If it is this one, it is forgotten. If it is the other, this one's next message puts that right.
+        The peer that was known by it is forgotten. If its connection is the one that lives, its next message says so.
         """
         del self._by_peer[peer]
         if not self._bounds.knows(peer):
