@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Literal
 
 from fedemu.device.runtime.actions import Connect
 from fedemu.protocol.errors import ProtocolError, RefusedError, UnreachableError
@@ -45,7 +44,8 @@ class Enrolment:
         lost_seconds: float,
     ) -> None:
         self.granted: Granted | None = None
-        self.state: Literal["seeking", "member"] = "seeking"
+        self._member = False
+        """Whether this machine has its place, as far as it knows. If not, it asks for it."""
         self._address = address
         self._count = count
         self._host = host
@@ -71,14 +71,14 @@ class Enrolment:
             return min(self._asked + FULL_AGAIN, self._heard + self._lost_seconds)
         if self.granted is None:
             return min(self._asked + AGAIN, self._began + self._connect_seconds)
-        if self.state == "seeking":
+        if not self._member:
             return min(self._asked + AGAIN, self._silent, self._lost)
         return min(self._beat_due, self._heard + self._expiry, self._lost)
 
     @property
     def seeking(self) -> bool:
         """Whether this machine had a place, and looks for its coordinator now."""
-        return self.granted is not None and self.state == "seeking"
+        return self.granted is not None and not self._member
 
     def seconds_left(self, now: float) -> float:
         """The real seconds for which this machine still looks for its coordinator."""
@@ -95,7 +95,7 @@ class Enrolment:
 
     def accept(self, granted: Granted, now: float) -> bool:
         """Take a grant. Returns whether it is the first one. Raises RefusedError if another run granted it."""
-        first, self.state, self.idle = self.granted is None, "member", False
+        first, self._member, self.idle = self.granted is None, True, False
         if self.granted is not None and (granted.run, granted.lease) != (self.granted.run, self.granted.lease):
             raise self._other_run(granted.run)
         self.granted = granted
@@ -108,7 +108,7 @@ class Enrolment:
 
     def misread(self, error: ProtocolError) -> None:
         """A message of the coordinator could not be read. Raises RefusedError if this machine has no place with it."""
-        if self.state == "seeking":
+        if not self._member:
             raise RefusedError.misunderstood(self._address, str(error))
 
     def refuse(self, refused: Refused, now: float) -> list[EnrolAction]:
@@ -117,9 +117,9 @@ class Enrolment:
         match refused.reason:
             case "unknown_peer" if self.granted is not None:
                 # The coordinator has started again. It may refuse several messages; one answer is enough.
-                if self.state == "seeking":
+                if not self._member:
                     return []
-                self.state, self._sought = "seeking", now
+                self._member, self._sought = False, now
                 return self._enroll(now)
             case "lease_unknown" if self.granted is None and (self._outdated or self._lease is None):
                 self._outdated = max(0, self._outdated - 1)
@@ -134,7 +134,7 @@ class Enrolment:
             case "fleet_full":
                 self.idle = True
                 return []
-            case "malformed" | "version" if self.state == "seeking":
+            case "malformed" | "version" if not self._member:
                 raise RefusedError.misunderstood(self._address, refused.detail)
             case "unknown_peer" | "unknown_blob" | "malformed":
                 return []
@@ -177,9 +177,9 @@ class Enrolment:
                 self._leases = iter(self._former)
                 self._lease = next(self._leases, None)
             return self._reconnect(now) if self._anew else self._enroll(now)
-        if self.state == "member":
+        if self._member:
             if now >= self._heard + self._expiry:
-                self.state, self._sought = "seeking", now
+                self._member, self._sought = False, now
                 return self._reconnect(now)
             if now >= self._beat_due:
                 self._beat_due = now + self.granted.heartbeat_seconds
@@ -192,7 +192,7 @@ class Enrolment:
     @property
     def _lost(self) -> float:
         """The time at which this machine gives up, because the coordinator was silent or did not take it back."""
-        refused_since = self._sought if self.granted is not None and self.state == "seeking" else math.inf
+        refused_since = self._sought if self.seeking else math.inf
         return min(self._heard, refused_since) + self._lost_seconds
 
     @property
