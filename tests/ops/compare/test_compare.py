@@ -325,6 +325,8 @@ def test_runs_with_other_data_behind_one_name_are_rows_of_their_own_and_are_not_
     )
     tested = paired_tests(comparison.entries, "final_accuracy")
     assert [test.label for test in tested] == [comparison.entries[2].label]
+    alike = [with_data(write_run(tmp_path / loss, [0.5], algorithm={"loss": loss}), new) for loss in ("wsm", "er_ace")]
+    assert len(paired_tests(compare(alike).entries, "final_accuracy")) == 1
 
 
 def test_runs_that_were_diagnosed_in_other_rounds_are_not_tested_by_what_was_found_there(tmp_path: Path) -> None:

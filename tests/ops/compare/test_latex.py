@@ -156,7 +156,7 @@ def test_without_ties_the_signed_rank_test_is_that_of_scipy(counts: Sequence[int
 
 
 @pytest.mark.parametrize(
-    "counts", [(1, 1, 1, 1, -1), (2, 2, -1, 3, 0, -2), (1, -1, 1, -1, 2, 2, 3), (4, 4, 0, 0, -1), (1, -1, 2, -2)]
+    "counts", [(1, 1, 1, 1, -1), (2, 2, -1, 3, 0, -2), (1, -1, 1, -1, 2, 2, 3), (4, 4, 0, 0, -1), (1, 1, -2, 3, 3)]
 )
 def test_with_ties_and_zeros_the_signed_rank_test_counts_all_signs(counts: Sequence[int]) -> None:
     signed = np.array([count for count in counts if count])
@@ -173,6 +173,13 @@ def test_differences_that_only_the_rounding_of_floats_tells_apart_are_ties(scale
     poor = tuple(scale * each for each in (0.81, 0.95, 0.863, 0.705, 0.924, 0.91))
     (test,) = paired_tests([entry("good", good), entry("poor", poor)], "final_accuracy")
     assert test.wilcoxon == signed_rank_of((4, -2, -3, 4, -3, 1))
+
+
+def test_small_differences_of_shares_that_only_the_rounding_of_floats_tells_apart_are_ties() -> None:
+    good, counts = (0.814, 0.948, 0.86, 0.709, 0.921, 0.911), (4, -2, -3, 4, -3, 1)
+    near = tuple(each - count / 1e6 for each, count in zip(good, counts, strict=True))
+    (test,) = paired_tests([entry("good", good), entry("near", near)], "final_accuracy")
+    assert test.wilcoxon == signed_rank_of(counts)
 
 
 def test_thirteen_seeds_with_ties_are_tested_at_once() -> None:

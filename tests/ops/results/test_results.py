@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.run_directory import RunDirectory
 from fedemu.ops.experiment import Experiment
+from fedemu.ops.results.periods import period_results
 from fedemu.ops.results.results import Results
 from fedemu.ops.running.folder import claim
 
@@ -19,6 +21,20 @@ EXPERIMENT = Experiment(name="tiny", rounds=3)
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+def test_periods_may_lack_a_loss_and_a_single_perplexity_tells_language_data() -> None:
+    reached = ((1, 0, None), (2, 0, None), (3, 1, 9.0))
+    rows = [
+        Row(round=round, task=task, period_accuracy=(0.5, 0.25, round / 10), perplexity=perplexity)
+        for round, task, perplexity in reached
+    ]
+    found = period_results(Run(Path(), "", rows, (), None))
+    assert found is not None
+    assert (found.rounds, found.language) == ((2, 3), True)
+    assert found.accuracy.tolist() == [[0.5, 0.25, 0.2], [0.5, 0.25, 0.3]]
+    assert found.loss.shape == (2, 3)
+    assert all(math.isnan(loss) for loss in found.loss.flat)
 
 
 def test_periods_and_perplexity_are_told_at_the_end_of_a_run(write_summary: Write) -> None:
