@@ -149,6 +149,8 @@ def test_a_run_without_a_counterpart_is_left_out_of_the_changes_and_counted(runs
     five, twenty = study.points
     assert study.value(five, ACCURACY).values == (0.125, 0.25, None)
     assert set(study.value(twenty, ACCURACY).values) == {0.25, None}
+    told = [point["by_period"] for point in study.table()["points"]]
+    assert [None, None] in told[0], "JSON has no word for numbers that are none"
     assert (
         "fedavg: runs without a counterpart that has no replay, the same seed and as many periods are left out of the "
         "changes (2)"
@@ -158,6 +160,7 @@ def test_a_run_without_a_counterpart_is_left_out_of_the_changes_and_counted(runs
 def test_without_a_run_without_replay_the_figures_stand_for_themselves(runs: Path) -> None:
     study = study_of(*(runs / name for name in ("five-0", "five-1", "twenty-0")))
     assert study.reference is None
+    assert study.table()["reference"] is None
     five, _ = study.points
     assert study.value(five, ACCURACY) == Statistic((0.625, 0.5))
     assert five.by_period.tolist() == [[0.5, 0.75], [0.5, 0.5]]
