@@ -176,7 +176,17 @@ def test_a_run_without_replay_of_other_seeds_is_no_reference(runs: Path) -> None
     study = study_of(runs / "none-1", runs / "five-0")
     assert study.reference is None
     assert study.unpaired == 0
+    assert (study.points[0].line, study.points[0].samples) == ("reservoir", 5)
     assert study.points[0].by_period.tolist() == [[0.5, 0.75]]
+
+
+def test_a_period_without_test_samples_is_unknown_and_its_runs_are_paired_all_the_same(tmp_path: Path) -> None:
+    for name, kept in (("none", {}), ("kept", {"strategy": "reservoir", "capacity": 5})):
+        rows = write_run(tmp_path / name, [[0.5, 0.25], [0.75, 0.25]], **kept) / "metrics.jsonl"
+        rows.write_text(rows.read_text().replace("0.25]", "null]"))
+    study = study_of(tmp_path)
+    assert (study.reference is not None, study.unpaired) == (True, 0)
+    assert np.isnan(study.points[0].by_period).tolist() == [[False, True]]
 
 
 def test_only_experiments_that_differ_in_nothing_but_replay_are_set_against_each_other(runs: Path) -> None:

@@ -58,6 +58,14 @@ def test_a_run_that_is_over_is_listed_with_what_its_summary_says(tmp_path: Path)
     }
 
 
+def test_a_run_that_has_gone_on_since_its_summary_is_listed_with_its_last_row(tmp_path: Path) -> None:
+    directory = run(tmp_path / "a", 3, "interrupted")
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 4, "accuracy": 0.875, "wall_time": 4.0}\n')
+    found = listed(directory)
+    assert (found.rounds, found.accuracy, found.seconds, found.ended, found.digest) == (4, 0.875, 4.0, None, None)
+
+
 def test_the_method_is_named_with_its_loss_its_terms_and_its_replay(tmp_path: Path) -> None:
     directory = run(tmp_path / "a")
     settings = {
@@ -92,7 +100,10 @@ def test_a_run_with_a_coordinator_at_work_is_running(tmp_path: Path) -> None:
 
 def test_a_run_whose_coordinator_has_no_number_here_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "holder_of", lambda path: UNNAMED)
-    assert listed(run(tmp_path / "a", 2)).state == "running"
+    directory = run(tmp_path / "a", 2)
+    assert listed(directory).state == "running"
+    (directory / "summary.json").write_text('{"outcome')
+    assert listed(directory).state == "running", "whatever its files look like meanwhile"
 
 
 def test_the_size_is_that_of_the_files_beside_one_that_vanishes(
