@@ -189,6 +189,25 @@ def test_a_period_without_test_samples_is_unknown_and_its_runs_are_paired_all_th
     assert np.isnan(study.points[0].by_period).tolist() == [[False, True]]
 
 
+def test_a_change_is_unknown_where_a_figure_is_and_a_relative_one_where_the_loss_without_replay_is_0(
+    tmp_path: Path,
+) -> None:
+    """The last but one run with replay has no row yet, nor has the last one without."""
+    losses = {"none": (None, 0.0, 0.5, 0.5, ()), "kept": (0.5, 0.5, None, (), 0.5)}
+    for name, replay in (("none", {}), ("kept", {"strategy": "reservoir", "capacity": 5})):
+        accuracy = [[0.5, 0.5], [0.5, 0.5]] if replay else [[0.0, 0.0], [0.0, 0.0]]
+        for seed, loss in enumerate(losses[name]):
+            rows = write_run(tmp_path / f"{name}-{seed}", accuracy, seed=seed, **replay) / "metrics.jsonl"
+            told = [json.dumps(json.loads(line) | {"loss": loss}) + "\n" for line in rows.read_text().splitlines()]
+            rows.write_text("" if loss == () else "".join(told))
+    study = study_of(tmp_path)
+    (point,) = study.points
+    assert point.changes["all_period_loss"].values == (None,) * 5
+    assert point.changes["average_accuracy"].values == (0.5, 0.5, 0.5, None, None)
+    assert study.unpaired == 2
+    assert np.isnan(point.by_period).all(axis=1).tolist() == [False, False, False, True, True]
+
+
 def test_only_experiments_that_differ_in_nothing_but_replay_are_set_against_each_other(runs: Path) -> None:
     other = write_run(
         runs / "apart" / "run", [[0.5, 0.0], [0.5, 0.75]], stream="window", strategy="herding", capacity=5

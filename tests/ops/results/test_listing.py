@@ -38,6 +38,10 @@ def test_the_state_of_every_kind_of_run(tmp_path: Path) -> None:
     assert listed(run(tmp_path / "d", 5, "completed", of_rounds=9)).state == "interrupted"
     assert listed(run(tmp_path / "e", 2)).state == "unfinished"
     assert listed(run(tmp_path / "f")).state == "not begun"
+    (tmp_path / "f" / "metrics.jsonl").touch()
+    assert listed(tmp_path / "f").state == "not begun"
+    (tmp_path / "f" / "checkpoint").mkdir()
+    assert listed(tmp_path / "f").state == "unfinished"
 
 
 def test_a_run_that_is_over_is_listed_with_what_its_summary_says(tmp_path: Path) -> None:
@@ -166,14 +170,15 @@ def test_a_last_row_of_any_length_is_read(torn: bytes, tmp_path: Path) -> None:
     assert listed(alone).accuracy == 0.25
 
 
-def test_the_accuracy_of_the_first_row_counts_if_no_later_one_has_any(tmp_path: Path) -> None:
+def test_the_accuracy_of_the_latest_row_that_has_one_counts(tmp_path: Path) -> None:
     directory = run(tmp_path / "a", of_rounds=5)
-    (directory / "metrics.jsonl").write_text('{"round": 1, "accuracy": 0.5}\n{"round": 2}\n')
-    assert (listed(directory).rounds, listed(directory).accuracy) == (2, 0.5)
+    for rows, accuracy in (("", 0.5), ('{"round": 2, "accuracy": 0.75}\n{"round": 2, "accuracy": null}\n', 0.75)):
+        (directory / "metrics.jsonl").write_text(f'{{"round": 1, "accuracy": 0.5}}\n{rows}{{"round": 3}}\n')
+        assert (listed(directory).rounds, listed(directory).accuracy) == (3, accuracy)
 
 
 def test_runs_are_found_six_levels_down_in_counting_order_and_not_inside_runs(tmp_path: Path) -> None:
-    for name in ("b/seed-10", "b/seed-2", "a", "a/inside", "c/d/e/f/g/h", "d/e/f/g/h/i/j"):
+    for name in ("b/seed-10", "b/seed-2", "a", "a/inside", "c/d/e/f/g/h", "d/e/f/g/h/i/j", ".hidden/k"):
         run(tmp_path / name)
     (tmp_path / "loop").symlink_to(tmp_path)
     found = [str(path.relative_to(tmp_path)) for path in find(tmp_path)]
