@@ -152,6 +152,10 @@ def _jobs_once_per_task(rows: Rows) -> bool:
 
 
 def _per(rows: Rows, key: str, *outcomes: str) -> float | None:
-    """A column's sum, divided by the number of devices in these columns. None if there were none."""
-    devices = sum(row.number(outcome) or 0 for row in rows for outcome in outcomes)
-    return sum(row.number(key) or 0 for row in rows) / devices if devices else None
+    """A column's sum, divided by the number of devices in these columns. None if there were none.
+
+    Rows that lack the column do not count.
+    """
+    known = [(row, value) for row in rows if (value := row.number(key)) is not None]
+    devices = sum(row.number(outcome) or 0 for row, _ in known for outcome in outcomes)
+    return sum(value for _, value in known) / devices if devices else None

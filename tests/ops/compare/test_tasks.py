@@ -123,7 +123,7 @@ def test_a_server_job_of_every_round_is_part_of_the_coordinators_time(tmp_path: 
 def test_the_time_by_round_is_the_median_which_a_slow_first_round_does_not_change(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [[1.0, 0.0]] + 2 * [[0.5, 0.5]])
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    rows[2] |= {"device_seconds": 99.0, "coordinator_seconds": 99.0}
+    rows[2] |= {"device_seconds": 99.0, "coordinator_seconds": 99.0, "server_seconds": None}
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (method,) = study_of(run).methods
     assert method.costs["device_seconds_later"].values == (4.0,)
@@ -131,7 +131,7 @@ def test_the_time_by_round_is_the_median_which_a_slow_first_round_does_not_chang
 
 
 def test_a_run_that_goes_on_or_knows_no_times_has_what_there_is(runs: Path, tmp_path: Path) -> None:
-    unknown = ["device_seconds", "coordinator_seconds", "rejected"]
+    unknown = ["device_seconds", "coordinator_seconds", "rejected", "bytes_down"]
     write_run(tmp_path / "old", [[1.0, 0.0, 0.0]], name="fedprox", unknown=unknown)
     *_, started = study_of(runs).methods
     assert started.label == "fedprox"
@@ -139,7 +139,7 @@ def test_a_run_that_goes_on_or_knows_no_times_has_what_there_is(runs: Path, tmp_
     assert started.figures["average_forgetting"].values == (None,)
     assert started.costs["bytes_up_first"].values == (400 / 3,)
     missing = {key for key, figure in started.costs.items() if figure.values == (None,)}
-    assert missing == {key for key in COSTS if "seconds" in key or "later" in key}
+    assert missing == {key for key in COSTS if "seconds" in key or "later" in key or "bytes_down" in key}
     _, table = task_table(study_of(runs))
     assert table["device, later"][-1] == "–"
     assert table["tasks"] == ["3 of 3", "3 of 3", "1 of 3"]
