@@ -214,6 +214,8 @@ def test_an_experiment_with_a_run_that_was_cut_short_is_not_the_best_and_that_ru
     (test,) = paired_tests([short, whole], "forgetting")
     assert (test.label, test.best, test.pairs) == ("short", "whole", 3)
     assert best_of([short], "forgetting") == 0
+    last = after([9, 9, 9, 2], entry("last", GOOD, forgetting=(0.25, 0.28, 0.3, 0.0)))
+    assert [test.pairs for test in paired_tests([whole, last], "forgetting")] == [3], "whichever run is the short one"
 
 
 def test_the_terminals_table_sets_each_experiment_beside_the_best_of_each_figure() -> None:

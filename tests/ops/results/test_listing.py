@@ -170,6 +170,12 @@ def test_a_last_row_of_any_length_is_read(torn: bytes, tmp_path: Path) -> None:
     assert listed(alone).accuracy == 0.25
 
 
+def test_the_end_of_many_rows_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "_TAIL", 100)
+    found = listed(run(tmp_path / "a", 20, of_rounds=30))
+    assert (found.state, found.rounds, found.accuracy, found.seconds) == ("unfinished", 20, 0.5, 2.0)
+
+
 def test_the_accuracy_of_the_latest_row_that_has_one_counts(tmp_path: Path) -> None:
     directory = run(tmp_path / "a", of_rounds=5)
     for rows, accuracy in (("", 0.5), ('{"round": 2, "accuracy": 0.75}\n{"round": 2, "accuracy": null}\n', 0.75)):
