@@ -20,6 +20,8 @@ from fedemu.protocol.blobs.tree_file import decode_tree
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.transport.memory import MemoryNetwork
 
+pytestmark = pytest.mark.usefixtures("slots_tried")
+
 
 def plan_of(directory: Path, *settings: str) -> CoordinatorPlan:
     experiment, _ = load_experiment("digits-small", list(settings), {})

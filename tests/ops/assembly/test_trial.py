@@ -18,6 +18,7 @@ from fedemu.ops.experiment.presets import methods
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.protocol.errors import ConfigurationError
 
+pytestmark = pytest.mark.usefixtures("slots_tried")
 OWN = """
     import os
     import signal
