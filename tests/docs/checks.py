@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from pages import FENCE, ROOT, Page
 
@@ -190,11 +189,8 @@ def _complaints(words: list[str]) -> Iterator[str]:
 @cache
 def commands_and_options() -> dict[str, set[str]]:
     """The options of each command of fedemu. A command below another one is named with it, as ``keys approve``."""
-    import typer
+    from fedemu.ops.cli.commands import command as group
 
-    from fedemu.ops.cli.commands import app
-
-    group: Any = typer.main.get_command(app)
     commands = dict(group.commands)
     for name, command in group.commands.items():
         commands |= {f"{name} {below}": each for below, each in getattr(command, "commands", {}).items()}

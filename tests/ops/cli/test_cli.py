@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
 from fedemu.ops import doctor
 from fedemu.ops.cli import commands, stress
 
 PAGE = Path(__file__).parents[3] / "docs" / "cli.md"
-COMMANDS = tuple(command.name or "" for command in commands.app.registered_commands)
+COMMANDS = tuple(name for name, found in commands.command.commands.items() if not hasattr(found, "commands"))
 
 
 def call(*arguments: str) -> int:
@@ -373,7 +372,7 @@ def test_a_scenario_that_is_named_twice_is_played_once(monkeypatch: pytest.Monke
 
 
 def test_the_page_of_the_command_line_lists_every_option_with_the_commands_that_have_it() -> None:
-    found = dict(get_command(commands.app).commands)  # type: ignore[attr-defined]
+    found = dict(commands.command.commands)
     found |= {f"keys {name}": command for name, command in found.pop("keys").commands.items()}
     has = {
         (option, name)
