@@ -449,7 +449,7 @@ def test_a_sweep_on_ray_that_is_interrupted_brings_its_runs_back_and_goes_on(clu
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE) as sweep:
         end = time.monotonic() + LONGEST_SECONDS
         while not rounds_there() and time.monotonic() < end and sweep.poll() is None:
-            time.sleep(0.02)
+            time.sleep(0.1)
         sweep.send_signal(signal.SIGINT)
         assert sweep.wait(LONGEST_SECONDS) == INTERRUPTED
     [summary] = (tmp_path / "sweep").glob("**/seed-1/summary.json")
