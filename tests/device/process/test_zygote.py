@@ -27,7 +27,7 @@ from fedemu.protocol.transport.interface import Router
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 TOYS = Path(__file__).parents[1] / "toys.py"
-DEVICES = 20
+DEVICES = 9
 Until = Callable[..., Coroutine[Any, Any, None]]
 Family = Callable[[], list[psutil.Process]]
 FIRST = 1 << LIFE_BITS
@@ -109,7 +109,7 @@ async def test_every_process_attaches_with_its_number(nursery: Callable[..., Nur
 
 
 async def test_several_devices_share_a_process(nursery: Callable[..., Nursery], until: Until) -> None:
-    place = nursery(per_process=8)
+    place = nursery(per_process=4)
     await place.processes.prepare()
     place.processes.launch()
     await until(lambda: len(place.attached) == 3, "attachment of all")
