@@ -1,5 +1,6 @@
 """The results of a run, read from its directory."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +73,9 @@ def test_a_perplexity_too_large_for_a_float_is_not_replaced_by_that_of_an_earlie
 def test_the_cause_of_a_divergence_is_told_unless_a_resumed_run_went_on(write_summary: Write) -> None:
     directory = claim(EXPERIMENT, None)
     with RunDirectory(directory) as run:
-        run.event("diverged", 1.0, 2.0, detail="3 replies of round 7 were not finite")
+        for cause in ("1 reply of round 6 was not finite", "3 replies of round 7 were not finite"):
+            run.event("diverged", 1.0, 2.0, detail=cause)
+        run.event("leave", 1.0, 2.0, detail="no cause")
     write_summary(directory, outcome="diverged")
     assert Results.read(directory).to_text().splitlines()[1] == "  cause     3 replies of round 7 were not finite"
     write_summary(directory, outcome="completed")
@@ -96,6 +99,27 @@ def test_results_give_what_a_notebook_wants(write_row: Write, write_summary: Wri
     assert results.accuracy == 0.875
     assert [row.round for row in results.rows] == [1]
     assert results.model == directory / "model.safetensors"
+
+
+def test_the_end_of_a_run_is_told_in_a_few_lines_for_people_and_whole_for_programs(write_summary: Write) -> None:
+    directory = claim(EXPERIMENT, None)
+    with RunDirectory(directory) as run:
+        for round in (1, 2):
+            run.metrics(Row(round=round, accuracy=round / 4, accepted=5, round_seconds=0.25))
+    write_summary(directory, perturbed=True)
+    results = Results.read(directory)
+    lines = [
+        "tiny: completed, 3 rounds in 4.2 s (2.0 h of the experiment's time)",
+        "  accuracy  87.5 %  (best 90.0 %)",
+        "  devices   12 asked: 9 accepted, 2 cancelled, 1 dropped; 20 updates/s",
+        "  perturbed: a device was given up or lost its own state, unplanned, so the same run may end otherwise",
+        f"  model     {directory / 'model.safetensors'}  sha256 abababababababab",
+    ]
+    assert results.to_text().splitlines() == lines
+    results.report.touch()
+    assert results.to_text().splitlines() == [*lines, f"  report    {directory / 'report.html'}"]
+    assert json.loads(results.to_json()) == {"directory": str(directory), **results.summary}
+    assert (results.accuracy_of_last(2), results.accuracy_of_last(3)) == (0.375, None)
 
 
 def test_a_doubt_is_one_of_the_last_lines(write_summary: Write) -> None:
