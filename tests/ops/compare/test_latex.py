@@ -95,7 +95,14 @@ def test_what_was_not_tested_has_a_mark_of_its_own() -> None:
 def test_lower_is_better_for_forgetting_and_equal_means_are_both_bold() -> None:
     one = entry("one", (0.5,), forgetting=(0.25,), consistency=(0.9,))
     two = entry("two", (0.5,), forgetting=(0.125,))
-    assert rows(latex(comparison(one, two)))[1:] == [
+    assert rows(latex(comparison(one, two))) == [
+        [
+            "Experiment",
+            "Seeds",
+            r"Final accuracy (\%) $\uparrow$",
+            r"Forgetting (\%) $\downarrow$",
+            r"Consistency $\uparrow$",
+        ],
         ["one", "1", r"$\mathbf{50.0}$", "$25.0$", r"$\mathbf{0.900}$"],
         ["two", "1", r"$\mathbf{50.0}$", r"$\mathbf{12.5}$", "--"],
     ]
@@ -113,10 +120,23 @@ def test_columns_are_chosen_by_their_titles() -> None:
         r"$\mathbf{75.0}$",
         r"$\mathbf{25.0}$",
     ]
+    words = entry("words", (0.5,), last_accuracy=(0.25,), all_period_perplexity=(80.0,))
+    assert [line[2:] for line in rows(latex(comparison(words), ["perplexity", "last 100"]))] == [
+        [r"Perplexity $\downarrow$", r"Last 100 (\%) $\uparrow$"],
+        [r"$\mathbf{80.0}$", r"$\mathbf{25.0}$"],
+    ]
     with pytest.raises(ConfigurationError, match='no column "forgeting"; did you mean forgetting'):
         latex(comparison(one), ["forgeting"])
     with pytest.raises(ConfigurationError, match="there are final accuracy, best, forgetting"):
         latex(comparison(one), ["perplexity"])
+
+
+def test_more_than_five_columns_may_be_too_wide_and_the_caption_tells_seeds_where_a_row_has_several() -> None:
+    five = dict.fromkeys(("forgetting", "round_forgetting", "consistency", "average_accuracy"), (0.5,))
+    assert "too wide" not in latex(comparison(entry("one", (0.5,), **five)))
+    wide = latex(comparison(entry("one", (0.5,), **five, average_forgetting=(0.5,)), entry("two", (0.5, 0.25))))
+    assert "% 6 columns may be too wide; choose some with --columns" in wide
+    assert r"\caption{Mean $\pm$ sample standard deviation over the seeds." in wide
 
 
 def test_names_cannot_break_the_table() -> None:
@@ -145,6 +165,9 @@ def test_pairs_are_runs_of_the_same_seed_and_p_values_are_those_of_scipy() -> No
     assert test.wilcoxon == pytest.approx(0.125)
     assert test.adjusted == test.t
     assert "Wilcoxon p = 0.125 (never below 0.125 with so few pairs)" in latex(comparison(good, poor))
+    six = latex(comparison(entry("good", (*GOOD, 0.9, 0.91)), entry("poor", (*POOR, 0.83, 0.8))))
+    assert "Wilcoxon p = 0.0312" in six
+    assert "never below" not in six
     forgot = [entry("good", GOOD, forgetting=(0.1,) * 4), entry("poor", POOR, forgetting=(0.3, 0.2, 0.4, 0.5))]
     (test,) = paired_tests(forgot, "forgetting")
     assert (test.label, test.difference, test.wilcoxon) == ("poor", pytest.approx(0.25), 0.125)
@@ -232,6 +255,15 @@ def test_the_terminals_table_sets_each_experiment_beside_the_best_of_each_figure
     assert told[1]["final accuracy"] == ["best", f"-10.5, p {p:.3f}" if p >= 0.001 else "-10.5, p < 0.001"]
     assert told[1]["forgetting"][1] == "best"
     assert beside_best([entry("good", GOOD[:1]), entry("poor", POOR[:1])]) is None, "one seed is no test"
+    others = [
+        entry("far", (0.11, 0.13, 0.15, 0.1201)),
+        entry("short", (0.61, None, None, None)),
+        replace(entry("apart", POOR), seeds=(7, 8, 9, 10)),
+    ]
+    told = beside_best([entries[0], *others])
+    assert told is not None
+    assert "over 1 to 4 shared seeds" in told[0]
+    assert told[1]["final accuracy"] == ["best", "-80.0, p < 0.001", "-30.0", "–"]
 
 
 def test_two_pairs_are_enough_for_a_test() -> None:
