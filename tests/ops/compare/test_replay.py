@@ -270,14 +270,18 @@ def test_rows_with_the_same_line_and_size_are_told_apart(runs: Path) -> None:
         ({"strategy": "naive_uniform", "capacity": 9, "budget": 4}, "naive uniform", 4),
         ({"strategy": "fixed_proportion", "capacity": 9, "proportion": 0.25}, "fixed proportion 0.25", 9),
         ({"strategy": "diversity", "capacity": 9, "restarts": 5, "iterations": 7}, "diversity, 5 restarts", 9),
-        ({"strategy": "coordinated", "capacity": 9}, "coordinated, 1 iteration", 9),
+        ({"strategy": "diversity_convex", "capacity": 9, "restarts": 5}, "diversity convex", 9),
+        ({"strategy": "coordinated", "capacity": 9, "restarts": 5}, "coordinated, 1 iteration, 5 restarts", 9),
         (
-            {"strategy": "coordinated", "capacity": 9, "iterations": 4, "targets": "each", "final": "convex"},
+            {
+                "strategy": "coordinated", "capacity": 9, "iterations": 4, "targets": "each", "final": "convex",
+                "restarts": 5,
+            },
             "coordinated, 4 iterations, targets each, final convex",
             9,
         ),
     ],
-)
+)  # fmt: skip
 def test_a_strategy_is_named_with_the_options_that_matter_to_it(replay: Any, label: str, kept: int) -> None:
     assert strategy_label(replay) == label
     assert samples_kept(replay) == kept
