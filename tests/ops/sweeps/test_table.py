@@ -34,7 +34,7 @@ def test_a_value_of_the_grid_keeps_its_column_beside_the_rounds_of_the_run(tmp_p
 def test_what_methods_measure_themselves_has_columns_with_the_last_value_of_each_run(tmp_path: Path) -> None:
     runs = runs_of(Part(name="part", presets=["digits"], seeds=[1, 2, 3]))
     told = [
-        ['"device_metrics": {"loss": 2.0, "norm": 1.5}, "remarks": {"norm": 4, "replay": {"kept": 9}}'],
+        ['"device_metrics": {"loss": 2.0, "norm": 1.5}, "remarks": {"norm": 4, "b": 1, "a": 1, "replay": {"kept": 9}}'],
         ['"device_metrics": {"norm": 0.5}', '"device_metrics": {"norm": 0.25}', '"device_metrics": {}'],
         ['"device_metrics": {"loss": 1.0}'],
     ]
@@ -44,8 +44,8 @@ def test_what_methods_measure_themselves_has_columns_with_the_last_value_of_each
         (tmp_path / run.folder / "metrics.jsonl").write_text("".join(lines))
     with write_table(tmp_path, runs).open(newline="") as file:
         found = [*csv.DictReader(file)]
-    own = {column for column in found[0] if column.partition(".")[0] in ("device_metrics", "remarks")}
-    assert own == {"device_metrics.norm", "remarks.norm"}
+    own = [column for column in found[0] if column.partition(".")[0] in ("device_metrics", "remarks")]
+    assert own == ["device_metrics.norm", "remarks.a", "remarks.b", "remarks.norm"]
     assert [row["device_metrics.norm"] for row in found] == ["1.5", "0.25", ""]
     assert [row["remarks.norm"] for row in found] == ["4.0", "", ""]
 
