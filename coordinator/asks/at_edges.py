@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from fedemu.coordinator.asks.ask import LIVES, Action, AskMachine, Missed
 from fedemu.coordinator.asks.branches import Branches, packed_of
-from fedemu.coordinator.asks.parts import Contribution, Sink
+from fedemu.coordinator.asks.folding import Folding
+from fedemu.coordinator.asks.parts import Contribution
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.sharing.edge_messages import Partial
 
@@ -24,14 +25,14 @@ class AtEdges:
         self,
         machine: AskMachine,
         branches: Branches[Contribution],
-        sink: Sink,
+        folding: Folding,
         accept: Callable[[DeviceId, Contribution, float], None],
         perform: Callable[[list[Action]], None],
         told: Callable[[str], None],
     ) -> None:
         self._machine = machine
         self._branches = branches
-        self._sink = sink
+        self._folding = folding
         self._accept = accept
         self._perform = perform
         self._told = told
@@ -79,12 +80,12 @@ class AtEdges:
             try:
                 if message.examples != sum(contribution.reply.examples for contribution in found.values()):
                     raise ValueError("the examples of a sum are not those of its results")
-                sums = self._sink.unpack(packed_of(message, frames))
+                sums = self._folding.unpack(packed_of(message, frames))
             except ValueError as error:
                 self._told(f"a sum cannot be used: {error}")
                 self._ask_again([*found, *lost], now)
                 return
-            self._sink.merge(sums)
+            self._folding.merge(sums)
         for device, contribution in found.items():
             self._accept(device, contribution, now)
         self._ask_again(lost, now)

@@ -11,7 +11,8 @@ from fedemu.coordinator.asks.at_edges import AtEdges
 from fedemu.coordinator.asks.away import Away
 from fedemu.coordinator.asks.branches import Branches
 from fedemu.coordinator.asks.examination import counted, examined
-from fedemu.coordinator.asks.parts import AskParts, Contribution, Sink
+from fedemu.coordinator.asks.folding import Folding
+from fedemu.coordinator.asks.parts import AskParts, Contribution
 from fedemu.coordinator.asks.payload import FILE_THRESHOLD, PayloadError
 from fedemu.coordinator.asks.turns import Apart, Turns
 from fedemu.coordinator.fleet.roster import Roster
@@ -45,10 +46,10 @@ class Exchange:
         refused: Callable[[str], None],
         observers: Observers,
         apart: Apart,
-        sink: Sink,
+        folding: Folding,
         branches: Branches[Contribution] | None,
     ) -> None:
-        """``sink`` gets what is accepted. With ``branches`` edges keep the replies; None if each comes by itself.
+        """``folding`` gets what is accepted. With ``branches`` edges keep the replies; None if each comes by itself.
 
         ``refused`` is told the reason for which a reply cannot be used.
         """
@@ -69,10 +70,10 @@ class Exchange:
         self._send = send
         self._refused = refused
         self._observers = observers
-        self._sink = sink
+        self._folding = folding
         self._at_edges: AtEdges | None = None
         if branches is not None:
-            self._at_edges = AtEdges(machine, branches, sink, self._accept, self._perform, self._told)
+            self._at_edges = AtEdges(machine, branches, folding, self._accept, self._perform, self._told)
         self._works: dict[DeviceId, Work] = {}
         self._stateless: set[DeviceId] = set()
         self._unwilling: set[DeviceId] = set()
@@ -279,7 +280,7 @@ class Exchange:
             if self.machine.verdicts.get(device) == "accepted":
                 self._contributions[device] = found
                 if found.payload is not None:
-                    self._sink.take(found.payload, found.reply.examples)
+                    self._folding.take(found.payload, found.reply.examples)
             self._perform(actions)
             return
         self._refused(found.reason)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from fedemu.algorithms.interface import DeviceReply
 from fedemu.coordinator.asks.holdings import Holdings
 from fedemu.coordinator.asks.payload import Payload, PayloadTemplate
-from fedemu.coordinator.sums.partial import PackedPartial, Partial
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import BlobRef, TensorSpec, Work
@@ -92,19 +90,3 @@ class Contribution:
     payload: Payload | None
     """None if an edge has added it to its sum."""
     seconds: float | None
-
-
-class Sink(Protocol):
-    """Takes what is accepted, at the moment in which it is."""
-
-    def take(self, payload: Payload, examples: int) -> None:
-        """A payload, and the number of its examples."""
-        ...
-
-    def unpack(self, packed: PackedPartial) -> Partial:
-        """A sum that an edge has sent. Raises ValueError if it is not one of these payloads."""
-        ...
-
-    def merge(self, sums: Partial) -> None:
-        """What ``unpack`` has found."""
-        ...

@@ -143,7 +143,7 @@ class Name(bytes):
 
 
 class Sums:
-    """A sink that adds up what edges send."""
+    """In place of a Folding: it adds up what edges send."""
 
     def __init__(self) -> None:
         self.total = Partial(REDUCERS, LEAVES)
