@@ -149,10 +149,10 @@ class _Observed(ModuleModel):
         self._statistics.update(batch_statistics(name, given[0]))
 
 
-def from_module(build: Callable[[], nn.Module], kind: ModuleKind | None = None, seed: int = 0) -> ModuleModel:
+def from_module(build: Callable[[], nn.Module], seed: int = 0) -> ModuleModel:
     """A model from a function that builds a module. Each ``init`` calls this function under its seed.
 
-    What is frozen is built under ``seed``. If ``kind`` is None, it follows from the layers of the module. Raises
+    What is frozen is built under ``seed``. The kind of the model follows from the layers of the module. Raises
     ConfigurationError if nothing in the module is trained, if it has a layer without sizes, such as LazyLinear, or a
     hook for the gradient of a parameter, or if it can't be copied.
     """
@@ -170,9 +170,8 @@ def from_module(build: Callable[[], nn.Module], kind: ModuleKind | None = None, 
                 "because each device has a tensor of its own in place of the parameter; change gradients by a "
                 "'direction' of the method, as in ingredients.local_sgd(direction=...)"
             )
-    if kind is None:
-        convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-        kind = "convolutional" if any(isinstance(part, convolutions) for part in module.modules()) else "dense"
+    convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    kind: ModuleKind = "convolutional" if any(isinstance(part, convolutions) for part in module.modules()) else "dense"
     _detach_what_hooks_make(module)
     try:
         return ModuleModel(module, kind, lambda other: module if other == seed else under_seed(build, other))
