@@ -35,17 +35,17 @@ class ExperimentCode:
     They are named and not passed, because other processes than this one call them. Each takes the experiment's bytes.
     ``behaviours`` returns a function from a device's index to its ``Behaviour``. ``trainer`` also takes the device
     type and returns a ``Trainer``. ``prepare`` decodes the data into this machine's cache and returns their digest.
-    ``environment`` returns the environment variables with which processes that compute must start; empty: none.
-    ``link`` returns whether the devices of a machine share its connection; empty: they do not. ``wake`` returns whether
-    devices live at once or sleep until they are asked; empty: at once.
+    ``environment`` returns the environment variables with which processes that compute must start. ``link`` returns
+    ``shared`` if the devices of a machine share its connection, and ``wake`` returns ``on-demand`` if devices sleep
+    until they are asked.
     """
 
     behaviours: str
     trainer: str
     prepare: str
-    environment: str = ""
-    link: str = ""
-    wake: str = ""
+    environment: str
+    link: str
+    wake: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +113,19 @@ class Arrival:
     @cached_property
     def sleeping(self) -> bool:
         """Whether the devices sleep until they are asked."""
-        wake = self._plan.code.wake
-        return bool(wake) and load(wake)(self.experiment.read_bytes()) == "on-demand"
+        said: str = load(self._plan.code.wake)(self.experiment.read_bytes())
+        return said == "on-demand"
+
+    @cached_property
+    def shares_link(self) -> bool:
+        """Whether the devices share the connection of this machine."""
+        said: str = load(self._plan.code.link)(self.experiment.read_bytes())
+        return said == "shared"
 
     @cached_property
     def environment(self) -> Mapping[str, str]:
         """The variables that this experiment's processes must start with."""
-        name = self._plan.code.environment
-        wanted: Mapping[str, str] = load(name)(self.experiment.read_bytes()) if name else {}
+        wanted: Mapping[str, str] = load(self._plan.code.environment)(self.experiment.read_bytes())
         return wanted
 
     def open_broker(self, network: Network, address: str, token: str, stack: AsyncExitStack) -> Broker:

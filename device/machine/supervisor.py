@@ -28,7 +28,6 @@ from fedemu.device.machine.shared import share_link
 from fedemu.device.machine.sleepers import Sleepers
 from fedemu.device.machine.trainers import Nursery, Trainers
 from fedemu.device.pipe import Setup
-from fedemu.protocol.code.named import load
 from fedemu.protocol.errors import Interrupted
 from fedemu.protocol.host.futures import listen
 from fedemu.protocol.host.idleness import Idleness, Stuckness
@@ -145,8 +144,7 @@ class Supervision:
             await zygote.stop()
             zygote = await Zygote.start(environment)
             stack.push_async_callback(zygote.stop)
-        shared = bool(plan.code.link) and load(plan.code.link)(here.experiment.read_bytes()) == "shared"
-        if shared:
+        if here.shares_link:
             connected = SPARE_PACKS if here.sleeping else -(-here.count // plan.per_process)
             share_link(here, within, f"{self._bus}-link", connected, stack)
         broker = here.open_broker(within, self._bus, self._token, stack)
@@ -158,7 +156,7 @@ class Supervision:
             restarted=lambda: plan.observer.restarted("trainer"),
             failed=here.fail,
         )
-        processes = self._processes(here, shared, broker, environment, zygote)
+        processes = self._processes(here, broker, environment, zygote)
         broker.joined, broker.crashed = processes.joined, link.died
         link.placed_again = lambda: processes.wanted_again(broker.rouse)
         broker.trainer_ready, broker.trainer_faulty = trainers.ready, trainers.faulty
@@ -186,7 +184,7 @@ class Supervision:
         await here.until_over()
 
     def _processes(
-        self, here: Arrival, shared: bool, broker: Broker, environment: Mapping[str, str], zygote: Zygote
+        self, here: Arrival, broker: Broker, environment: Mapping[str, str], zygote: Zygote
     ) -> DeviceProcesses:
         """The device processes: those of devices that all live at once, or packs in which devices wake."""
         plan, first = self._plan, here.folder.first_incarnation
@@ -197,7 +195,7 @@ class Supervision:
             "environment": environment,
             "zygote": zygote,
         }
-        setup = self._setup(here, shared)
+        setup = self._setup(here)
         if not here.sleeping:
             return DeviceProcesses(setup, here.devices, plan.per_process, first, plan.observer, **told)
         sleepers = Sleepers(here.granted.ranges, first)
@@ -227,8 +225,8 @@ class Supervision:
                 plan.observer.hung(number, seconds, lacked, jobs)
                 trainers.kill(number)
 
-    def _setup(self, here: Arrival, shared: bool) -> Setup:
-        plan, granted = self._plan, here.granted
+    def _setup(self, here: Arrival) -> Setup:
+        plan, granted, shared = self._plan, here.granted, here.shares_link
         keys = None if shared or plan.keys is None else (plan.keys.public, plan.keys.secret, plan.keys.server)
         return Setup(
             coordinator=f"{self._bus}-link" if shared else plan.address,

@@ -27,6 +27,18 @@ def prepare(experiment: bytes) -> Digest:
     return Digest(settings.get("data", DATA))
 
 
+def environment(experiment: bytes) -> dict[str, str]:
+    return {}
+
+
+def link(experiment: bytes) -> str:
+    return "own"
+
+
+def wake(experiment: bytes) -> str:
+    return "at-once"
+
+
 class ToyBehaviour:
     """A device that is always on-line. It finishes at start + 1 + device, or drops out for the cause in
     ``drops["round.device"]``."""

@@ -56,24 +56,24 @@ def portable(experiment: bytes) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("told", "chosen", "environment", "device_type"),
     [
-        (GPU, "auto", "", "cuda"),
-        (msgspec.structs.replace(GPU, device="cpu"), "auto", "", "cpu"),
+        (GPU, "auto", None, "cuda"),
+        (msgspec.structs.replace(GPU, device="cpu"), "auto", None, "cpu"),
         (GPU, "auto", f"{__file__}:portable", "auto"),
-        (GPU, "cuda", "", "cuda"),
-        (None, "auto", "", "auto"),
+        (GPU, "cuda", None, "cuda"),
+        (None, "auto", None, "auto"),
     ],
 )
 async def test_trainers_compute_where_the_coordinator_was_told_and_on_no_processor_if_a_gpu_is_lost(
     told: Compute | None,
     chosen: str,
-    environment: str,
+    environment: str | None,
     device_type: str,
     memory_coordinator: Any,
     plan: Any,
     toy_code: ExperimentCode,
 ) -> None:
     server = memory_coordinator(devices=3)
-    code = replace(toy_code, environment=environment)
+    code = toy_code if environment is None else replace(toy_code, environment=environment)
     async with AsyncExitStack() as stack:
         machine = plan(server, device_type=chosen, compute=lambda: told, code=code)
         here = await arrive(machine, server.network, "here", stack)
