@@ -60,7 +60,7 @@ class Group:
     number: int
     trainer: int
     jobs: list[QueuedJob]
-    running: dict[JobKey, QueuedJob] = field(default_factory=dict)
+    running: dict[JobKey, QueuedJob] = field(init=False)
 
     def __post_init__(self) -> None:
         self.running = {job.key: job for job in self.jobs}
