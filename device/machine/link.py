@@ -61,7 +61,6 @@ class CoordinatorLink:
         self._sought = self._idle = False
         self._told: set[str] = set()
         self._dealer: Dealer | None = None
-        self._store: BlobStore | None = None
         self._fetches: Fetches | None = None
         self._waiting: dict[Digest, list[asyncio.Future[Path]]] = {}
         self._offered: dict[Digest, int] = {}
@@ -92,7 +91,7 @@ class CoordinatorLink:
 
     def keep_blobs(self, store: BlobStore) -> None:
         """Fetch blobs into ``store``. Before this call none can be fetched."""
-        self._store, self._fetches = store, Fetches(store)
+        self._fetches = Fetches(store)
 
     async def fetch(self, ref: BlobRef) -> Path:
         """Wait for a blob and return its file, which is never removed. Raises BlobError, or what ends the link."""
@@ -135,8 +134,8 @@ class CoordinatorLink:
         else:
             self.say_bye("stopped")
         self._granted.cancel()
-        if self._store is not None:
-            self._store.close()
+        if self._fetches is not None:
+            self._fetches.store.close()
 
     def _received(self, envelope: Envelope) -> None:
         if self.ended.done():
@@ -223,14 +222,14 @@ class CoordinatorLink:
         self._arm()
 
     def _step(self, step: Step) -> None:
-        assert self._store is not None
+        assert self._fetches is not None
         for need in step.needs:
             if self._dealer is not None:
                 self._dealer.send(need)
         for digest in step.arrived:
             for future in self._waiting.pop(digest, ()):
                 if not future.done():
-                    future.set_result(self._store.path(digest))
+                    future.set_result(self._fetches.store.path(digest))
             self.arrived(digest)
         for digest, error in step.lost:
             for future in self._waiting.pop(digest, ()):
@@ -259,10 +258,10 @@ class CoordinatorLink:
 
     def _evict(self, round: int) -> None:
         old = [digest for digest, offered in self._offered.items() if offered <= round - KEPT_ROUNDS]
-        if not old or self._store is None:
+        if not old or self._fetches is None:
             return
         keep = self._pinned.union(self.needed())
         for digest in old:
             if digest not in keep:
                 del self._offered[digest]
-        self._store.evict(keep.union(self._offered).__contains__)
+        self._fetches.store.evict(keep.union(self._offered).__contains__)

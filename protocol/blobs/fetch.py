@@ -77,14 +77,14 @@ class _Fetch:
 
 
 class Fetches:
-    """The blobs that are wanted and not here. All are fetched at the same time.
+    """The blobs that are wanted and not in ``store``. All are fetched at the same time.
 
     Chunks come in the order in which they were asked for, so none is lost as long as others come. They are as large as
     the connection is quick.
     """
 
     def __init__(self, store: BlobStore) -> None:
-        self._store = store
+        self.store = store
         self._fetches: dict[Digest, _Fetch] = {}
         self._length = FIRST
         """The bytes of the chunks that are asked for now."""
@@ -103,7 +103,7 @@ class Fetches:
         If it is under way, it is not asked for again, unless the other side may have refused it.
         """
         digest = Digest(ref.digest)
-        if self._store.has(digest):
+        if self.store.has(digest):
             return Step([], [digest], [])
         fetch = self._fetches.setdefault(digest, _Fetch(ref.size))
         if fetch.refused:
@@ -132,14 +132,14 @@ class Fetches:
                 raise BlobError(f"the blob {digest} was announced with {fetch.size} bytes but has {blob.size}")
             if len(data) < min(length, fetch.size - blob.offset):
                 raise BlobError(f"a chunk of the blob {digest} has {len(data)} bytes, which is not all of it")
-            whole = self._store.receive(digest, blob.offset, blob.size, data)
+            whole = self.store.receive(digest, blob.offset, blob.size, data)
         except UnwritableError:
             raise
         except BlobError as error:
             fetch.broken += 1
             if fetch.broken >= TRIES:
                 del self._fetches[digest]
-                self._store.abandon(digest)
+                self.store.abandon(digest)
                 return Step([], [], [(digest, error)])
             fetch.asked.clear()
             fetch.again.clear()
@@ -164,7 +164,7 @@ class Fetches:
                 fetch.waits += 1
                 if fetch.waits > MOST_WAITS:
                     del self._fetches[digest]
-                    self._store.abandon(digest)
+                    self.store.abandon(digest)
                     lost.append((digest, BlobError(f"The coordinator does not send the blob {digest}.")))
         return Step(self._again(now - PATIENCE, now), [], lost)
 
