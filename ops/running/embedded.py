@@ -16,6 +16,7 @@ from fedemu.ops.experiment import Runtime
 from fedemu.ops.running.codes import abandon_threads
 from fedemu.ops.running.device_code import DEVICE_CODE
 from fedemu.protocol.errors import Interrupted
+from fedemu.protocol.host.kernel import keep_blocks
 
 DEPARTURE_SECONDS = 10.0
 """Seconds that the devices may take to leave after the end of the run."""
@@ -27,6 +28,7 @@ async def serve_embedded(plan: CoordinatorPlan, runtime: Runtime) -> Summary:
     Raises the errors of both sides. If both fail, that of the devices is raised. Nothing computes any more when this
     is over, unless the run is interrupted and the process is about to end.
     """
+    keep_blocks()  # as trainers do, see COMPUTE_ENVIRONMENT
     computing: set[asyncio.Task[None]] = set()
     over = False
     try:

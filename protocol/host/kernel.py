@@ -1,7 +1,7 @@
 """What fedemu asks of the Linux kernel and of glibc beyond the standard library.
 
-A process ends with its parent, has a name, keeps one heap, and gives memory back. On other systems the requests are
-left out. A process may then live on until it notices by itself that its parent is gone.
+A process ends with its parent, has a name, keeps one heap and large blocks, and gives memory back. On other systems the
+requests are left out. A process may then live on until it notices by itself that its parent is gone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import sys
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
+_KEPT_BYTES = 2_000_000_000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -46,6 +49,17 @@ def keep_one_heap() -> None:
     """
     if sys.platform == "linux" and hasattr(_libc, "mallopt"):
         _libc.mallopt(_M_ARENA_MAX, 1)
+
+
+def keep_blocks() -> None:
+    """Have this process keep the memory of large blocks that it frees for the next ones that it needs.
+
+    By default glibc gives each of them back to the system at once, and the pages of the next one have to be faulted in
+    again. What is kept goes back by ``give_memory_back``.
+    """
+    if sys.platform == "linux" and hasattr(_libc, "mallopt"):
+        _libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+        _libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def give_memory_back() -> None:

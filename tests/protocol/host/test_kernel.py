@@ -116,6 +116,33 @@ def test_what_is_free_is_given_back() -> None:
     assert int(ended.stdout) > 40_000_000
 
 
+LARGE_BLOCKS = """
+import ctypes, resource, sys
+from fedemu.protocol.host.kernel import keep_blocks
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+if sys.argv[1:]:
+    keep_blocks()
+for _ in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = libc.malloc(2**26)
+    ctypes.memset(block, 1, 2**26)
+    libc.free(block)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this system's allocator is not that of glibc")
+def test_large_blocks_are_kept_for_the_next_ones_that_are_needed() -> None:
+    faults = [
+        int(subprocess.run([sys.executable, "-c", LARGE_BLOCKS, *words], capture_output=True, check=True).stdout)
+        for words in ([], ["keep"])
+    ]
+    assert faults[0] >= 2**26 // 2**21, "one for each page, of which the largest have 2 MiB"
+    assert faults[1] < faults[0] / 4
+
+
 @pytest.mark.parametrize(("handler", "more"), [("SIG_IGN", []), ("SIG_DFL", ["SIGHUP"])])
 def test_a_hangup_stops_a_process_unless_it_is_ignored(handler: str, more: list[str]) -> None:
     code = (
