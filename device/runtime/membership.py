@@ -145,7 +145,7 @@ class Membership:
     def _say_again(self, now: float) -> None:
         if self.mode == "joining":
             doubled = SOON_SECONDS * (1 << min(self._hellos - 1, _MOST_DOUBLINGS))
-            self._again = now + min(doubled, MOST_PATIENCE * self.expiry)
+            self._again = min(self._again, now + min(doubled, MOST_PATIENCE * self.expiry))
 
     def _hello(self, now: float) -> list[Action]:
         self.mode = "joining"

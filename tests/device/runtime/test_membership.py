@@ -101,7 +101,8 @@ def test_a_device_that_has_waited_for_days_bears_a_refusal() -> None:
 def test_a_hello_that_was_lost_with_a_connection_is_said_again_soon_and_then_ever_later() -> None:
     member = joining()
     member.lost(1.0)
-    assert member.due == 1.25
+    member.lost(1.2)
+    assert member.due == 1.25, "a connection that breaks again and again puts it off no further"
     assert member.tick(1.25) == [hello(2)]
     member.lost(1.5)
     assert member.due == 2.0
