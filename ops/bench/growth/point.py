@@ -18,6 +18,8 @@ from fedemu.ops.experiment import Runtime
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.running.embedded import serve_embedded
 from fedemu.ops.running.folder import claim
+from fedemu.protocol.host.garbage import settle
+from fedemu.protocol.host.kernel import keep_one_heap
 from fedemu.protocol.transport.memory import MemoryNetwork
 
 SAMPLES = 150_000
@@ -55,8 +57,10 @@ class _Stopwatch(Observers):
 
 def rounds(overrides: Sequence[str], warm: int, measured: int) -> Callable[[], Sample]:
     """A measurement of ``measured`` rounds after ``warm`` ones, whose work is these rounds."""
+    keep_one_heap()  # as every command does when it begins
     settings = [*COMMON, *overrides, f"rounds={warm + measured}"]
     experiment, _ = load_experiment("digits", settings, {})
+    settle()  # as a command does when it has imported all that it needs
 
     def measure() -> Sample:
         watch = _Stopwatch()
