@@ -19,9 +19,6 @@ from fedemu.device.machine.processes import ZYGOTE_ENVIRONMENT
 from fedemu.ops.stress.warm_process import MESSAGE_BYTES
 from fedemu.protocol.code.source import interpreter
 
-LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""The heap lies in large pages, where Linux allows them. Then a fork of so large a process takes half of the time."""
-
 
 class Started(psutil.Process):  # type: ignore[misc]
     """A command that a ``WarmStart`` has started. It has ``poll`` and ``wait`` like ``psutil.Popen``."""
@@ -117,7 +114,7 @@ class WarmStart:
                     ],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
-                    env=os.environ | COMPUTE_ENVIRONMENT | ZYGOTE_ENVIRONMENT | LARGE_PAGES,
+                    env=os.environ | COMPUTE_ENVIRONMENT | ZYGOTE_ENVIRONMENT,
                     start_new_session=True,
                 )
         return self._line
