@@ -241,10 +241,13 @@ def _lives(process: psutil.Process) -> bool:
 def start_interpreter(
     words: Sequence[str], log: Path, environment: Mapping[str, str], before: Sequence[str] = ()
 ) -> psutil.Popen:
-    """A ``Start`` with an interpreter of its own, as a shell does it. The words ``before`` stand before its command."""
+    """A ``Start`` with an interpreter of its own, as a shell does it. The words ``before`` stand before its command.
+
+    The process ends with this one. So ``before`` has to become the command, and not to start it as a child.
+    """
     with log.open("wb") as file:
         return psutil.Popen(
-            [*before, *interpreter(), "-m", "fedemu.ops.cli", *words],
+            [*before, *interpreter(), "-m", "fedemu.ops.stress.bound", str(os.getpid()), *words],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -14,6 +14,18 @@ import pytest
 from fedemu.ops.cli import commands
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, finished_rounds
 
+STARTS = """
+import pathlib, sys
+from fedemu.ops.stress.fleet import LiveFleet
+
+fleet = LiveFleet(pathlib.Path(sys.argv[1]), address=f"ipc://{sys.argv[1]}/nobody")
+device = fleet.start_devices(1)
+fleet.wait_until(lambda: "process" in fleet.log_of(device).read_text(), "the beginning of its command", 60.0)
+print(device.pid, flush=True)
+input()
+"""
+"""A program that starts a fleet, tells the process id of its machine, and is killed."""
+
 
 def test_only_rounds_whose_row_is_written_to_its_end_are_over(tmp_path: Path) -> None:
     assert finished_rounds(tmp_path) == 0
@@ -56,6 +68,20 @@ def test_a_process_that_ends_by_itself_while_the_fleet_is_ended_is_no_error(tmp_
         fleet.coordinator = Ending(process.pid)
         fleet.close(seconds=1.0)
     assert process.returncode == -signal.SIGKILL
+
+
+def test_a_fleet_ends_with_the_process_that_has_started_it_even_if_that_is_killed(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", STARTS, str(tmp_path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starting:
+        assert starting.stdout is not None
+        machine = psutil.Process(int(starting.stdout.readline()))
+        starting.kill()
+        try:
+            gone, _ = psutil.wait_procs([machine], timeout=20)
+            assert gone
+        finally:
+            if machine.is_running():
+                machine.kill()
 
 
 def test_a_fleet_that_does_not_come_on_is_told_in_one_sentence(
