@@ -109,4 +109,9 @@ def with_local_terms(ingredients: Ingredients, terms: Mapping[str, LocalTerm]) -
     notes = dict(ingredients.notes)
     for term in terms.values():
         notes |= term.notes
-    return replace(ingredients, terms=tuple(NamedTerm(name, term.term) for name, term in terms.items()), notes=notes)
+    return replace(ingredients, terms=tuple(named(name, term) for name, term in terms.items()), notes=notes)
+
+
+def named(name: str, term: LocalTerm) -> NamedTerm:
+    """The term as it stands in a loss."""
+    return NamedTerm(name, term.term, term.previous)

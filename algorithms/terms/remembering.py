@@ -30,7 +30,7 @@ from fedemu.algorithms.interface import (
     total,
 )
 from fedemu.algorithms.terms.importance import AskImportance
-from fedemu.algorithms.terms.local_term import COUNTS, PREVIOUS, LocalTerm, importance_key
+from fedemu.algorithms.terms.local_term import COUNTS, PREVIOUS, LocalTerm, importance_key, named
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import NamedTerm, Objective
 from fedemu.algorithms.trees import SUM_UNIT, map_leaves
@@ -167,4 +167,19 @@ def with_terms(inner: Algorithm[S], terms: Mapping[str, LocalTerm], model: Model
 
 def _has(program: LocalSGD, name: str, term: LocalTerm) -> bool:
     """Whether a program minimises a loss that has the term ``name``."""
-    return program.takes_terms and NamedTerm(name, term.term) in getattr(program.loss, "terms", ())
+    return program.takes_terms and named(name, term) in getattr(program.loss, "terms", ())
+
+
+def kept_at_first(algorithm: Algorithm[Any], variables: Tree) -> Forest:
+    """Trees as they go with every ask after the first task, for the terms in the losses of ``algorithm``.
+
+    They have the right names, shapes and types. The previous model is ``variables``, and importances are made up.
+    """
+    losses = [program.loss for program in algorithm.programs.values() if isinstance(program, LocalSGD)]
+    terms = [term for loss in losses for term in getattr(loss, "terms", ()) if isinstance(term, NamedTerm)]
+    kept: dict[str, Tree] = {PREVIOUS: variables} if any(term.previous for term in terms) else {}
+    question = algorithm.programs.get(IMPORTANCE)
+    if isinstance(question, AskImportance):
+        answer = question.payload({"model": variables})
+        kept |= {importance_key(name): answer[name] for name in question.measures}
+    return kept

@@ -131,10 +131,11 @@ class LossWithTerms:
 
 @dataclass(frozen=True)
 class NamedTerm:
-    """A term with the name by which errors speak of it."""
+    """A term with the name by which errors speak of it; ``previous`` as of the ``LocalTerm``."""
 
     name: str
     term: Term
+    previous: bool = False
 
     def __call__(self, model: Model, at: Pass) -> Tensor:
         return self.term(model, at)

@@ -17,10 +17,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from fedemu.algorithms.interface import LocalProgram, Plan, Revealing, Tree, mixes
+from fedemu.algorithms.interface import Forest, LocalProgram, Plan, Revealing, Tree, mixes
 from fedemu.algorithms.terms.importance import AskImportance
-from fedemu.algorithms.terms.remembering import IMPORTANCE
+from fedemu.algorithms.terms.remembering import IMPORTANCE, kept_at_first
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.trees import flatten
 from fedemu.coordinator.asks.payload import PayloadTemplate
@@ -170,7 +171,10 @@ def _require_memory_for_batches(parts: Parts, free: int) -> None:
 
 
 def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
-    """Take one step of each stage, as a trainer without a GPU would. Queries have no steps."""
+    """Take one step of each stage, as a trainer without a GPU would. Queries have no steps.
+
+    Where local terms find something else after the first task, a second step is that of a later one.
+    """
     experiment, algorithm, model = parts.experiment, parts.algorithm, parts.model
     name, as_named = experiment.algorithm.name, Computing(experiment.local.executor)
     try:
@@ -192,26 +196,39 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
     job = Job(device=0, round=1, task=0, indices=samples, each=next(iter((ask.each or {}).values()), {}))
     source, kind = Source(parts.corpus, experiment.seed, torch.device("cpu")), kind_of(program, model.kind)
     found: list[Tree] = []
+    kept = kept_at_first(algorithm, parts.variables) if experiment.stream.period_count > 1 else {}
+    trees = [ask.shared, {**ask.shared, **kept}] if kept else [ask.shared]
+    later: list[Exception] = []  # what went wrong after the first task
 
     def attempt(executor: str) -> Exception | None:
+        results: dict[str, Tensor] = {}
+        for task, shared in enumerate(trees):
+            result = step(executor, shared)
+            if isinstance(result, Exception):
+                later.extend([result] if task else [])
+                return result
+            results |= {f"{task}/{leaf}": value for leaf, value in result.items()}
+        found.append(results)
+        return None
+
+    def step(executor: str, shared: Forest) -> Tree | Exception:
         try:
             opened = open_executor(executor, kind, "cpu", stack_size=STACK_SIZE)
-            [result] = opened.run(cast(LocalProgram, _FirstSteps(program)), ask.shared, [job], source)
+            [result] = opened.run(cast(LocalProgram, _FirstSteps(program)), shared, [job], source)
         except Exception as error:
             return error
         if isinstance(result, TrainingError):
             return result
         what = f"algorithm {name!r}: the program {ask.program!r}"
-        wrong = broken("payload", flatten(program.payload(ask.shared)), flatten(result.payload))
-        if wrong := wrong or broken("initial_own", program.initial_own(ask.shared), result.own):
+        wrong = broken("payload", flatten(program.payload(shared)), flatten(result.payload))
+        if wrong := wrong or broken("initial_own", program.initial_own(shared), result.own):
             raise ConfigurationError(f"{what} {wrong}")
         replays = experiment.replay.kept > 0  # the device then tells the size of its replay buffer, too
         if (many := len(result.metrics) + replays) > MOST_METRICS:
             counted = f"{many} measures{', one of them of replay,' if replays else ','}"
             raise ConfigurationError(f"{what} tells {counted} and a reply holds {MOST_METRICS}; tell fewer")
         measures = {name: torch.tensor(value) for name, value in result.metrics.items()}
-        found.append({**flatten(result.payload), **measures})
-        return None
+        return {**flatten(result.payload), **measures}
 
     outside = f"model {experiment.model.name!r}" if draws_outside(parts, samples) else ""
     if not outside and (part := own_part(experiment)):
@@ -226,7 +243,7 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
     if isinstance(computing, Exception):
         if (key := _missing_key(computing)) is not None and key not in ask.shared:
             raise lacks_tree(ask.program, key, ask.shared)
-        refuse(said, computing)
+        refuse(f"{said} after the first task" if computing in later else said, computing)
     replies = PayloadTemplate.of(program.payload(ask.shared))
     replies.require_at_most(experiment.limits.max_payload_bytes, ask.program)
     if isinstance(program, LocalSGD):

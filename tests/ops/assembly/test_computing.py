@@ -33,16 +33,18 @@ OWN = """
     from torch.nn.utils.parametrizations import spectral_norm
     from torch.utils.checkpoint import checkpoint
 
-    from fedemu.algorithms import LocalTerm, cross_entropy
+    from fedemu.algorithms import PREVIOUS, LocalTerm, cross_entropy
 
     def noisy(logits, batch, facts):
         return cross_entropy(logits * (random.random() + np.random.rand()), batch, facts)
 
-    def branching(ingredients):
+    def branching(ingredients, later: bool = False):
         def term(model, at):
+            if later and PREVIOUS not in at.shared:
+                return 0.0
             return at.outputs.logits.mean() if at.outputs.logits.sum() > 0 else at.outputs.logits.square().mean()
 
-        return LocalTerm("branching", term, previous=False)
+        return LocalTerm("branching", term, previous=later)
 
     class Net(nn.Module):
         def __init__(self, input_shape, classes):
@@ -261,15 +263,22 @@ def test_an_own_model_trains_repeatably_by_the_executor_that_is_told(name: str, 
 
 
 @pytest.mark.parametrize(
-    ("setting", "executor", "reason"),
+    ("settings", "executor", "reason"),
     [
-        ("algorithm.loss=mine:noisy", "plain", "loss 'mine:noisy' draws random numbers by Python or numpy"),
-        ("algorithm.terms={'mine:branching'={}}", "serial", "local term 'mine:branching' branches on values"),
+        (["algorithm.loss=mine:noisy"], "plain", "loss 'mine:noisy' draws random numbers by Python or numpy"),
+        (["algorithm.terms={'mine:branching'={}}"], "serial", "local term 'mine:branching' branches on values"),
+        (
+            ["algorithm.terms={'mine:branching'={later=true}}", "stream={kind='classes',tasks=5}"],
+            "serial",
+            "local term 'mine:branching' branches on values",
+        ),
     ],
 )
-def test_an_own_loss_or_term_is_computed_by_the_executor_that_can(setting: str, executor: str, reason: str) -> None:
+def test_an_own_loss_or_term_is_computed_by_the_executor_that_can(
+    settings: list[str], executor: str, reason: str
+) -> None:
     said: list[str] = []
-    parts = tried_parts(experiment(setting), said.append)
+    parts = tried_parts(experiment(*settings), said.append)
     assert parts.experiment.local.executor == executor
     assert said[-1].startswith(reason)
 

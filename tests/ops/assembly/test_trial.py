@@ -149,6 +149,18 @@ OWN = """
     def counting(ingredients):
         return LocalTerm("counting", lambda model, at: counts(at.outputs.logits, at.batch, at.facts), previous=False)
 
+    def late(ingredients, gives: str = "", previous: bool = True, importance: bool = False):
+        key = "terms.late" if importance else "terms.previous"
+
+        def term(model, at):
+            if key not in at.shared:
+                return at.facts.lr.new_zeros(())
+            assert at.shared[key]["fc1.weight"].shape == at.variables["fc1.weight"].shape
+            return counts(at.outputs.logits, at.batch, at.facts) if gives == "a count" else None
+
+        norm = Importance(lambda logits, *rest: logits.norm(), torch.square, 5, 1.0)
+        return LocalTerm("late", term, previous, norm if importance else None)
+
     def hits(logits, batch, facts):
         return -((logits.argmax(-1) == batch.y) * batch.weight).mean()
 
@@ -276,6 +288,7 @@ OF_TASKS = (
     "generator-replay",
 )
 REPLAY = "digits-tasks+uniform-replay"
+TASKS = ("stream.kind=classes", "stream.tasks=5")
 CANNOT = "'fedavg' can't train the model '{model}' by the loss '{loss}': the program failed: "
 
 
@@ -347,6 +360,18 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
         (
             ["algorithm.terms={'tried:counting'={}}"],
             "has another result when it is done again, because the local term 'tried:counting' keeps something from",
+        ),
+        (
+            [*TASKS, "algorithm.terms={'tried:late'={}}"],
+            "by the loss 'cross_entropy' after the first task: the program failed: the term 'tried:late' gave a NoneT",
+        ),
+        (
+            [*TASKS, "algorithm.terms={'tried:late'={previous=false,importance=true}}"],
+            "by the loss 'cross_entropy' after the first task: the program failed: the term 'tried:late' gave a NoneT",
+        ),
+        (
+            [*TASKS, "algorithm.terms={'tried:late'={gives='a count'}}"],
+            "has another result when it is done again, because the local term 'tried:late' keeps something from",
         ),
         (
             ["algorithm.loss=tried:hits"],
@@ -443,6 +468,11 @@ def test_a_measure_of_replay_counts_among_those_that_a_reply_holds() -> None:
     said = "the program 'train' tells 65 measures, one of them of replay, and a reply holds 64; tell fewer"
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         tried("algorithm.name=tried:measures", "algorithm.options.count=63", preset=REPLAY)
+
+
+def test_what_a_term_never_finds_is_not_tried() -> None:
+    tried("algorithm.terms={'tried:late'={}}")  # there is one task
+    tried(*TASKS, "algorithm.terms={'tried:late'={previous=false}}")
 
 
 def test_a_model_may_count_in_a_buffer_of_signed_numbers() -> None:
