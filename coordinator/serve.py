@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from functools import partial
@@ -34,6 +33,7 @@ from fedemu.coordinator.sums.partial import RULE
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError
+from fedemu.protocol.host.hardware import host_name
 from fedemu.protocol.host.kernel import stop_signals
 from fedemu.protocol.messages import Granted
 
@@ -155,7 +155,7 @@ class Coordinator:
     def _take_up(self, computed: Mapping[str, Any]) -> None:
         """Go on with how this process computed before. Raises ConfigurationError if it computes otherwise now."""
         self._own.restore(computed.get("coordinator", ()))
-        host = socket.gethostname()
+        host = host_name()
         if sentence := self._own.refusal(self._plan.compute, host):
             raise ConfigurationError(f"The coordinator's machine is not like before: {sentence}")
         self._own.note(self._plan.compute, host)

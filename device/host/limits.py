@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -102,7 +103,8 @@ def _threads() -> int | None:
     left = []
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft != resource.RLIM_INFINITY and os.geteuid() != 0:
-        left.append(soft - _threads_of_user())
+        with suppress(OSError):
+            left.append(soft - _threads_of_user())
     for folder in control_groups("pids"):
         if (most := kernel_number(folder / "pids.max")) is not None:
             left.append(most - (kernel_number(folder / "pids.current") or 0))
@@ -119,14 +121,19 @@ def _threads_of_user() -> int:
     return sum(facts["num_threads"] or 0 for facts in found if facts["uids"] and facts["uids"].real == mine)
 
 
-def free_memory() -> int:
-    """Free memory in bytes: what the machine has available, or what the container has left if that is less."""
-    left = [int(psutil.virtual_memory().available)]
+def free_memory() -> int | None:
+    """Free memory in bytes: what the machine has available, or what the container has left if that is less.
+
+    None means that the system does not tell.
+    """
+    left = []
+    with suppress(OSError):
+        left.append(int(psutil.virtual_memory().available))
     for folder in control_groups("memory"):
         if (most := kernel_number(folder / "memory.max", folder / "memory.limit_in_bytes")) is not None:
             used = kernel_number(folder / "memory.current", folder / "memory.usage_in_bytes") or 0
             left.append(most - max(0, used - _cached(folder)))
-    return max(0, min(left))
+    return max(0, min(left)) if left else None
 
 
 def _cached(group: Path) -> int:

@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
@@ -30,6 +29,7 @@ from fedemu.device.machine.trainers import Nursery, Trainers
 from fedemu.device.pipe import Setup
 from fedemu.protocol.errors import Interrupted
 from fedemu.protocol.host.futures import listen
+from fedemu.protocol.host.hardware import host_name
 from fedemu.protocol.host.idleness import Idleness, Stuckness
 from fedemu.protocol.host.kernel import stop_signals
 from fedemu.protocol.host.phases import mark, used
@@ -126,7 +126,7 @@ class Supervision:
         stack.push_async_callback(zygote.stop)
         await plan.called()
         mark("devices", "wait for the coordinator")
-        here = await arrive(plan, network, socket.gethostname()[:256], stack)
+        here = await arrive(plan, network, host_name(), stack)
         link = here.link
         # Arrival has found out how this machine computes, so this takes no time.
         self._trainer_count = plan.trainers or default_trainers(plan.device_type)

@@ -152,10 +152,10 @@ def try_out(parts: Parts) -> Computing:
     return result or Computing(parts.experiment.local.executor)
 
 
-def _require_memory_for_batches(parts: Parts, free: int) -> None:
+def _require_memory_for_batches(parts: Parts, free: int | None) -> None:
     """Raise ConfigurationError if the list of a device's samples, in all batches of a round, takes more than ``free``.
 
-    A device that has an even part of the samples is the measure. ``free`` is in bytes.
+    A device that has an even part of the samples is the measure. ``free`` is in bytes, None if it is not known.
     """
     local, even = parts.experiment.local, len(parts.corpus.train) // parts.experiment.fleet.devices
     key = f"local.steps = {local.steps}" if local.steps else f"local.epochs = {local.epochs}"
@@ -163,7 +163,7 @@ def _require_memory_for_batches(parts: Parts, free: int) -> None:
         if not isinstance(program, LocalSGD):
             continue
         listed = np.dtype(np.int64).itemsize * (program.passes * even + program.processed)
-        if listed > free:
+        if free is not None and listed > free:
             raise ConfigurationError(
                 f"{key} is too much: the list of a device's batches alone would take {readable_bytes(listed)}, and "
                 f"{readable_bytes(free)} of memory are free; lower it"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.running.together import places, reachable, refuse_metrics_at_address
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, Interrupted
+from fedemu.protocol.host.hardware import host_name
 from fedemu.protocol.host.kernel import stop_signals
 from fedemu.protocol.host.open_files import allow_open_files
 from fedemu.protocol.host.private import working_folder
@@ -73,7 +73,7 @@ def run_edge(runtime: Runtime, opened: Callable[[str], None], below_keys: Server
             up=runtime.connect,
             down=runtime.bind,
             folder=folder,
-            host=socket.gethostname()[:256],
+            host=host_name(),
             connections=_most_connections(),
             connect_seconds=runtime.connect_seconds,
             lost_seconds=runtime.lost_seconds,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import socket
 from collections.abc import Mapping
 
 from fedemu.ops.experiment import Runtime
@@ -11,6 +10,7 @@ from fedemu.ops.figures import counted
 from fedemu.ops.keys.approval import Approval
 from fedemu.ops.keys.store import KeyFolder, read_public
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.hardware import host_name
 from fedemu.protocol.host.paths import exists
 from fedemu.protocol.transport.curve import ClientKeys, ServerKeys
 
@@ -65,7 +65,7 @@ def in_words(runtime: Runtime, environment: Mapping[str, str], keys: ServerKeys 
 def reachable_elsewhere(bind: str) -> str:
     """The address by which other machines may reach ``bind``: a wildcard becomes the name of this machine."""
     host, _, port = bind.rpartition(":")
-    return f"tcp://{socket.gethostname()}:{port}" if host in ("tcp://*", "tcp://0.0.0.0", "tcp://[::]") else bind
+    return f"tcp://{host_name()}:{port}" if host in ("tcp://*", "tcp://0.0.0.0", "tcp://[::]") else bind
 
 
 def is_private(address: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the kernel tells of a machine's processors and GPUs, and of the control groups that limit a process.
+"""What the kernel tells of a machine's name, processors and GPUs, and of the control groups that limit a process.
 
 Nothing is loaded for it.
 """
@@ -18,6 +18,11 @@ GROUPS = Path("/sys/fs/cgroup")
 """The control groups of the machine."""
 OWN_GROUPS = Path("/proc/self/cgroup")
 """The control groups of this process, a line for each tree of them."""
+
+
+def host_name() -> str:
+    """The name of this machine, at most 256 characters. Bytes that are no UTF-8 become a mark in their places."""
+    return os.fsencode(os.uname().nodename).decode(errors="replace")[:256]
 
 
 def processor(path: Path = CPUINFO) -> dict[str, str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 
+from fedemu.device.host import limits
 from fedemu.device.host.limits import PACK, MachineLimits, allow_files, check, demand, pack_size, this_machine
 from fedemu.device.host.processors import default_trainers
 from fedemu.protocol.errors import ConfigurationError
@@ -80,6 +83,17 @@ def test_this_machine_can_be_read() -> None:
     assert machine.files_hard > 0
     assert machine.memory is None or machine.memory > 0
     assert machine.threads is None or machine.threads > 0
+
+
+def test_a_system_without_proc_tells_neither_memory_nor_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
+    monkeypatch.setattr(hardware, "OWN_GROUPS", tmp_path / "proc" / "cgroup")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(limits, "kernel_number", lambda path: None)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
+    assert this_machine() == MachineLimits(files_hard=100, threads=None, memory=None)
 
 
 def in_groups(folder: Path, lines: str, files: Mapping[str, str], patch: pytest.MonkeyPatch) -> MachineLimits:
