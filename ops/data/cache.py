@@ -7,6 +7,7 @@ nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -152,7 +153,7 @@ def write(entry: Path, name: str, decoded: Decoded, progress: ReportShare | None
             raise DataError("training samples are whole numbers, but test samples fractions; give both in one type")
         if 0 in shape:
             raise DataError(f"samples of shape {shape} hold no numbers to learn from")
-        stored = _map(folder / "train.x.npy")
+        stored = mapped_array(folder / "train.x.npy")
         mean, std = ([0.0] * shape[0], [1.0] * shape[0]) if stored.dtype.kind == "i" else _moments(stored)
         told = {"vocabulary": decoded.vocabulary} if decoded.vocabulary else {}
         content = json.dumps({"arrays": sums, "class_names": decoded.class_names, **told}, sort_keys=True)
@@ -202,20 +203,26 @@ def locked(entry: Path) -> Iterator[None]:
         yield
 
 
-def _map(path: Path) -> NDArray[Any]:
+def mapped_array(path: Path) -> NDArray[Any]:
     """A read-only view of a stored array. It is a plain ndarray, which is quicker to index than ``np.memmap``.
 
-    Raises OSError or ValueError if the file cannot be read.
+    In a file system that maps no files it is a copy. Raises OSError or ValueError if the file cannot be read.
     """
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise
+        array = np.asarray(np.load(path, allow_pickle=False))
+        array.flags.writeable = False
+        return array
     except (SyntaxError, TypeError, TokenError) as error:  # numpy reads the head of a file as Python reads a program
         raise ValueError(f"{path} is damaged") from error
 
 
 def _checked(path: Path, known: Mapping[str, Any], most: float = math.inf) -> NDArray[Any]:
     """A stored array. Raises ValueError if it is not what ``_save`` told; of more than ``most`` bytes only the form."""
-    array = _map(path)
+    array = mapped_array(path)
     whole = (array.dtype.str, [*array.shape]) == (known["dtype"], known["shape"])
     if not whole or (array.nbytes <= most and hashlib.sha256(array.tobytes()).hexdigest() != known["sha256"]):
         raise ValueError(f"{path} is damaged")

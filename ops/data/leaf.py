@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.ops.data.cache import Decoded
+from fedemu.ops.data.cache import Decoded, mapped_array
 from fedemu.ops.data.source import DataSource, Place
 from fedemu.ops.data.split import Part, Rows, divided
 from fedemu.protocol.errors import DataError
@@ -103,7 +103,7 @@ def _blocks(files: Sequence[Path], rows: Rows) -> Iterator[NDArray[np.uint8]]:
     """Read some images, file by file. ``rows`` are ascending and count through all files."""
     start = 0
     for file in files:
-        images = np.load(file, mmap_mode="r")
+        images = mapped_array(file)
         first, last = np.searchsorted(rows, (start, start + len(images)))
         if last > first:
             yield images[rows[first:last] - start]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fedemu.protocol.codec import ITEM_BYTES, Buffer
 from fedemu.protocol.errors import BlobError
+from fedemu.protocol.host.mapping import mapped
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.tensors import buffer_of, view, wire_dtype
 
@@ -79,7 +80,9 @@ def decode_tree(data: Buffer | Path) -> dict[str, NDArray[Any]]:
     if isinstance(data, Path):
         try:
             with data.open("rb") as file:
-                data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                if not (size := os.fstat(file.fileno()).st_size):
+                    raise ValueError("it is empty")
+                data = mapped(file.fileno(), size)
         except (OSError, ValueError) as error:
             raise BlobError(f"{place} cannot be read: {error}") from error
     try:

@@ -265,7 +265,7 @@ def _open_locked(path: Path, writable: bool) -> IO[bytes]:
         name = f"{path}.{secrets.token_hex(_LETTERS // 2)}{PARTIAL}"
         descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if writable else 0o600)
         # A file system may have no locks. Then nobody takes the file for a leftover, because nobody gets its lock.
-        with contextlib.suppress(OSError) if writable else contextlib.nullcontext():
+        with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if not writable:
             with contextlib.suppress(PermissionError):  # some file systems have no modes

@@ -1,8 +1,9 @@
-"""Files as memory. A mapping holds no file descriptor, so thousands of them may be open."""
+"""Files as memory. It holds no file descriptor, so thousands of them may be open."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import weakref
@@ -25,12 +26,26 @@ def mapped(descriptor: int, size: int) -> memoryview:
     """The first ``size`` bytes of an open file, which must not be empty, read-only. Raises OSError.
 
     The descriptor may be closed afterwards. The memory is given back when nothing refers to the view any more. Python's
-    own ``mmap`` and numpy's would keep a copy of the descriptor until then.
+    own ``mmap`` and numpy's would keep a copy of the descriptor until then. In a file system that maps no files it
+    is a copy.
     """
     address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_PRIVATE, descriptor, 0)
     if address == _FAILED:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        if number != errno.ENODEV:
+            raise OSError(number, os.strerror(number))
+        return _read(descriptor, size)
     memory = (ctypes.c_ubyte * size).from_address(address)
     weakref.finalize(memory, _libc.munmap, address, size).atexit = False
     return memoryview(memory).cast("B").toreadonly()
+
+
+def _read(descriptor: int, size: int) -> memoryview:
+    memory = memoryview((ctypes.c_ubyte * size)()).cast("B")
+    position = 0
+    while position < size:
+        count = os.preadv(descriptor, [memory[position:]], position)
+        if not count:
+            raise OSError(errno.EIO, "the file ends early")
+        position += count
+    return memory.toreadonly()

@@ -125,6 +125,17 @@ def test_a_cache_in_a_file_system_without_locks_is_named(own_cache, monkeypatch)
         corpora.prepare(experiment().to_bytes())
 
 
+def test_a_cache_in_a_file_system_that_maps_no_files_is_read(own_cache, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(np, "memmap", refuse)
+    corpora.prepare(experiment().to_bytes())
+    corpus = corpora.open_corpus(experiment())
+    assert corpus.train.x.shape == (1437, 1, 8, 8)
+    assert not corpus.train.x.flags.writeable
+
+
 def test_a_full_disk_is_no_fault_of_the_data_also_when_another_process_decodes_them(own_cache, files_end_at):
     refused = pytest.raises(FedemuError, match=r"'digits' can't be stored in .*: File too large, or set")
     with files_end_at(50_000), refused as told:

@@ -188,6 +188,18 @@ def test_a_partial_file_that_is_not_put_in_place_is_removed(tmp_path: Path):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_file_is_written_also_where_there_are_no_locks(tmp_path: Path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with PartialFile(tmp_path / "blob") as file:
+        file.write(b"data", 0)
+        remove_abandoned(tmp_path)
+        file.put_in_place()
+    assert (tmp_path / "blob").read_bytes() == b"data"
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_only_partial_files_that_nobody_has_open_are_abandoned(tmp_path: Path):
     (tmp_path / "whole").write_bytes(b"kept")

@@ -1,13 +1,17 @@
 """Files as memory."""
 
+import ctypes
+import errno
 import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from fedemu.protocol.host import mapping
 from fedemu.protocol.host.mapping import mapped
 
 
@@ -46,8 +50,22 @@ def test_a_mapping_cannot_be_written(tmp_path: Path) -> None:
 def test_what_cannot_be_mapped_is_an_os_error() -> None:
     reader, writer = os.pipe()
     try:
-        with pytest.raises(OSError, match="No such device"):
+        with pytest.raises(OSError, match="Illegal seek"):
             mapped(reader, 10)
     finally:
         os.close(reader)
         os.close(writer)
+
+
+def test_a_file_in_a_file_system_that_maps_none_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int | None:
+        ctypes.set_errno(errno.ENODEV)
+        return mapping._FAILED
+
+    monkeypatch.setattr(mapping, "_libc", SimpleNamespace(mmap=refuse))
+    (tmp_path / "file").write_bytes(b"content")
+    with (tmp_path / "file").open("rb") as file:
+        view = mapped(file.fileno(), 7)
+        assert (bytes(view), view.readonly) == (b"content", True)
+        with pytest.raises(OSError, match="the file ends early"):
+            mapped(file.fileno(), 8)
