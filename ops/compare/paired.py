@@ -39,6 +39,7 @@ BETTER: Final[Mapping[str, Better]] = {
 """The figures that say how good a model is, and which of two values is better."""
 LEVEL: Final = 0.05
 _ROUNDING: Final = 1e-12
+"""Differences that are nearer to each other than this share of the values are equal but for the rounding of floats."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,9 @@ def paired_tests(entries: Sequence[Entry], key: str) -> list[Paired]:
         shared = [seed for seed in own if seed in of_best and own[seed].rounds == of_best[seed].rounds]
         comparable = compares(entry.experiment, best.experiment, key) and not _of_other_data(entry, best)
         if entry is not best and shared and comparable:
-            differences = np.array([own[seed].value - of_best[seed].value for seed in shared])
-            tests.append(
-                Paired(key, entry.label, best.label, len(shared), float(differences.mean()), *_p_values(differences))
-            )
+            values, beside = (np.array([each[seed].value for seed in shared]) for each in (own, of_best))
+            difference = float((values - beside).mean())
+            tests.append(Paired(key, entry.label, best.label, len(shared), difference, *_p_values(values, beside)))
     return _corrected(tests)
 
 
@@ -142,28 +142,30 @@ def _diagnosed(run: Run, key: str) -> tuple[int, ...]:
     return tuple(row.round for row in run.rows if row.number(key) is not None)
 
 
-def _p_values(differences: Floats) -> tuple[float | None, float | None]:
+def _p_values(values: Floats, beside: Floats) -> tuple[float | None, float | None]:
     """The p-values of the paired t-test and of the signed-rank test. None if all pairs differ equally, as one does."""
-    if np.ptp(differences) < _ROUNDING:
+    differences = values - beside
+    rounding = _ROUNDING * max(1.0, float(np.abs([values, beside]).max()))
+    if np.ptp(differences) < rounding:
         return None, None
     from scipy import stats  # It takes a second. No comparison without pairs has to wait for it.
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         t = float(stats.ttest_1samp(differences, 0.0).pvalue)
-    return (t if math.isfinite(t) else None), _signed_rank(differences)
+    return (t if math.isfinite(t) else None), _signed_rank(differences, rounding)
 
 
-def _signed_rank(differences: Floats) -> float:
+def _signed_rank(differences: Floats, rounding: float) -> float:
     """The two-sided p-value of Wilcoxon's signed-rank test, exact also with ties.
 
-    Differences of 0 have no sign and are left out. Those that differ by the rounding of floats alone share their rank.
+    Differences of 0 have no sign and are left out. Those that differ by ``rounding`` alone share their rank.
     Each rank is positive or negative with the same chance, so the chances of all sums of positive ranks follow from
     rank to rank.
     """
     from scipy import stats
 
-    steps = np.rint(differences / (_ROUNDING * max(1.0, float(np.abs(differences).max()))))
+    steps = np.rint(differences / rounding)
     signed = steps[steps != 0]
     ranks = np.rint(2 * stats.rankdata(np.abs(signed))).astype(np.int64)  # those of ties may be halves
     chances = np.zeros(int(ranks.sum()) + 1)

@@ -205,6 +205,16 @@ def test_small_differences_of_shares_that_only_the_rounding_of_floats_tells_apar
     assert test.wilcoxon == signed_rank_of(counts)
 
 
+def test_small_differences_of_large_values_that_only_the_rounding_of_floats_tells_apart_are_ties() -> None:
+    good, poor = (0.814, 0.948, 0.86, 0.709, 0.921, 0.911), (0.81, 0.952, 0.856, 0.713, 0.918, 0.91)
+    high, low = (tuple(1e8 + each for each in values) for values in (good, poor))
+    (test,) = paired_tests([entry("good", high), entry("poor", low)], "final_accuracy")
+    assert test.wilcoxon == signed_rank_of((4, -4, 4, -4, 3, 1))
+    more = tuple(1e8 + (each + 0.1) for each in good)
+    (test,) = paired_tests([entry("good", high), entry("more", more)], "final_accuracy")
+    assert (test.difference, test.t, test.wilcoxon) == (pytest.approx(-0.1), None, None)
+
+
 def test_thirteen_seeds_with_ties_are_tested_at_once() -> None:
     began = time.process_time()
     assert signed_rank_of([1, -1, 2, 2, 1, -1, 2, 2, 1, -1, 2, 2, 3]) == 0.01171875
