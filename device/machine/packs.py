@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fedemu.device.host.limits import pack_size
+from fedemu.device.machine.forkers import ForkingProcess
 from fedemu.device.machine.processes import DeviceProcesses, Process
 from fedemu.device.machine.sleepers import Lives, Sleepers
-from fedemu.device.pipe import Fork, Setup, pack_message
+from fedemu.device.pipe import Fork, Setup
 from fedemu.protocol.host.phases import mark
 
 
@@ -21,6 +22,7 @@ class Packs(DeviceProcesses):
 
     def __init__(
         self,
+        zygote: ForkingProcess,
         setup: Setup,
         sleepers: Sleepers,
         per_process: int,
@@ -28,7 +30,7 @@ class Packs(DeviceProcesses):
         rouse: Callable[[int, Lives], object],
         **more: Any,
     ) -> None:
-        super().__init__(setup, (), 1, *arguments, **more)
+        super().__init__(zygote, setup, (), 1, *arguments, **more)
         self._sleepers = sleepers
         self._most = pack_size(per_process)
         self._rouse = rouse
@@ -77,13 +79,13 @@ class Packs(DeviceProcesses):
             if len(self._processes[number].devices) < self._most:
                 return number
         self._processes.append(Process([], {}))
-        if self._launched and not self._is_starting:  # otherwise all packs are forked once the zygote is ready
+        if self._launched and self._born is not None:  # otherwise all packs are forked once the zygote is ready
             self._fork(len(self._processes) - 1)
         return len(self._processes) - 1
 
     def _fork(self, number: int) -> None:
-        if not self._stopping and self._writer is not None:
-            self._writer.write(pack_message(Fork(number=number, lives=())))
+        if not self._stopping:
+            self._zygote.tell(Fork(number=number, lives=()))
 
     def _bury(self, number: int) -> None:
         process = self._processes[number]

@@ -8,29 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedemu.device.machine.forkers import begun, ended, killed
+from fedemu.device.machine.forkers import ForkingProcess
 from fedemu.device.machine.observer import MachineObserver
-from fedemu.device.pipe import (
-    FROM_ZYGOTE,
-    Broken,
-    Ended,
-    Fork,
-    Forked,
-    NotForked,
-    Setup,
-    Unpacker,
-    ZygoteReady,
-    pack_message,
-)
+from fedemu.device.pipe import FROM_ZYGOTE, Broken, Ended, Fork, Forked, NotForked, Setup, ZygoteReady
 from fedemu.device.process.process import RETIRED
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.futures import fail, listen
 from fedemu.protocol.host.phases import mark, used, used_by_ended
+from fedemu.protocol.messages import Message
 from fedemu.protocol.wording import ending
 
 log = logging.getLogger(__name__)
@@ -47,22 +36,9 @@ ZYGOTE_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALL
 """No threads of a numerical library and one heap only, so that the children stay small."""
 
 
-class Zygote:
-    """The process that forks device processes, from its start on. It imports what they need, beside anything else."""
-
-    def __init__(self, process: asyncio.subprocess.Process, ours: socket.socket) -> None:
-        self.process = process
-        self.ours = ours
-
-    @classmethod
-    async def start(cls, environment: Mapping[str, str] | None = None) -> Zygote:
-        """Start a zygote. ``environment`` are variables that it needs beside those that all of them have."""
-        return cls(*await begun(*COMMAND, environment=ZYGOTE_ENVIRONMENT | dict(environment or {})))
-
-    async def stop(self) -> None:
-        """End it. Only ``DeviceProcesses`` has it fork, and stops it first, so there are no children."""
-        self.ours.close()
-        await killed(self.process)
+async def start_zygote(environment: Mapping[str, str] | None = None) -> ForkingProcess:
+    """Start a zygote. ``environment`` are variables that devices need beside those that all of them have."""
+    return await ForkingProcess.start(COMMAND, ZYGOTE_ENVIRONMENT | dict(environment or {}), FROM_ZYGOTE)
 
 
 @dataclass
@@ -80,12 +56,12 @@ class DeviceProcesses:
     """All device processes of one machine, with ``per_process`` devices in each.
 
     Calls ``died`` with (device, incarnation) for every life that has ended, ``process_ended`` with the number of every
-    process that has ended, and ``failed`` with an error that another start would not mend. ``zygote`` is one that was
-    started with this ``environment``, before it was known what it is for.
+    process that has ended, and ``failed`` with an error that another start would not mend. ``zygote`` forks them.
     """
 
     def __init__(
         self,
+        zygote: ForkingProcess,
         setup: Setup,
         devices: Sequence[int],
         per_process: int,
@@ -95,12 +71,9 @@ class DeviceProcesses:
         died: Callable[[int, int], None],
         process_ended: Callable[[int], None],
         failed: Callable[[BaseException], None],
-        environment: Mapping[str, str] | None = None,
-        zygote: Zygote | None = None,
     ) -> None:
+        self._zygote = zygote
         self._setup = setup
-        self._first_zygote = zygote
-        self._environment = dict(environment or {})
         self._observer = observer
         self._died = died
         self._process_ended = process_ended
@@ -111,14 +84,10 @@ class DeviceProcesses:
         self._pids: dict[int, int] = {}
         """The process ids of the living device processes, by their number."""
         self._number_of = {device: number for number, group in enumerate(groups) for device in group}
-        self._zygote: asyncio.subprocess.Process | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._following: asyncio.Task[None] | None = None
-        self._starting: asyncio.Task[None] | None = None
-        self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._born = 0.0
-        """When the zygote was ready."""
-        self._zygote_failures = 0
+        self._keeping: asyncio.Task[None] | None = None
+        self._prepared: asyncio.Future[None] = self._loop.create_future()
+        self._born: float | None = None
+        """When the zygote was ready. None as long as it is not, and cannot fork."""
         self._joined = self._retired = 0
         self._attached = self._launched = False
         self._stopping = False
@@ -132,8 +101,7 @@ class DeviceProcesses:
 
     def used(self) -> float:
         """The CPU that all device processes have used so far, those that have ended included, in seconds."""
-        ended = used_by_ended(self._zygote.pid) if self._zygote is not None else 0.0
-        return used(self._pids.values()) + ended
+        return used(self._pids.values()) + used_by_ended(self._zygote.pid)
 
     @property
     def placed(self) -> list[tuple[int, Sequence[int]]]:
@@ -141,30 +109,20 @@ class DeviceProcesses:
         return [(pid, self._processes[number].devices) for number, pid in self._pids.items()]
 
     @property
-    def zygote(self) -> int | None:
-        """The process id of the zygote, None before there is one."""
-        return None if self._zygote is None else self._zygote.pid
+    def zygote(self) -> int:
+        """The process id of the zygote."""
+        return self._zygote.pid
 
     async def prepare(self) -> None:
-        """Start the zygote and wait until it can fork. Raises FedemuError if it cannot."""
-        await self._start_zygote()
-        await self._ready
-
-    async def _start_zygote(self) -> None:
-        """Start the zygote, or take the first one, and hear what it says. Raises FedemuError if none can be started."""
-        zygote, self._first_zygote = self._first_zygote, None
-        if zygote is None:
-            zygote = await Zygote.start(self._environment)
-        self._zygote = zygote.process
-        reader, self._writer = await asyncio.open_connection(sock=zygote.ours)
-        self._writer.write(pack_message(self._setup))
-        self._following = self._loop.create_task(self._follow(reader))
-        listen(self._following, self._fail)
+        """Tell the zygote what it is for, and wait until it can fork. Raises FedemuError if it cannot."""
+        self._keeping = self._loop.create_task(self._keep())
+        listen(self._keeping, self._fail)
+        await self._prepared
 
     def launch(self) -> None:
         """Have the zygote fork all processes. A zygote that is starting again does so when it is ready."""
         self._launched = True
-        if not self._is_starting:
+        if self._born is not None:
             self._fork_all()
         self._count()
 
@@ -178,7 +136,7 @@ class DeviceProcesses:
             if process.retired:
                 process.retired = False
                 self._retired -= len(process.devices)
-                if not self._is_starting:
+                if self._born is not None:
                     self._fork(number)
             elif number in self._pids and len(process.incarnations) > 1:
                 # Some of its devices may have retired, and not all. In packs whoever is asked is woken. What is known
@@ -203,8 +161,6 @@ class DeviceProcesses:
         """
         self._stopping = True
         self._end_pauses()
-        if self._starting is not None:
-            self._starting.cancel()
         if farewell is not None and self._pids:
             self._all_ended.clear()
             farewell()
@@ -213,34 +169,55 @@ class DeviceProcesses:
                     await self._all_ended.wait()
             except TimeoutError:
                 log.warning("%d device processes did not end in time; they are killed", len(self._pids))
-        if self._writer is not None:
-            self._writer.close()  # the zygote then kills its children and ends
-        if self._zygote is not None:
-            await (ended if self._ready.done() else killed)(self._zygote)
-        tasks = [task for task in (self._following, self._starting) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if not self._ready.done():
-            self._ready.cancel()
+        if self._keeping is not None:  # first, because it may be starting another zygote
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        await self._zygote.stop()
+        self._prepared.cancel()
 
-    async def _follow(self, reader: asyncio.StreamReader) -> None:
-        unpacker = Unpacker(FROM_ZYGOTE)
-        try:
-            while data := await reader.read(2**16):
-                for message in unpacker.feed(data):
-                    self._heard(message)
-        except ConnectionError:
-            pass
-        if not self._stopping:
-            await self._restart_zygote()
+    async def _keep(self) -> None:
+        """Keep the zygote alive. The kernel kills its children with it."""
+        failures = 0
+        while True:
+            code = await self._zygote.follow(self._heard, lambda: self._zygote.tell(self._setup))
+            if self._stopping:
+                return
+            born, self._born = self._born, None
+            joined = any(process.joined for process in self._processes)
+            fruitful = born is not None and (joined or self._loop.time() >= born + SHORT_SECONDS)
+            failures = 0 if fruitful else failures + 1
+            if born is None and (code >= 0 or failures >= MOST_FAILURES):
+                self._fail(ConfigurationError(f"No device process can be started: the zygote {ending(code)}."))
+                return
+            if failures >= MOST_FAILURES:
+                self._fail(
+                    FedemuError(
+                        f"The zygote, which forks the device processes, failed {failures} times in a row; "
+                        f"at last it {ending(code)}."
+                    )
+                )
+                return
+            log.warning("the zygote %s%s; starting it again", ending(code), " before it was ready" * (born is None))
+            self._observer.restarted("zygote")
+            self._end_pauses()  # the new zygote starts all of them
+            for number in [*self._pids]:
+                self._bury(number)
+            if born is not None and failures > 1:
+                await asyncio.sleep(0.05 * 2**failures)
+            try:
+                self._zygote = await self._zygote.again()
+            except FedemuError as error:
+                self._fail(error)
+                return
 
-    def _heard(self, message: object) -> None:
+    def _heard(self, message: Message) -> None:
         match message:
             case ZygoteReady():
-                if not self._ready.done():
-                    self._born = self._loop.time()
-                    self._ready.set_result(None)
+                self._born = self._loop.time()
+                if not self._prepared.done():
+                    self._prepared.set_result(None)
+                if self._launched:
+                    self._fork_all()
             case Forked():
                 self._pids[message.number] = message.pid
             case NotForked():
@@ -251,67 +228,10 @@ class DeviceProcesses:
                 self._fail(ConfigurationError(message.detail))
 
     def _fail(self, error: BaseException) -> None:
-        if not self._ready.done():
-            fail(self._ready, error)
+        if not self._prepared.done():
+            fail(self._prepared, error)
         else:
             self._failed(error)
-
-    async def _restart_zygote(self) -> None:
-        """Start a new zygote and all processes. The kernel has killed the children of the old one with it."""
-        assert self._zygote is not None
-        code = await self._zygote.wait()
-        if not self._ready.done():
-            self._zygote_failures += 1
-            if code >= 0 or self._zygote_failures >= MOST_FAILURES:
-                self._fail(ConfigurationError(f"No device process can be started: the zygote {ending(code)}."))
-                return
-            log.warning("the zygote %s before it was ready; starting it again", ending(code))
-            self._observer.restarted("zygote")
-            if self._writer is not None:
-                self._writer.close()
-            try:
-                await self._start_zygote()
-            except FedemuError as error:
-                self._fail(error)
-            return
-        joined = any(process.joined for process in self._processes)
-        fruitful = joined or self._loop.time() >= self._born + SHORT_SECONDS
-        self._zygote_failures = 0 if fruitful else self._zygote_failures + 1
-        if self._zygote_failures >= MOST_FAILURES:
-            times = self._zygote_failures
-            self._fail(
-                FedemuError(
-                    f"The zygote, which forks the device processes, failed {times} times in a row; "
-                    f"at last it {ending(code)}."
-                )
-            )
-            return
-        log.warning("the zygote %s; starting it again", ending(code))
-        self._observer.restarted("zygote")
-        if self._writer is not None:
-            self._writer.close()
-        self._end_pauses()  # the new zygote starts all of them
-        for number in [*self._pids]:
-            self._bury(number)
-        self._ready = self._loop.create_future()
-        self._starting = self._loop.create_task(self._start_again())
-        listen(self._starting, self._fail)
-
-    async def _start_again(self) -> None:
-        if self._zygote_failures > 1:
-            await asyncio.sleep(0.05 * 2**self._zygote_failures)
-        try:
-            await self.prepare()
-        except FedemuError as error:
-            self._failed(error)
-            return
-        if self._launched:
-            self._fork_all()
-
-    @property
-    def _is_starting(self) -> bool:
-        """Whether a zygote is on its way, which forks all processes as soon as it is ready."""
-        return not self._ready.done() or (self._starting is not None and not self._starting.done())
 
     def _fork_all(self) -> None:
         for number, process in enumerate(self._processes):
@@ -319,13 +239,13 @@ class DeviceProcesses:
                 self._fork(number)
 
     def _fork(self, number: int) -> None:
-        if self._stopping or self._writer is None:
+        if self._stopping:
             return
         process = self._processes[number]
         for device in process.devices:
             process.incarnations[device] += BIRTH_STRIDE
         lives = tuple((device, process.incarnations[device]) for device in process.devices)
-        self._writer.write(pack_message(Fork(number=number, lives=lives)))
+        self._zygote.tell(Fork(number=number, lives=lives))
 
     def _bury(self, number: int) -> None:
         process = self._processes[number]

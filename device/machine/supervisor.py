@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +19,14 @@ from fedemu.device.host.limits import allow_files, pack_size, require_room
 from fedemu.device.host.processors import default_trainers, likely_trainers
 from fedemu.device.machine.arrival import Arrival, MachinePlan, arrive
 from fedemu.device.machine.broker import Broker
+from fedemu.device.machine.forkers import ForkingProcess
 from fedemu.device.machine.link import RunOver
 from fedemu.device.machine.packs import Packs
 from fedemu.device.machine.prepare import prepare_data
-from fedemu.device.machine.processes import DeviceProcesses, Zygote
+from fedemu.device.machine.processes import DeviceProcesses, start_zygote
 from fedemu.device.machine.shared import share_link
 from fedemu.device.machine.sleepers import Sleepers
-from fedemu.device.machine.trainers import Nursery, Trainers
+from fedemu.device.machine.trainers import Trainers, start_nursery
 from fedemu.device.pipe import Setup
 from fedemu.protocol.errors import Interrupted
 from fedemu.protocol.host.futures import listen
@@ -120,9 +121,9 @@ class Supervision:
         stack.callback(within.close)
         allow_files(plan.count, plan.per_process, self._trainer_count)  # children inherit it
         # These take seconds to import what trainers and devices need, beside everything else that happens here.
-        nursery = await Nursery.start(plan.code.trainer)
+        nursery = await start_nursery(plan.code.trainer)
         stack.push_async_callback(nursery.stop)
-        zygote = await Zygote.start()
+        zygote = await start_zygote()
         stack.push_async_callback(zygote.stop)
         await plan.called()
         mark("devices", "wait for the coordinator")
@@ -139,10 +140,10 @@ class Supervision:
         environment = here.environment
         if lacking(os.environ, environment):  # it was not known before which variables this experiment needs
             await nursery.stop()
-            nursery = await Nursery.start(plan.code.trainer, environment)
+            nursery = await start_nursery(plan.code.trainer, environment)
             stack.push_async_callback(nursery.stop)
             await zygote.stop()
-            zygote = await Zygote.start(environment)
+            zygote = await start_zygote(environment)
             stack.push_async_callback(zygote.stop)
         if here.shares_link:
             connected = SPARE_PACKS if here.sleeping else -(-here.count // plan.per_process)
@@ -156,7 +157,7 @@ class Supervision:
             restarted=lambda: plan.observer.restarted("trainer"),
             failed=here.fail,
         )
-        processes = self._processes(here, broker, environment, zygote)
+        processes = self._processes(here, broker, zygote)
         broker.joined, broker.crashed = processes.joined, link.died
         link.placed_again = lambda: processes.wanted_again(broker.rouse)
         broker.trainer_ready, broker.trainer_faulty = trainers.ready, trainers.faulty
@@ -183,23 +184,19 @@ class Supervision:
         stack.callback(mark, "devices", "rounds", cpu)
         await here.until_over()
 
-    def _processes(
-        self, here: Arrival, broker: Broker, environment: Mapping[str, str], zygote: Zygote
-    ) -> DeviceProcesses:
+    def _processes(self, here: Arrival, broker: Broker, zygote: ForkingProcess) -> DeviceProcesses:
         """The device processes: those of devices that all live at once, or packs in which devices wake."""
         plan, first = self._plan, here.folder.first_incarnation
         told: dict[str, Any] = {
             "died": here.link.died,
             "process_ended": broker.process_ended,
             "failed": here.fail,
-            "environment": environment,
-            "zygote": zygote,
         }
         setup = self._setup(here)
         if not here.sleeping:
-            return DeviceProcesses(setup, here.devices, plan.per_process, first, plan.observer, **told)
+            return DeviceProcesses(zygote, setup, here.devices, plan.per_process, first, plan.observer, **told)
         sleepers = Sleepers(here.granted.ranges, first)
-        packs = Packs(setup, sleepers, plan.per_process, first, plan.observer, rouse=broker.rouse, **told)
+        packs = Packs(zygote, setup, sleepers, plan.per_process, first, plan.observer, rouse=broker.rouse, **told)
         broker.asleep, broker.attached = packs.asleep, packs.attached
         here.link.wake_by(packs.wake)
         return packs

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,10 +17,11 @@ from msgspec.structs import replace
 
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
 from fedemu.device.host.processors import gpu_of, gpu_share
-from fedemu.device.machine.forkers import begun, ended, killed
-from fedemu.device.pipe import FROM_NURSERY, Ended, Forked, NotForked, TrainerSetup, Unpacker, pack_message
+from fedemu.device.machine.forkers import ForkingProcess
+from fedemu.device.pipe import FROM_NURSERY, Ended, Forked, NotForked, TrainerSetup
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.futures import listen
+from fedemu.protocol.messages import Message
 from fedemu.protocol.wording import ending
 
 log = logging.getLogger(__name__)
@@ -32,56 +32,12 @@ MOST_FAILURES = 5
 """A trainer that ends this often in a row before it is ready is given up, and the machine with it."""
 
 
-class Nursery:
-    """The process that forks trainers, from its start to its end. It imports what they need, beside anything else."""
+async def start_nursery(trainer: str, environment: Mapping[str, str] | None = None) -> ForkingProcess:
+    """Start a nursery. ``trainer`` names the function that opens a trainer, so that its module is imported.
 
-    def __init__(
-        self, trainer: str, environment: Mapping[str, str], process: asyncio.subprocess.Process, ours: socket.socket
-    ) -> None:
-        self._trainer = trainer
-        self._environment = environment
-        self._process = process
-        self._ours = ours
-        self._writer: asyncio.StreamWriter | None = None
-        self._has_spoken = False
-        """Whether it has said something, so that it does not import any more, and hears."""
-
-    @classmethod
-    async def start(cls, trainer: str, environment: Mapping[str, str] | None = None) -> Nursery:
-        """Start a nursery. ``trainer`` names the function that opens a trainer, so that its module is imported.
-
-        ``environment`` are variables that trainers need beside those that all of them have.
-        """
-        more = dict(environment or {})
-        return cls(trainer, more, *await begun(*COMMAND, trainer, environment=COMPUTE_ENVIRONMENT | more))
-
-    async def again(self) -> Nursery:
-        """Start another one like it."""
-        return await Nursery.start(self._trainer, self._environment)
-
-    async def follow(self, heard: Callable[[object], None], connected: Callable[[], None]) -> int:
-        """Call ``connected``, and ``heard`` with each message, until the nursery ends. Returns its exit code."""
-        reader, self._writer = await asyncio.open_connection(sock=self._ours)
-        connected()
-        unpacker = Unpacker(FROM_NURSERY)
-        with suppress(ConnectionError):
-            while data := await reader.read(2**16):
-                for message in unpacker.feed(data):
-                    self._has_spoken = True
-                    heard(message)
-        return await self._process.wait()
-
-    def fork(self, setup: TrainerSetup) -> None:
-        """Have it fork a trainer."""
-        if self._writer is not None:
-            self._writer.write(pack_message(setup))
-
-    async def stop(self) -> None:
-        """End it and its trainers. What they are computing is lost, and they leave nothing behind."""
-        if self._writer is not None:
-            self._writer.close()
-        self._ours.close()
-        await (ended if self._has_spoken else killed)(self._process)
+    ``environment`` are variables that trainers need beside those that all of them have.
+    """
+    return await ForkingProcess.start((*COMMAND, trainer), COMPUTE_ENVIRONMENT | dict(environment or {}), FROM_NURSERY)
 
 
 class Trainers:
@@ -93,7 +49,7 @@ class Trainers:
 
     def __init__(
         self,
-        nursery: Nursery,
+        nursery: ForkingProcess,
         setup: TrainerSetup,
         count: int,
         *,
@@ -191,9 +147,9 @@ class Trainers:
         if not self._stopping:
             gpu = gpu_of(number)
             share = gpu_share(self._count) if gpu is not None else 1.0
-            self._nursery.fork(replace(self._setup, number=number, gpu=gpu, gpu_share=share))
+            self._nursery.tell(replace(self._setup, number=number, gpu=gpu, gpu_share=share))
 
-    def _heard(self, message: object) -> None:
+    def _heard(self, message: Message) -> None:
         match message:
             case Forked(number=number, pid=pid):
                 self._pids[number] = pid

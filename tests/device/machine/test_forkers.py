@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from fedemu.device.machine import forkers, processes, trainers
 from fedemu.device.machine.observer import Silent
 from fedemu.device.pipe import Setup, TrainerSetup
+from fedemu.protocol.messages import Message
 
 SETUP = Setup(
     coordinator="", bus="", token="", lease="", heartbeat_seconds=2.0, patience=5, behaviours="", experiment="",
@@ -29,27 +29,35 @@ def importing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("importing")
 async def test_a_zygote_that_still_imports_is_not_waited_for() -> None:
-    zygote = await processes.Zygote.start()
+    zygote = await processes.start_zygote()
     await asyncio.wait_for(zygote.stop(), 30)
 
 
 @pytest.mark.usefixtures("importing")
 async def test_a_nursery_that_still_imports_is_not_waited_for() -> None:
-    nursery = await trainers.Nursery.start("")
+    nursery = await trainers.start_nursery("")
     await asyncio.wait_for(nursery.stop(), 30)
 
 
 @pytest.mark.usefixtures("importing")
 async def test_a_zygote_that_was_told_what_it_is_for_while_it_imports_is_not_waited_for(
-    until: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def ignore(*_: Any) -> None: ...
 
+    zygote = await processes.start_zygote()
     devices = processes.DeviceProcesses(
-        SETUP, [0], 1, 0, Silent(), died=ignore, process_ended=ignore, failed=pytest.fail
+        zygote, SETUP, [0], 1, 0, Silent(), died=ignore, process_ended=ignore, failed=pytest.fail
     )
+    told, tell = asyncio.Event(), zygote.tell
+
+    def tell_and_note(message: Message) -> None:
+        tell(message)
+        told.set()
+
+    monkeypatch.setattr(zygote, "tell", tell_and_note)
     preparing = asyncio.create_task(devices.prepare())
-    await until(lambda: devices.zygote is not None, "a zygote imports")
+    await told.wait()
     await asyncio.wait_for(devices.stop(None, 0.0), 30)
     with pytest.raises(asyncio.CancelledError):
         await preparing
@@ -57,10 +65,10 @@ async def test_a_zygote_that_was_told_what_it_is_for_while_it_imports_is_not_wai
 
 @pytest.mark.usefixtures("importing")
 async def test_a_nursery_that_was_told_to_fork_while_it_imports_is_not_waited_for() -> None:
-    nursery, told = await trainers.Nursery.start(""), asyncio.Event()
+    nursery, told = await trainers.start_nursery(""), asyncio.Event()
 
     def tell() -> None:
-        nursery.fork(TrainerSetup(number=0, bus="", token="", trainer="", experiment="", device_type="cpu"))
+        nursery.tell(TrainerSetup(number=0, bus="", token="", trainer="", experiment="", device_type="cpu"))
         told.set()
 
     following = asyncio.create_task(nursery.follow(lambda message: None, tell))

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from fedemu.device.machine import processes
+from fedemu.device.machine.forkers import ForkingProcess
 from fedemu.device.machine.observer import Silent
 from fedemu.device.machine.packs import Packs
-from fedemu.device.machine.processes import BIRTH_STRIDE, DeviceProcesses
+from fedemu.device.machine.processes import BIRTH_STRIDE, DeviceProcesses, start_zygote
 from fedemu.device.machine.sleepers import Lives, Sleepers
 from fedemu.device.pipe import TO_ZYGOTE, Ended, Fork, Forked, Setup, Unpacker, ZygoteReady, pack_message
 from fedemu.device.process.process import RETIRED
@@ -40,6 +41,7 @@ class Zygote:
     """The other end of a supervisor's pipe. It forks nothing, and says that it did."""
 
     pid = os.getpid()
+    ready_at_once = True
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=os.dup(descriptor))
@@ -75,13 +77,14 @@ class Zygote:
 class Machine(Silent):
     """Packs with two devices in each, and what they do. ``deaf`` processes have not attached."""
 
-    def __init__(self, failed: Callable[[FedemuError], object] = pytest.fail) -> None:
+    def __init__(self, zygote: ForkingProcess, failed: Callable[[FedemuError], object] = pytest.fail) -> None:
         self.counts: Mapping[str, int] = {}
         self.roused: list[tuple[int, Lives]] = []
         self.died: list[tuple[int, int]] = []
         self.ended: list[int] = []
         self.sleepers = Sleepers([(0, 10)], FIRST)
         self.packs = Packs(
+            zygote,
             SETUP,
             self.sleepers,
             2,
@@ -113,7 +116,8 @@ async def zygotes(monkeypatch: pytest.MonkeyPatch) -> list[Zygote]:
 
     async def start(*words: str, **more: Any) -> Zygote:
         started.append(Zygote(more["pass_fds"][0]))
-        started[-1].say(ZygoteReady())
+        if Zygote.ready_at_once:
+            started[-1].say(ZygoteReady())
         return started[-1]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
@@ -123,7 +127,7 @@ async def zygotes(monkeypatch: pytest.MonkeyPatch) -> list[Zygote]:
 @pytest.fixture
 async def machine(zygotes: list[Zygote]) -> AsyncIterator[Machine]:
     """A machine whose zygote is ready."""
-    made = Machine()
+    made = Machine(await start_zygote())
     await made.packs.prepare()
     yield made
     await made.packs.stop(None, 0.0)
@@ -157,7 +161,7 @@ async def test_a_pack_that_begins_to_hear_has_the_lives_begin_that_waited(machin
 async def test_whoever_is_asked_before_the_zygote_is_ready_has_a_pack_when_it_is(
     zygotes: list[Zygote], until: Callable[..., Any]
 ) -> None:
-    machine = Machine()
+    machine = Machine(await start_zygote())
     machine.packs.wake([4])
     await machine.packs.prepare()
     assert zygotes[0].forked == []
@@ -232,41 +236,34 @@ async def test_packs_are_forked_once_if_the_zygote_dies_before_they_are_launched
     monkeypatch: pytest.MonkeyPatch,
     ready: bool,
 ) -> None:
-    prepare, again = machine.packs.prepare, asyncio.Event()
-
-    async def prepare_and_tell() -> None:
-        await prepare()
-        again.set()
-        if not ready:
-            machine.packs.launch()
-
-    monkeypatch.setattr(machine.packs, "prepare", prepare_and_tell)
+    monkeypatch.setattr(Zygote, "ready_at_once", False)
     machine.packs.wake([4])
     zygotes[0].die()
-    await again.wait()
+    await until(lambda: len(zygotes) == 2, "the next zygote")
     if ready:
-        machine.packs.launch()
+        zygotes[1].say(ZygoteReady())
+        await until(lambda: machine.packs._born is not None, "the next zygote can fork")
+    machine.packs.launch()
+    if not ready:
+        zygotes[1].say(ZygoteReady())
     machine.packs.wake([1, 2, 3])
     await until(lambda: len(zygotes[1].forked) >= 2, "two packs")
     assert [fork.number for fork in zygotes[1].forked] == [0, 1]
 
 
-async def test_a_pack_for_whoever_is_asked_when_the_next_zygote_gets_ready_is_forked_once(
+async def test_a_pack_for_whoever_is_asked_before_the_next_zygote_is_ready_is_forked_once(
     machine: Machine, zygotes: list[Zygote], until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.packs.launch()
     machine.packs.wake([4])
     machine.join(4)
-    prepare = machine.packs.prepare
-
-    async def prepare_and_wake() -> None:
-        await prepare()
-        machine.packs.wake([1, 2, 3])
-
-    monkeypatch.setattr(machine.packs, "prepare", prepare_and_wake)
+    monkeypatch.setattr(Zygote, "ready_at_once", False)
     zygotes[0].die()
-    await until(lambda: len(zygotes) == 2 and len(zygotes[1].forked) >= 2, "the packs of the next zygote")
-    assert sorted(fork.number for fork in zygotes[1].forked) == [0, 1]
+    await until(lambda: len(zygotes) == 2, "the next zygote")
+    machine.packs.wake([1, 2, 3])
+    zygotes[1].say(ZygoteReady())
+    await until(lambda: len(zygotes[1].forked) >= 2, "the packs of the next zygote")
+    assert [fork.number for fork in zygotes[1].forked] == [0, 1]
 
 
 async def test_a_zygote_that_dies_again_and_again_is_given_up(
@@ -274,7 +271,7 @@ async def test_a_zygote_that_dies_again_and_again_is_given_up(
 ) -> None:
     monkeypatch.setattr(processes, "MOST_FAILURES", 3)
     failures: list[FedemuError] = []
-    machine = Machine(failures.append)
+    machine = Machine(await start_zygote(), failures.append)
     await machine.packs.prepare()
     machine.packs.launch()
     machine.packs.wake([4])
@@ -301,7 +298,7 @@ async def test_a_zygote_that_says_what_cannot_be_read_ends_the_machine(
     if not ready:
         monkeypatch.setattr(Zygote, "say", lambda self, message: self._socket.send(b"\0\0\0\1?"))
     failures: list[BaseException] = []
-    machine = Machine(failures.append)
+    machine = Machine(await start_zygote(), failures.append)
     preparing = asyncio.create_task(machine.packs.prepare())
     if ready:
         await preparing
@@ -325,6 +322,7 @@ async def test_devices_that_have_retired_live_again_when_their_machine_gets_its_
     roused: list[tuple[int, Lives]] = []
     died: list[tuple[int, int]] = []
     here = DeviceProcesses(
+        await start_zygote(),
         SETUP,
         [4, 5, 6],
         2,
@@ -365,7 +363,9 @@ async def test_a_process_is_given_up_that_ends_again_and_again_without_joining_a
 
     def ignore(*_: int) -> None: ...
 
-    alone = DeviceProcesses(SETUP, [4], 1, FIRST, Silent(), died=ignore, process_ended=ignore, failed=failures.append)
+    alone = DeviceProcesses(
+        await start_zygote(), SETUP, [4], 1, FIRST, Silent(), died=ignore, process_ended=ignore, failed=failures.append
+    )
     await alone.prepare()
     alone.launch()
     ends = [(False, 1), (True, -9), (False, 1), (True, 1), (False, 5)]

@@ -18,10 +18,12 @@ import pytest
 
 from fedemu.device.bus import Attach
 from fedemu.device.host.limits import FILES_PER_DEVICE
+from fedemu.device.machine import supervisor
 from fedemu.device.machine.broker import Broker
+from fedemu.device.machine.forkers import ForkingProcess
 from fedemu.device.machine.lease import LIFE_BITS
 from fedemu.device.machine.observer import Silent
-from fedemu.device.machine.processes import Zygote
+from fedemu.device.machine.processes import start_zygote
 from fedemu.device.machine.supervisor import SupervisorPlan, supervise
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.errors import ConfigurationError, DataError, RefusedError, UnreachableError
@@ -357,12 +359,11 @@ async def test_device_processes_may_open_as_many_files_as_their_devices_need(
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     limits: list[int] = []
 
-    async def start(environment: object = None) -> Zygote:
+    async def start() -> ForkingProcess:
         limits.append(open_files())
-        return await begin()
+        return await start_zygote()
 
-    begin = Zygote.start
-    monkeypatch.setattr(Zygote, "start", start)
+    monkeypatch.setattr(supervisor, "start_zygote", start)
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
     many = replace(plan(f"tcp://127.0.0.1:{free_port}", connect_seconds=0.3), count=300, per_process=300)
     try:

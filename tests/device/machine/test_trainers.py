@@ -39,7 +39,7 @@ class Nursery:
         found = self._next()
         return await found if isinstance(found, asyncio.Future) else found
 
-    def fork(self, setup: TrainerSetup) -> None:
+    def tell(self, setup: TrainerSetup) -> None:
         self.forked.append(setup.number)
         self.heard(Forked(number=setup.number, pid=2**22 + len(self.forked)))
 

@@ -17,6 +17,7 @@ import pytest
 
 from fedemu.device.bus import TO_SUPERVISOR, Attach, Quit
 from fedemu.device.machine import processes
+from fedemu.device.machine.forkers import ForkingProcess
 from fedemu.device.machine.lease import LIFE_BITS
 from fedemu.device.machine.observer import Silent
 from fedemu.device.machine.processes import DeviceProcesses
@@ -36,7 +37,9 @@ FIRST = 1 << LIFE_BITS
 class Nursery:
     """Device processes whose bus only listens, and whose coordinator does not exist."""
 
-    def __init__(self, folder: Path, experiment: dict[str, object], stream: bytes, per_process: int) -> None:
+    def __init__(
+        self, zygote: ForkingProcess, folder: Path, experiment: dict[str, object], stream: bytes, per_process: int
+    ) -> None:
         self.network = ZmqNetwork()
         self.attached: dict[int, bytes] = {}
         self.deaths: list[tuple[int, int]] = []
@@ -46,6 +49,7 @@ class Nursery:
         )
         store = BlobStore(folder / "blobs")
         self.processes = DeviceProcesses(
+            zygote,
             Setup(
                 coordinator="ipc://@nobody-there",
                 bus=self.router.address,
@@ -78,15 +82,19 @@ class Nursery:
             self.router.send(peer, Quit())
 
 
+MakeNursery = Callable[..., Coroutine[Any, Any, Nursery]]
+
+
 @pytest.fixture
 async def nursery(
     tmp_path: Path, toy_stream: Callable[[int], bytes], family: Family
-) -> AsyncIterator[Callable[..., Nursery]]:
+) -> AsyncIterator[MakeNursery]:
     """Makes nurseries. At the end none of their processes may live."""
     made: list[Nursery] = []
 
-    def make(experiment: dict[str, object] | None = None, per_process: int = 1) -> Nursery:
-        made.append(Nursery(tmp_path, experiment or {}, toy_stream(DEVICES), per_process))
+    async def make(experiment: dict[str, object] | None = None, per_process: int = 1) -> Nursery:
+        zygote = await processes.start_zygote()
+        made.append(Nursery(zygote, tmp_path, experiment or {}, toy_stream(DEVICES), per_process))
         return made[-1]
 
     yield make
@@ -98,8 +106,8 @@ async def nursery(
         assert alive == []
 
 
-async def test_every_process_attaches_with_its_number(nursery: Callable[..., Nursery], until: Until) -> None:
-    place = nursery()
+async def test_every_process_attaches_with_its_number(nursery: MakeNursery, until: Until) -> None:
+    place = await nursery()
     await place.processes.prepare()
     place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
@@ -108,8 +116,8 @@ async def test_every_process_attaches_with_its_number(nursery: Callable[..., Nur
     assert sorted(place.attached) == list(range(DEVICES))
 
 
-async def test_several_devices_share_a_process(nursery: Callable[..., Nursery], until: Until) -> None:
-    place = nursery(per_process=4)
+async def test_several_devices_share_a_process(nursery: MakeNursery, until: Until) -> None:
+    place = await nursery(per_process=4)
     await place.processes.prepare()
     place.processes.launch()
     await until(lambda: len(place.attached) == 3, "attachment of all")
@@ -117,9 +125,9 @@ async def test_several_devices_share_a_process(nursery: Callable[..., Nursery], 
 
 
 async def test_a_killed_process_is_reported_at_once_and_started_again(
-    nursery: Callable[..., Nursery], until: Until
+    nursery: MakeNursery, until: Until
 ) -> None:
-    place = nursery()
+    place = await nursery()
     await place.processes.prepare()
     place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
@@ -133,9 +141,9 @@ async def test_a_killed_process_is_reported_at_once_and_started_again(
 
 
 async def test_no_process_outlives_a_killed_zygote_and_all_are_started_again(
-    nursery: Callable[..., Nursery], until: Until
+    nursery: MakeNursery, until: Until
 ) -> None:
-    place = nursery()
+    place = await nursery()
     await place.processes.prepare()
     place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
@@ -150,15 +158,14 @@ async def test_no_process_outlives_a_killed_zygote_and_all_are_started_again(
 
 
 async def test_a_zygote_that_is_killed_while_it_starts_is_started_again(
-    nursery: Callable[..., Nursery], until: Until
+    nursery: MakeNursery, until: Until
 ) -> None:
-    place = nursery()
+    place = await nursery()
     ready = asyncio.ensure_future(place.processes.prepare())
-    killed: int | None = None
     for _ in range(2):
-        await until(lambda killed=killed: place.processes.zygote not in (None, killed), "a zygote")
         killed = place.processes.zygote
         os.kill(killed, signal.SIGKILL)
+        await until(lambda killed=killed: place.processes.zygote != killed, "the next zygote")
     await ready
     place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
@@ -167,11 +174,10 @@ async def test_a_zygote_that_is_killed_while_it_starts_is_started_again(
 
 @pytest.mark.parametrize("ready", [False, True])
 async def test_a_machine_that_can_start_no_process_any_more_says_so(
-    nursery: Callable[..., Nursery], until: Until, monkeypatch: pytest.MonkeyPatch, ready: bool
+    nursery: MakeNursery, until: Until, monkeypatch: pytest.MonkeyPatch, ready: bool
 ) -> None:
-    place = nursery()
+    place = await nursery()
     preparing = asyncio.ensure_future(place.processes.prepare())
-    await until(lambda: place.processes.zygote is not None, "a zygote")
     if ready:
         await preparing
 
@@ -193,17 +199,17 @@ async def test_a_machine_that_can_start_no_process_any_more_says_so(
 
 
 async def test_a_zygote_that_is_always_killed_is_given_up(
-    nursery: Callable[..., Nursery], monkeypatch: pytest.MonkeyPatch
+    nursery: MakeNursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "COMMAND", ("-c", "import os; os.kill(os.getpid(), 9)"))
     with pytest.raises(ConfigurationError, match="No device process can be started: the zygote was ended by SIGKILL"):
-        await nursery().processes.prepare()
+        await (await nursery()).processes.prepare()
 
 
 async def test_a_process_that_is_about_to_be_started_again_has_one_next_life_if_the_zygote_dies_meanwhile(
-    nursery: Callable[..., Nursery], until: Until
+    nursery: MakeNursery, until: Until
 ) -> None:
-    place = nursery()
+    place = await nursery()
     await place.processes.prepare()
     place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
@@ -234,10 +240,10 @@ main(sys.argv[1:])
 
 
 async def test_processes_that_the_system_does_not_let_start_are_tried_again_and_the_others_live_on(
-    nursery: Callable[..., Nursery], until: Until, monkeypatch: pytest.MonkeyPatch
+    nursery: MakeNursery, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "COMMAND", ("-c", FULL.format(3)))
-    place = nursery()
+    place = await nursery()
     await place.processes.prepare()
     zygote = place.processes.zygote
     place.processes.launch()
@@ -246,11 +252,11 @@ async def test_processes_that_the_system_does_not_let_start_are_tried_again_and_
 
 
 async def test_a_machine_whose_limit_of_processes_stays_reached_says_so(
-    nursery: Callable[..., Nursery], until: Until, monkeypatch: pytest.MonkeyPatch
+    nursery: MakeNursery, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "COMMAND", ("-c", FULL.format(100)))
     monkeypatch.setattr(processes, "MOST_FAILURES", 2)
-    place = nursery()
+    place = await nursery()
     await place.processes.prepare()
     place.processes.launch()
     await until(lambda: place.failures, "giving up")
@@ -261,9 +267,9 @@ async def test_a_machine_whose_limit_of_processes_stays_reached_says_so(
 
 
 async def test_everything_ends_when_the_pipe_closes(
-    nursery: Callable[..., Nursery], until: Until, family: Family
+    nursery: MakeNursery, until: Until, family: Family
 ) -> None:
-    place = nursery()
+    place = await nursery()
     await place.processes.prepare()
     place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
@@ -275,7 +281,7 @@ async def test_everything_ends_when_the_pipe_closes(
 
 
 async def test_processes_that_are_asked_to_quit_end_by_themselves_and_each_end_looks_at_no_other(
-    nursery: Callable[..., Nursery], until: Until, monkeypatch: pytest.MonkeyPatch
+    nursery: MakeNursery, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
 
@@ -284,7 +290,7 @@ async def test_processes_that_are_asked_to_quit_end_by_themselves_and_each_end_l
             looks.append(len(self))
             return super().__iter__()
 
-    place = nursery()
+    place = await nursery()
     await place.processes.prepare()
     place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
@@ -295,23 +301,23 @@ async def test_processes_that_are_asked_to_quit_end_by_themselves_and_each_end_l
 
 
 async def test_behaviours_load_no_code_that_the_experiment_names_and_the_machine_does_not_allow(
-    nursery: Callable[..., Nursery],
+    nursery: MakeNursery,
 ) -> None:
-    place = nursery({"named": "strange:code"})
+    place = await nursery({"named": "strange:code"})
     with pytest.raises(ConfigurationError, match="names code that does not come with fedemu, strange, and"):
         await place.processes.prepare()
 
 
-async def test_behaviours_that_cannot_be_opened_are_told_in_one_sentence(nursery: Callable[..., Nursery]) -> None:
-    place = nursery({"broken_behaviours": True})
+async def test_behaviours_that_cannot_be_opened_are_told_in_one_sentence(nursery: MakeNursery) -> None:
+    place = await nursery({"broken_behaviours": True})
     with pytest.raises(ConfigurationError, match=r"^These behaviours can't be opened\.$"):
         await place.processes.prepare()
 
 
 async def test_an_experiment_that_cannot_be_read_is_told_in_one_sentence(
-    nursery: Callable[..., Nursery], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    nursery: MakeNursery, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    place = nursery()
+    place = await nursery()
     for blob in (tmp_path / "blobs").iterdir():
         blob.unlink()
     with pytest.raises(ConfigurationError, match=r"blobs/\w+ cannot be read: No such file or directory$"):
@@ -320,10 +326,10 @@ async def test_an_experiment_that_cannot_be_read_is_told_in_one_sentence(
 
 
 async def test_a_process_that_never_comes_right_is_given_up_with_its_log(
-    nursery: Callable[..., Nursery], until: Until, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nursery: MakeNursery, until: Until, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedemu.device.machine.processes.MOST_FAILURES", 2)
-    place = nursery({"cursed": [3]})
+    place = await nursery({"cursed": [3]})
     await place.processes.prepare()
     place.processes.launch()
     await until(lambda: bool(place.failures), "giving up")
