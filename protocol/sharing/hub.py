@@ -16,7 +16,7 @@ from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.sharing.bundle import Bundle, BundleDecoder, Outbox, Part, is_bundle, parts_of
-from fedemu.protocol.transport.interface import Bounds, Network, ReaderLoop, Screen
+from fedemu.protocol.transport.interface import Bounds, Network, ReaderLoop, Screen, handing_on_from_peers
 
 logger = logging.getLogger(__name__)
 
@@ -92,10 +92,10 @@ class Hub:
         shares: Callable[[bytes], bool] | None = None,
         charge: Charge = charge_nothing,
     ) -> None:
-        self._decoder = decoder
         self._received = received
         self._rejected = rejected
         self._screen = screen
+        self._hand_on = handing_on_from_peers(decoder, received, rejected, screen)
         self._bounds = bounds
         self._loop = loop
         self.most_channels = channels
@@ -225,15 +225,7 @@ class Hub:
                 return
             peer = shared.names[part.channel] = self._secret + next(self._numbers).to_bytes(8, "big")
             self._places[peer] = (connection, part.channel)
-        if (stopped := self._screen(peer, part.frames)) is not None:
-            self._rejected(peer, stopped)
-            return
-        try:
-            envelope = self._decoder.decode(part.frames)
-        except ProtocolError as error:
-            self._rejected(peer, error)
-        else:
-            self._received(peer, envelope)
+        self._hand_on(peer, part.frames)
 
     def _make_room(self, shared: _Shared) -> bool:
         """Close the oldest channel without a session. False if all channels have one.

@@ -9,7 +9,7 @@ from fedemu.protocol.codec import DOWN, Buffer, Decoder, Envelope, Packed, encod
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.sharing.bundle import Bundle, BundleDecoder, Outbox, parts_of
-from fedemu.protocol.transport.interface import Dealer, Dialer, ReaderLoop
+from fedemu.protocol.transport.interface import Dealer, Dialer, ReaderLoop, handing_on
 
 
 class Pack:
@@ -34,7 +34,7 @@ class Pack:
         if self._dealer is None:
             self._dealer = self._network.connect(address, BundleDecoder(DOWN), self._take, lambda error: None)
         number = next(self._numbers)
-        channel = self._channels[number] = Channel(self, number, decoder, received, rejected)
+        channel = self._channels[number] = Channel(self, number, handing_on(decoder, received, rejected))
         return channel
 
     def close(self) -> None:
@@ -83,17 +83,13 @@ class Channel:
         self,
         pack: Pack,
         number: int,
-        decoder: Decoder,
-        received: Callable[[Envelope], None],
-        rejected: Callable[[ProtocolError], None],
+        hand_on: Callable[[Sequence[Buffer]], None],
     ) -> None:
         self.bytes_received = 0
         self.bytes_sent = 0
         self._pack = pack
         self._number = number
-        self._decoder = decoder
-        self._received = received
-        self._rejected = rejected
+        self._hand_on = hand_on
         self._closed = False
 
     def send(self, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
@@ -111,9 +107,4 @@ class Channel:
     def take(self, frames: Sequence[Buffer]) -> None:
         """A message has come for this channel."""
         self.bytes_received += sum(map(len, frames))
-        try:
-            envelope = self._decoder.decode(frames)
-        except ProtocolError as error:
-            self._rejected(error)
-        else:
-            self._received(envelope)
+        self._hand_on(frames)

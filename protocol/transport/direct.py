@@ -16,12 +16,19 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from fedemu.protocol.addresses import check_address
-from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
+from fedemu.protocol.codec import Buffer, Decoder, Envelope, Limits, Packed, encode
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.lookup import Lookup, Lookups, Target
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.direct_router import DirectRouter
-from fedemu.protocol.transport.interface import Bounds, Handle, Screen, let_all_pass
+from fedemu.protocol.transport.interface import (
+    Bounds,
+    Handle,
+    Screen,
+    handing_on,
+    handing_on_from_peers,
+    let_all_pass,
+)
 from fedemu.protocol.transport.line import Line, SocketLoop, incoming_for, read_buffer
 
 _MOST_WAITING: Final = 2000
@@ -83,9 +90,8 @@ class DirectNetwork:
         dealer = DirectDealer(
             self._loop,
             address,
-            decoder,
-            received,
-            rejected,
+            decoder.limits,
+            handing_on(decoder, received, rejected),
             self._linger,
             self._most_waiting,
             self._buffer,
@@ -106,10 +112,8 @@ class DirectNetwork:
         screen: Screen = let_all_pass,
         bounds: Bounds | None = None,
     ) -> DirectRouter:
-        over = self._open.discard
-        made = DirectRouter(
-            self._loop, address, decoder, received, rejected, screen, bounds, self._linger, self._buffer, over
-        )
+        hand_on, over = handing_on_from_peers(decoder, received, rejected, screen), self._open.discard
+        made = DirectRouter(self._loop, address, decoder.limits, hand_on, bounds, self._linger, self._buffer, over)
         self._open.add(made)
         return made
 
@@ -138,9 +142,8 @@ class DirectDealer:
         self,
         loop: SocketLoop,
         address: str,
-        decoder: Decoder,
-        received: Callable[[Envelope], None],
-        rejected: Callable[[ProtocolError], None],
+        limits: Limits,
+        hand_on: Callable[[Sequence[Buffer]], None],
         linger_seconds: float,
         most_waiting: int,
         buffer: memoryview,
@@ -153,9 +156,8 @@ class DirectDealer:
         self.bytes_sent = 0
         self._loop = loop
         self._address = address
-        self._decoder = decoder
-        self._received = received
-        self._rejected = rejected
+        self._limits = limits
+        self._hand_on = hand_on
         self._linger = linger_seconds
         self._most_waiting = most_waiting
         self._buffer = buffer
@@ -243,7 +245,7 @@ class DirectDealer:
                 self._loop,
                 self._loop.call_soon,
                 sock,
-                incoming_for(self._decoder, b"DEALER", sock),
+                incoming_for(self._limits, b"DEALER", sock),
                 self._buffer,
                 self._waiting,
                 received=self._take,
@@ -268,12 +270,7 @@ class DirectDealer:
         if self._leaving:
             return
         self.bytes_received += sum(map(len, frames))
-        try:
-            envelope = self._decoder.decode(frames)
-        except ProtocolError as error:
-            self._rejected(error)
-        else:
-            self._received(envelope)
+        self._hand_on(frames)
 
     def _lose(self) -> None:
         """The connection is gone. Connect anew later, or end if the Dealer is closed and has nothing left to say."""

@@ -16,11 +16,11 @@ from functools import partial
 from typing import Final
 
 from fedemu.protocol.addresses import BACKLOG, check_address, reason, refuse_taken, require_door
-from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
-from fedemu.protocol.errors import ConfigurationError, ProtocolError
+from fedemu.protocol.codec import Buffer, Limits, Packed, encode
+from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.descriptors import Turns
-from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, Handle, Screen
+from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, Handle
 from fedemu.protocol.transport.line import Line, SocketLoop, incoming_for
 
 logger = logging.getLogger(__name__)
@@ -53,10 +53,8 @@ class DirectRouter:
         self,
         loop: SocketLoop,
         address: str,
-        decoder: Decoder,
-        received: Callable[[bytes, Envelope], None],
-        rejected: Callable[[bytes, ProtocolError], None],
-        screen: Screen,
+        limits: Limits,
+        hand_on: Callable[[bytes, Sequence[Buffer]], None],
         bounds: Bounds | None,
         linger_seconds: float,
         buffer: memoryview,
@@ -66,10 +64,8 @@ class DirectRouter:
         self.bytes_received = 0
         self.bytes_sent = 0
         self._loop = loop
-        self._decoder = decoder
-        self._received = received
-        self._rejected = rejected
-        self._screen = screen
+        self._limits = limits
+        self._hand_on = hand_on
         self._bounds = bounds or BOUNDLESS
         self._linger = linger_seconds
         self._buffer = buffer
@@ -176,7 +172,7 @@ class DirectRouter:
                 self._watch,
                 self._watch.soon,
                 sock,
-                incoming_for(self._decoder, b"ROUTER", sock),
+                incoming_for(self._limits, b"ROUTER", sock),
                 self._buffer,
                 peer.waiting,
                 received=lambda frames: self._take(peer, frames),
@@ -198,20 +194,9 @@ class DirectRouter:
             return
         peer.heard, peer.spoken = time.monotonic(), True
         self.bytes_received += sum(map(len, frames))
-        if (stopped := self._screen(peer.name, frames)) is not None:
-            self._rejected(peer.name, stopped)
-        else:
-            self._hand_on(peer.name, frames)
+        self._hand_on(peer.name, frames)
         if peer.name not in self._peers:
             self._bounds.closed(peer.name)  # what others remember of it since its connection has gone is forgotten
-
-    def _hand_on(self, name: bytes, frames: list[Buffer]) -> None:
-        try:
-            envelope = self._decoder.decode(frames)
-        except ProtocolError as error:
-            self._rejected(name, error)
-        else:
-            self._received(name, envelope)
 
     def _check(self, peer: _Peer, unfinished: int) -> None:
         """A message of a peer has not ended, and has so many bytes by now."""

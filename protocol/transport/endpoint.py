@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import zmq
 
-from fedemu.protocol.codec import Buffer, Decoder
+from fedemu.protocol.codec import Buffer, Limits
 from fedemu.protocol.transport.interface import TURN_SECONDS, ReaderLoop
 
 _ZERO_COPY: Final = 64 * 1024
@@ -30,17 +30,16 @@ _DRAIN_BYTES: Final = 32 * 2**20
 
 
 class Endpoint(ABC):
-    """Drains its socket in fair portions, and counts bytes. Subclasses decode the messages of their kind of socket."""
+    """Drains its socket in fair portions, and counts bytes. Subclasses hand on the messages of their kind of socket."""
 
     def __init__(
-        self, socket: zmq.Socket[bytes], loop: ReaderLoop, decoder: Decoder, closed: Callable[[Endpoint], None]
+        self, socket: zmq.Socket[bytes], loop: ReaderLoop, limits: Limits, closed: Callable[[Endpoint], None]
     ) -> None:
         self.bytes_received = 0
         self.bytes_sent = 0
         self._socket = socket
-        self._decoder = decoder
         self._closed = closed
-        self._most_frames = decoder.limits.frames + 2
+        self._most_frames = limits.frames + 2
         # The checks of the methods in Python (routing_id, group) cost as much as the call itself.
         self._send: Callable[..., Any] = super(zmq.Socket, socket).send
         self._receive: Callable[..., Any] = super(zmq.Socket, socket).recv

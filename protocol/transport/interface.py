@@ -25,6 +25,44 @@ def let_all_pass(peer: bytes, frames: Sequence[Buffer]) -> None:
     """The screen that stops nothing."""
 
 
+def handing_on(
+    decoder: Decoder, received: Callable[[Envelope], None], rejected: Callable[[ProtocolError], None]
+) -> Callable[[Sequence[Buffer]], None]:
+    """What a Dealer does with the frames of a message: ``received`` gets it decoded, or ``rejected`` the error."""
+
+    def hand_on(frames: Sequence[Buffer]) -> None:
+        try:
+            envelope = decoder.decode(frames)
+        except ProtocolError as error:
+            rejected(error)
+        else:
+            received(envelope)
+
+    return hand_on
+
+
+def handing_on_from_peers(
+    decoder: Decoder,
+    received: Callable[[bytes, Envelope], None],
+    rejected: Callable[[bytes, ProtocolError], None],
+    screen: Screen,
+) -> Callable[[bytes, Sequence[Buffer]], None]:
+    """What a Router does with the frames of a peer's message that ``screen`` lets pass, and with others."""
+
+    def hand_on(peer: bytes, frames: Sequence[Buffer]) -> None:
+        if (stopped := screen(peer, frames)) is not None:
+            rejected(peer, stopped)
+            return
+        try:
+            envelope = decoder.decode(frames)
+        except ProtocolError as error:
+            rejected(peer, error)
+        else:
+            received(peer, envelope)
+
+    return hand_on
+
+
 @dataclass(frozen=True)
 class Bounds:
     """What a Router allows its connections. Those of peers that ``knows`` does not know are strangers.

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from fedemu.protocol.codec import Buffer, Decoder
+from fedemu.protocol.codec import Buffer, Limits
 from fedemu.protocol.host.open_files import open_files
 from fedemu.protocol.transport.interface import TURN_SECONDS, ReaderLoop
 from fedemu.protocol.transport.outgoing import Outgoing
@@ -44,14 +44,13 @@ class Watch(Protocol):
     def remove_writer(self, descriptor: int, /) -> bool: ...
 
 
-def incoming_for(decoder: Decoder, kind: bytes, sock: socket.socket) -> Incoming:
-    """What cuts the bytes that come on ``sock`` into messages for ``decoder``. ``kind`` is the type of the ZeroMQ side.
+def incoming_for(limits: Limits, kind: bytes, sock: socket.socket) -> Incoming:
+    """What cuts the bytes that come on ``sock`` into messages in ``limits``. ``kind`` is the type of the ZeroMQ side.
 
     Unix sockets take sealed memory, unless this process has hardly any descriptors left for it. Then the kernel would
     drop those that come, and the connection with them; so frames are to come as bytes. The system gives the lowest free
     number to each descriptor, so that of the socket tells how many are in use.
     """
-    limits = decoder.limits
     most_bytes = max(limits.frame_bytes, limits.header_bytes)
     room = sock.fileno() + MOST_DESCRIPTORS < open_files()
     return Incoming(limits.frames + 2, most_bytes, kind, sealed=sock.family == socket.AF_UNIX and room)

@@ -16,7 +16,14 @@ from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
 from fedemu.protocol.errors import ConfigurationError, ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.seeds import integer
-from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, Screen, let_all_pass
+from fedemu.protocol.transport.interface import (
+    BOUNDLESS,
+    Bounds,
+    Screen,
+    handing_on,
+    handing_on_from_peers,
+    let_all_pass,
+)
 from fedemu.protocol.transport.link import MOST_UNDER_WAY, Faults, Link
 
 CallLater = Callable[[float, Callable[[], None]], Any]
@@ -60,7 +67,9 @@ class MemoryNetwork:
         if address in self.routers:
             raise ConfigurationError(f"cannot listen at {address}: it is in use; choose another address")
         closed = (bounds or BOUNDLESS).closed
-        router = self.routers[address] = MemoryRouter(self, address, decoder, received, rejected, screen, closed)
+        router = self.routers[address] = MemoryRouter(
+            self, address, handing_on_from_peers(decoder, received, rejected, screen), closed
+        )
         for dealer in self.waiting.pop(address, []):
             dealer.attach(router)
         return router
@@ -72,7 +81,7 @@ class MemoryNetwork:
         received: Callable[[Envelope], None],
         rejected: Callable[[ProtocolError], None],
     ) -> MemoryDealer:
-        dealer = MemoryDealer(self, address, decoder, received, rejected)
+        dealer = MemoryDealer(self, address, handing_on(decoder, received, rejected))
         router = self.routers.get(address)
         if router is None:
             self.waiting.setdefault(address, []).append(dealer)
@@ -112,10 +121,7 @@ class MemoryRouter:
         self,
         network: MemoryNetwork,
         address: str,
-        decoder: Decoder,
-        received: Callable[[bytes, Envelope], None],
-        rejected: Callable[[bytes, ProtocolError], None],
-        screen: Screen,
+        hand_on: Callable[[bytes, Sequence[Buffer]], None],
         closed: Callable[[bytes], None],
     ) -> None:
         self.address = address
@@ -123,10 +129,7 @@ class MemoryRouter:
         self.bytes_sent = 0
         self.dealers: dict[bytes, MemoryDealer] = {}
         self._network = network
-        self._decoder = decoder
-        self._received = received
-        self._rejected = rejected
-        self._screen = screen
+        self._hand_on = hand_on
         self._gone = closed
         self._closed = False
 
@@ -169,15 +172,7 @@ class MemoryRouter:
         if self._closed:
             return
         self.bytes_received += sum(map(len, frames))
-        if (stopped := self._screen(peer, frames)) is not None:
-            self._rejected(peer, stopped)
-            return
-        try:
-            envelope = self._decoder.decode(frames)
-        except ProtocolError as error:
-            self._rejected(peer, error)
-        else:
-            self._received(peer, envelope)
+        self._hand_on(peer, frames)
 
     def close(self) -> None:
         if self._closed:
@@ -199,9 +194,7 @@ class MemoryDealer:
         self,
         network: MemoryNetwork,
         address: str,
-        decoder: Decoder,
-        received: Callable[[Envelope], None],
-        rejected: Callable[[ProtocolError], None],
+        hand_on: Callable[[Sequence[Buffer]], None],
     ) -> None:
         self.bytes_received = 0
         self.bytes_sent = 0
@@ -210,9 +203,7 @@ class MemoryDealer:
         self._up = network.link()
         self._network = network
         self._address = address
-        self._decoder = decoder
-        self._received = received
-        self._rejected = rejected
+        self._hand_on = hand_on
         self._router: MemoryRouter | None = None
         self._peer = b""
         self._closed = False
@@ -254,12 +245,7 @@ class MemoryDealer:
         if self._closed:
             return
         self.bytes_received += sum(map(len, frames))
-        try:
-            envelope = self._decoder.decode(frames)
-        except ProtocolError as error:
-            self._rejected(error)
-        else:
-            self._received(envelope)
+        self._hand_on(frames)
 
 
 def _parts(message: Message | Packed, frames: Sequence[Buffer]) -> list[Buffer]:

@@ -10,14 +10,22 @@ from typing import Final
 import zmq
 
 from fedemu.protocol.addresses import require_door
-from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
+from fedemu.protocol.codec import Buffer, Decoder, Envelope, Limits, Packed, encode
 from fedemu.protocol.errors import ConfigurationError, KeyRevoked, ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.connections import Connections
 from fedemu.protocol.transport.curve import KEY_CHARACTERS, ClientKeys, KeyGate, ServerKeys
 from fedemu.protocol.transport.endpoint import NOBLOCK, Endpoint
 from fedemu.protocol.transport.handshakes import BrokenHandshakes, HandshakeWatch
-from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, ReaderLoop, Screen, let_all_pass
+from fedemu.protocol.transport.interface import (
+    BOUNDLESS,
+    Bounds,
+    ReaderLoop,
+    Screen,
+    handing_on,
+    handing_on_from_peers,
+    let_all_pass,
+)
 from fedemu.protocol.transport.sockets import (
     bound,
     connect,
@@ -76,7 +84,8 @@ class ZmqNetwork:
         broken = BrokenHandshakes() if keys is not None else None
         counted = keys is not None or bounds is not None
         connections = Connections(socket, loop, bounds, broken) if counted else None
-        router = ZmqRouter(socket, loop, decoder, received, rejected, screen, closed, keys, connections)
+        hand_on = handing_on_from_peers(decoder, received, rejected, screen)
+        router = ZmqRouter(socket, loop, decoder.limits, hand_on, rejected, closed, keys, connections)
         self._open.add(router)
         return router
 
@@ -100,7 +109,8 @@ class ZmqNetwork:
                 watch.close()
             socket.close(0)
             raise
-        dealer = ZmqDealer(socket, loop, decoder, received, rejected, self._open.discard, watch)
+        hand_on = handing_on(decoder, received, rejected)
+        dealer = ZmqDealer(socket, loop, decoder.limits, hand_on, self._open.discard, watch)
         self._open.add(dealer)
         return dealer
 
@@ -127,23 +137,21 @@ class ZmqRouter(Endpoint):
         self,
         socket: zmq.Socket[bytes],
         loop: ReaderLoop,
-        decoder: Decoder,
-        received: Callable[[bytes, Envelope], None],
+        limits: Limits,
+        hand_on: Callable[[bytes, Sequence[Buffer]], None],
         rejected: Callable[[bytes, ProtocolError], None],
-        screen: Screen,
         closed: Callable[[Endpoint], None],
         keys: ServerKeys | None,
         connections: Connections | None,
     ) -> None:
-        super().__init__(socket, loop, decoder, closed)
+        super().__init__(socket, loop, limits, closed)
         self._approved = None if keys is None else keys.approved
         self._edges = None if keys is None else keys.edges
         self._connections = connections
         self._revoked: set[bytes] = set()
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._received = received
+        self._hand_on = hand_on
         self._rejected = rejected
-        self._screen = screen
         self._full: set[bytes] = set()
 
     def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = (), again: bool = False) -> bool:
@@ -231,24 +239,13 @@ class ZmqRouter(Endpoint):
             return False
         frames, connections = self._frames(), self._connections
         is_there = connections is None or connections.heard(peer, self._first)
-        self._handle(peer, key, frames)
+        if self._approved is not None and not self._approved(key):
+            self._rejected(peer, KeyRevoked())
+        else:
+            self._hand_on(peer, frames)
         if connections is not None and not is_there:
             connections.last_heard(peer)
         return True
-
-    def _handle(self, peer: bytes, key: str, frames: Sequence[Buffer]) -> None:
-        if self._approved is not None and not self._approved(key):
-            self._rejected(peer, KeyRevoked())
-            return
-        if (stopped := self._screen(peer, frames)) is not None:
-            self._rejected(peer, stopped)
-            return
-        try:
-            envelope = self._decoder.decode(frames)
-        except ProtocolError as error:
-            self._rejected(peer, error)
-        else:
-            self._received(peer, envelope)
 
 
 class ZmqDealer(Endpoint):
@@ -258,15 +255,13 @@ class ZmqDealer(Endpoint):
         self,
         socket: zmq.Socket[bytes],
         loop: ReaderLoop,
-        decoder: Decoder,
-        received: Callable[[Envelope], None],
-        rejected: Callable[[ProtocolError], None],
+        limits: Limits,
+        hand_on: Callable[[Sequence[Buffer]], None],
         closed: Callable[[Endpoint], None],
         watch: HandshakeWatch | None,
     ) -> None:
-        super().__init__(socket, loop, decoder, closed)
-        self._received = received
-        self._rejected = rejected
+        super().__init__(socket, loop, limits, closed)
+        self._hand_on = hand_on
         self._watch = watch
 
     def send(self, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
@@ -293,11 +288,8 @@ class ZmqDealer(Endpoint):
 
     def _take(self) -> bool:
         try:
-            envelope = self._decoder.decode(self._frames())
+            frames = self._frames()
         except zmq.Again:
             return False
-        except ProtocolError as error:
-            self._rejected(error)
-        else:
-            self._received(envelope)
+        self._hand_on(frames)
         return True

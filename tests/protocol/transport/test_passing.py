@@ -223,4 +223,4 @@ def test_a_process_that_has_hardly_any_descriptors_left_takes_large_frames_as_by
     with ours, theirs:
         for room, takes in ((MOST_DESCRIPTORS, False), (MOST_DESCRIPTORS + 1, True)):
             monkeypatch.setattr(line, "open_files", lambda room=room: ours.fileno() + room)
-            assert line.incoming_for(UP, b"ROUTER", ours).offers_sealed == takes
+            assert line.incoming_for(UP.limits, b"ROUTER", ours).offers_sealed == takes
