@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedemu.coordinator.observer import Absence, Observers, RunObserver
+from fedemu.coordinator.observer import Absence, Observers
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.figures import counted, per_second, percent, span
 from fedemu.ops.terminal import can_redraw
@@ -39,16 +39,6 @@ BAR_WIDTH = 40
 JOB_BAR_WIDTH = 20
 
 
-class Display(RunObserver, Protocol):
-    """A display that lives as long as the run. Entering shows it, leaving restores the terminal."""
-
-    progress: Progress
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *raised: object) -> None: ...
-
-
 def console_of_stderr() -> Console:
     """The console on which people see a run. A file is no terminal, whatever ``FORCE_COLOR`` says: nothing is redrawn.
 
@@ -63,76 +53,37 @@ def open_display(progress: Progress, console: Console) -> Display:
     return LiveDisplay(progress, console) if console.is_interactive else PlainDisplay(progress, console)
 
 
-class PlainDisplay(Observers):
-    """Writes a line now and then, for logs and pipes."""
+class Display(Observers):
+    """A display that lives as long as the run. Entering shows it, leaving restores the terminal.
 
-    def __init__(self, progress: Progress, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
+    What it is told goes on to ``progress``. Of that it tells by lines what people have to know at once.
+    """
+
+    def __init__(self, progress: Progress, console: Console) -> None:
+        super().__init__([progress])
         self.progress = progress
         self._console = console
-        self._clock = clock
-        self._last_line = float("-inf")
-        self._enrolled = -1
-        self._absence_told: float | None = None
         self._failures: set[str] = set()
         self._given_up: str | None = None
 
     def __enter__(self) -> Self:
-        self._begin()
+        """The wait for the fleet begins now. Tell people if the run goes on where an earlier part ended."""
+        progress = self.progress
+        progress.begin()
+        if progress.resumed_at is not None:
+            before = f"{counted(progress.round, 'round')} in {span(progress.elapsed)}"
+            self._print(f"resumed at round {progress.resumed_at} of {progress.rounds}, after {before}")
         return self
 
-    def __exit__(self, *raised: object) -> None:
-        pass
-
-    def resumed(self, rows: Sequence[Row], spent: float) -> None:
-        self.progress.resumed(rows, spent)
-
-    def waiting(self, absence: Absence | None) -> None:
-        self.progress.waiting(absence)
-        line, told = self.progress.absence, self._absence_told
-        if line is None:
-            self._absence_told = None
-            connected = self.progress.states.get("connected", 0)
-            if told is not None and connected:
-                self._print(f"{counted(connected, 'device')} connected now")
-        elif told is None or self._clock() - told >= ABSENCE_LINE_SECONDS:
-            self._absence_told = self._last_line = self._clock()
-            self._print(line)
+    def __exit__(self, *raised: object) -> None: ...
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
-        self.progress.round_started(round, attempt, virtual_time, selected)
+        super().round_started(round, attempt, virtual_time, selected)
         if attempt:
             self._print(f"round {round}: too few replies, try {attempt + 1} with other devices")
 
-    def round_finished(self, row: Row) -> None:
-        self.progress.round_finished(row)
-        first = self.progress.round == (self.progress.resumed_at or 1)
-        last = self.progress.round >= self.progress.rounds
-        if first or last or self._clock() - self._last_line >= LINE_SECONDS:
-            self._last_line = self._clock()
-            self._print(round_line(self.progress))
-
-    def fleet(self, counts: Mapping[str, int]) -> None:
-        self.progress.fleet(counts)
-        enrolled = counts.get("enrolled", 0)
-        if (
-            not self.progress.running
-            and enrolled != self._enrolled
-            and (enrolled >= self.progress.devices or self._clock() - self._last_line >= LINE_SECONDS)
-        ):
-            self._enrolled = enrolled
-            self._last_line = self._clock()
-            self._print(f"devices enrolled {enrolled}/{self.progress.devices}")
-
-    def server_job(self, name: str, round: int, step: int, steps: int) -> None:
-        self.progress.server_job(name, round, step, steps)
-        job, line = self.progress.job, self.progress.job_line
-        if job and line and self._clock() - max(job.began, self._last_line) >= JOB_LINE_SECONDS:
-            self._last_line = self._clock()
-            self._print(line)
-
     def event(self, name: str, **fields: Any) -> None:
-        self.progress.event(name)
+        super().event(name, **fields)
         if name == "failure":
             self._tell_failure(fields["device"], fields["detail"] or fields["reason"])
         if name == "pictures_failed":
@@ -149,14 +100,6 @@ class PlainDisplay(Observers):
             self._tell_unread(**fields)
         if name == "own_states_lost":
             self._print(f"{counted(fields['devices'], 'device')} lost their own states and begin anew")
-
-    def _begin(self) -> None:
-        """The wait for the fleet begins now. Tell people if the run goes on where an earlier part ended."""
-        progress = self.progress
-        progress.begin()
-        if progress.resumed_at is not None:
-            before = f"{counted(progress.round, 'round')} in {span(progress.elapsed)}"
-            self._print(f"resumed at round {progress.resumed_at} of {progress.rounds}, after {before}")
 
     def _tell_failure(self, device: int, reason: str) -> None:
         """Say why a device failed, once for each of the first few reasons."""
@@ -188,7 +131,57 @@ class PlainDisplay(Observers):
         self._console.print(shown, highlight=False, markup=False, soft_wrap=True)
 
 
-class LiveDisplay(PlainDisplay):
+class PlainDisplay(Display):
+    """Writes a line now and then, for logs and pipes."""
+
+    def __init__(self, progress: Progress, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(progress, console)
+        self._clock = clock
+        self._last_line = float("-inf")
+        self._enrolled = -1
+        self._absence_told: float | None = None
+
+    def waiting(self, absence: Absence | None) -> None:
+        super().waiting(absence)
+        line, told = self.progress.absence, self._absence_told
+        if line is None:
+            self._absence_told = None
+            connected = self.progress.states.get("connected", 0)
+            if told is not None and connected:
+                self._print(f"{counted(connected, 'device')} connected now")
+        elif told is None or self._clock() - told >= ABSENCE_LINE_SECONDS:
+            self._absence_told = self._last_line = self._clock()
+            self._print(line)
+
+    def round_finished(self, row: Row) -> None:
+        super().round_finished(row)
+        first = self.progress.round == (self.progress.resumed_at or 1)
+        last = self.progress.round >= self.progress.rounds
+        if first or last or self._clock() - self._last_line >= LINE_SECONDS:
+            self._last_line = self._clock()
+            self._print(round_line(self.progress))
+
+    def fleet(self, counts: Mapping[str, int]) -> None:
+        super().fleet(counts)
+        enrolled = counts.get("enrolled", 0)
+        if (
+            not self.progress.running
+            and enrolled != self._enrolled
+            and (enrolled >= self.progress.devices or self._clock() - self._last_line >= LINE_SECONDS)
+        ):
+            self._enrolled = enrolled
+            self._last_line = self._clock()
+            self._print(f"devices enrolled {enrolled}/{self.progress.devices}")
+
+    def server_job(self, name: str, round: int, step: int, steps: int) -> None:
+        super().server_job(name, round, step, steps)
+        job, line = self.progress.job, self.progress.job_line
+        if job and line and self._clock() - max(job.began, self._last_line) >= JOB_LINE_SECONDS:
+            self._last_line = self._clock()
+            self._print(line)
+
+
+class LiveDisplay(Display):
     """Draws a picture in place, a few times a second. The last picture stays."""
 
     def __init__(self, progress: Progress, console: Console) -> None:
@@ -202,24 +195,12 @@ class LiveDisplay(PlainDisplay):
         )
 
     def __enter__(self) -> Self:
-        self._begin()
+        super().__enter__()
         self._live.start()
         return self
 
     def __exit__(self, *raised: object) -> None:
         self._live.stop()
-
-    def round_finished(self, row: Row) -> None:
-        self.progress.round_finished(row)
-
-    def fleet(self, counts: Mapping[str, int]) -> None:
-        self.progress.fleet(counts)
-
-    def waiting(self, absence: Absence | None) -> None:
-        self.progress.waiting(absence)
-
-    def server_job(self, name: str, round: int, step: int, steps: int) -> None:
-        self.progress.server_job(name, round, step, steps)
 
 
 def round_line(progress: Progress) -> str:

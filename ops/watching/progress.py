@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from fedemu.coordinator.observer import Absence
+from fedemu.coordinator.observer import Absence, Observers
 from fedemu.coordinator.record.row import Row, updates_per_second
 from fedemu.ops.figures import counted, decimal, span
 
@@ -56,8 +57,8 @@ class JobProgress:
 
 
 @dataclass
-class Progress:
-    """How far a run is. The methods are those of a ``RunObserver``.
+class Progress(Observers):
+    """How far a run is, by what it is told as an observer.
 
     ``clock`` gives real seconds, monotonic. ``virtual`` says whether the experiment has a clock of its own.
     """
@@ -90,6 +91,7 @@ class Progress:
     """The command that brings devices, empty if somebody else starts them."""
 
     def __post_init__(self) -> None:
+        super().__init__()
         self.began = self.clock()
         self._spent_before = 0.0
         self._finished: deque[float] = deque(maxlen=WINDOW + 1)
@@ -100,35 +102,29 @@ class Progress:
         self.began = self.clock()
 
     def resumed(self, rows: Sequence[Row], spent: float) -> None:
-        """The run goes on after these rounds, for which ``spent`` real seconds went by."""
         for row in rows:
             self._count(row)
         self.resumed_at = self.round + 1
         self._spent_before = spent
 
     def waiting(self, absence: Absence | None) -> None:
-        """The coordinator lacks devices, or it does not."""
         self._absence = None if absence is None else (absence, self.clock())
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
-        """An attempt at a round begins."""
         self.running = True
         self.virtual_time = virtual_time
 
     def server_job(self, name: str, round: int, step: int, steps: int) -> None:
-        """``step`` of at most ``steps`` steps of a server job are done."""
         self.running = True
         if self.job is None or (self.job.name, self.job.round) != (name, round) or step < self.job.step:
             self.job = JobProgress(name, round, steps, self.clock())
         self.job.stepped(step, self.clock())
 
-    def event(self, name: str) -> None:
-        """An event was recorded. The one named ``server_job`` ends the job."""
-        if name == "server_job":
+    def event(self, name: str, **fields: Any) -> None:
+        if name == "server_job":  # the job has ended
             self.job = None
 
     def round_finished(self, row: Row) -> None:
-        """A round is over. Accuracy and loss stay as they are if it was not evaluated."""
         self._count(row)
         self._absence = None
         self._finished.append(self.clock())
@@ -137,7 +133,7 @@ class Progress:
         self.round = row.round
         # The next round may have begun.
         self.virtual_time = max(self.virtual_time, row.virtual_time or 0.0)
-        if row.accuracy is not None:
+        if row.accuracy is not None:  # otherwise it was not evaluated
             self.accuracy, self.loss, self.perplexity = row.accuracy, row.loss, row.perplexity
             self.best = max(self.best or 0.0, row.accuracy)
         self.period = row.task or 0
@@ -147,7 +143,6 @@ class Progress:
         self.last_row = row
 
     def fleet(self, counts: Mapping[str, int]) -> None:
-        """The number of devices by state has changed."""
         self.states = dict(counts)
 
     @property
