@@ -129,39 +129,19 @@ _draws: ContextVar[Draws | None] = ContextVar("_draws", default=None)
 
 
 def _dropout(draws: Draws, input: Tensor, p: float, train: bool) -> Tensor:
-    noise = _dropout_noise(draws, input, p, train, input.shape)
-    return input if noise is None else input * noise
-
-
-def _dropout_(draws: Draws, input: Tensor, p: float, train: bool) -> Tensor:
-    noise = _dropout_noise(draws, input, p, train, input.shape)
-    return input if noise is None else input.mul_(noise)
+    return _dropped(draws, input, p, train, input.shape)
 
 
 def _feature_dropout(draws: Draws, input: Tensor, p: float, train: bool) -> Tensor:
-    noise = _dropout_noise(draws, input, p, train, _features(input))
-    return input if noise is None else input * noise
-
-
-def _feature_dropout_(draws: Draws, input: Tensor, p: float, train: bool) -> Tensor:
-    noise = _dropout_noise(draws, input, p, train, _features(input))
-    return input if noise is None else input.mul_(noise)
+    return _dropped(draws, input, p, train, _features(input))
 
 
 def _alpha_dropout(draws: Draws, input: Tensor, p: float, train: bool) -> Tensor:
     return _alpha(draws, input, p, train, input.shape)
 
 
-def _alpha_dropout_(draws: Draws, input: Tensor, p: float, train: bool) -> Tensor:
-    return _written(input, _alpha(draws, input, p, train, input.shape))
-
-
 def _feature_alpha_dropout(draws: Draws, input: Tensor, p: float, train: bool) -> Tensor:
     return _alpha(draws, input, p, train, _features(input))
-
-
-def _feature_alpha_dropout_(draws: Draws, input: Tensor, p: float, train: bool) -> Tensor:
-    return _written(input, _alpha(draws, input, p, train, _features(input)))
 
 
 def _native_dropout(draws: Draws, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
@@ -174,10 +154,10 @@ def _features(input: Tensor) -> list[int]:
     return [*input.shape[:2], *(1 for _ in input.shape[2:])]
 
 
-def _dropout_noise(draws: Draws, input: Tensor, p: float, train: bool, shape: Sequence[int]) -> Tensor | None:
-    """What the input is multiplied by. None if nothing is dropped."""
+def _dropped(draws: Draws, input: Tensor, p: float, train: bool, shape: Sequence[int]) -> Tensor:
+    """Dropout. The input itself if nothing is dropped."""
     _check_probability(p)
-    return draws.kept(input, p, shape) if train and p else None
+    return input * draws.kept(input, p, shape) if train and p else input
 
 
 def _alpha(draws: Draws, input: Tensor, p: float, train: bool, shape: Sequence[int]) -> Tensor:
@@ -212,12 +192,8 @@ def _rrelu(
     return torch.where(input >= 0, input, input * slope)
 
 
-def _rrelu_(draws: Draws, input: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
-    return _written(input, _rrelu(draws, input, *arguments, **keywords))
-
-
 def _filled(values: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A method that writes ``values`` over a tensor."""
+    """A function that writes ``values`` over a tensor."""
 
     def method(draws: Draws, tensor: Tensor, *arguments: Any, generator: object = None, **keywords: Any) -> Tensor:
         return _written(tensor, values(draws, tensor, *arguments, **keywords))
@@ -226,7 +202,7 @@ def _filled(values: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _written(tensor: Tensor, values: Tensor) -> Tensor:
-    return tensor.copy_(values)
+    return tensor if values is tensor else tensor.copy_(values)
 
 
 def _like(values: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -385,16 +361,16 @@ def _as_strided(draws: Draws, tensor: Tensor, *arguments: Any, **keywords: Any) 
 
 _REPLACED: Final[dict[Any, Callable[..., Any]]] = {
     torch.dropout: _dropout,
-    torch.dropout_: _dropout_,
+    torch.dropout_: _filled(_dropout),
     torch.feature_dropout: _feature_dropout,
-    torch.feature_dropout_: _feature_dropout_,
+    torch.feature_dropout_: _filled(_feature_dropout),
     torch.alpha_dropout: _alpha_dropout,
-    torch.alpha_dropout_: _alpha_dropout_,
+    torch.alpha_dropout_: _filled(_alpha_dropout),
     torch.feature_alpha_dropout: _feature_alpha_dropout,
-    torch.feature_alpha_dropout_: _feature_alpha_dropout_,
+    torch.feature_alpha_dropout_: _filled(_feature_alpha_dropout),
     torch.native_dropout: _native_dropout,
     torch.rrelu: _rrelu,
-    torch.rrelu_: _rrelu_,
+    torch.rrelu_: _filled(_rrelu),
     torch.rand: _sized(_rand),
     torch.randn: _sized(_randn),
     torch.randint: _sized(_randint, torch.int64, before=2),

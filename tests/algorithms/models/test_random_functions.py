@@ -95,6 +95,16 @@ def test_a_draw_writes_in_place_where_torch_does() -> None:
     assert float(values.std()) == pytest.approx(3.0, abs=0.1)
 
 
+@pytest.mark.parametrize("name", ["dropout", "dropout2d", "alpha_dropout", "feature_alpha_dropout", "rrelu"])
+def test_what_a_function_writes_in_place_is_what_it_returns_otherwise(name: str) -> None:
+    function: Callable[..., Tensor] = getattr(functional, name)
+    x = torch.randn(2, 50, 3, 3, generator=torch.Generator().manual_seed(0))
+    expected = drawn(lambda: function(x, training=True))
+    assert not torch.equal(expected, x)
+    assert drawn(lambda: function(x, training=True, inplace=True)) is x
+    assert torch.equal(x, expected)
+
+
 @pytest.mark.parametrize(
     "draw",
     [
