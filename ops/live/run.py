@@ -63,9 +63,8 @@ class LiveRun:
         self._begin()
 
     def _begin(self) -> None:
-        self._metrics = Tail(self.directory / "metrics.jsonl", is_row)
-        self._events = Tail(self.directory / "events.jsonl", is_event)
-        self._asks = Tail(self.directory / "asks.jsonl", is_ask)
+        forms = {"metrics": is_row, "events": is_event, "asks": is_ask}
+        self._logs = {log: Tail(self.directory / f"{log}.jsonl", form) for log, form in forms.items()}
         self._unread: Counter[str] = Counter()
         self.devices = Devices(self.experiment.fleet.devices, self.experiment.clock.kind == "virtual")
         self._rows = Rows()
@@ -75,7 +74,6 @@ class LiveRun:
         """How often each event came in the whole run."""
         self._asked: deque[dict[str, Any]] = deque(maxlen=KEPT_ASKS)
         self._status: dict[str, Any] = {}
-        self._job: dict[str, Any] | None = None
         self._summary: tuple[float, dict[str, Any]] | None = None
 
     def look(self) -> None:
@@ -83,40 +81,41 @@ class LiveRun:
         or if very many rows have come at once.
         """
         self._mark()
-        metrics, events, asks = self._metrics.look(), self._events.look(), self._asks.look()
+        looks = {log: tail.look() for log, tail in self._logs.items()}
         frozen_at = self._changed(CONFIG)
-        anew = metrics.anew or events.anew or asks.anew or frozen_at not in (None, self._frozen_at)
+        anew = any(look.anew for look in looks.values()) or frozen_at not in (None, self._frozen_at)
         if anew:
             frozen, self._frozen_at = self.devices.frozen, frozen_at
             with suppress(Exception):  # a folder that is gone keeps its last experiment
                 self.experiment = read_frozen(self.directory)
             self._begin()
             self.devices.frozen = frozen
-            metrics, events, asks = self._metrics.look(), self._events.look(), self._asks.look()
-        self.is_behind = metrics.full or events.full or asks.full
+            looks = {log: tail.look() for log, tail in self._logs.items()}
+        self.is_behind = any(look.full for look in looks.values())
         described_at = self._changed(DATA)
         if described_at not in (None, self._described_at):
             self._described_at, self.class_names = described_at, read_class_names(self.directory)[:MOST_NAMES]
             anew = True
-        self._unread.update({"metrics": metrics.unread, "events": events.unread, "asks": asks.unread})
+        self._unread.update({log: look.unread for log, look in looks.items()})
+        rows, events, asks = (look.lines for look in looks.values())
         message: dict[str, Any] = {}
-        if rows := [self._rows.add(line) for line in metrics.lines]:
+        if rows := [self._rows.add(line) for line in rows]:
             message["rows"] = rows
             anew = anew or len(rows) > MOST_POINTS
-        for event in events.lines:
+        for event in events:
             self.devices.happened(event)
             self._counted += 1
             self._kinds[event["event"]] += 1
             self._log.append({"n": self._counted, **event})
-        if events.lines:
-            message["events"] = list(self._log)[-len(events.lines) :]
+        if events:
+            message["events"] = list(self._log)[-len(events) :]
             message["kinds"] = dict(self._kinds)
-        for ask in asks.lines:
+        for ask in asks:
             self.devices.asked(ask)
             self._asked.append(_shortened(ask))
-        if asks.lines:
-            message["asks"] = list(self._asked)[-len(asks.lines) :]
-            message["visited"] = [device for ask in asks.lines for device in ask.get("devices") or ()]
+        if asks:
+            message["asks"] = list(self._asked)[-len(asks) :]
+            message["visited"] = [device for ask in asks for device in ask.get("devices") or ()]
         self.devices.reached(float(self._rows.last.get("virtual_time") or 0.0))
         feed = self._feed()
         self.machine.look(self.coordinator)
