@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fedemu.ops.bench.measuring.measure import Effort, Figure, Tell
 
@@ -65,15 +65,6 @@ class Study(Protocol):
 
     def table(self) -> dict[str, Any]:
         """The study for JSON."""
-        ...
-
-
-@runtime_checkable
-class Keeping(Protocol):
-    """A study with files that somebody asked for."""
-
-    def keep(self) -> None:
-        """Write them. Raises FedemuError if the disk does not take one."""
         ...
 
 

@@ -12,7 +12,7 @@ import typer
 
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
 from fedemu.ops.bench.measuring.measure import QUICK, Effort, Figure, Spread
-from fedemu.ops.bench.subjects import STUDIES, SUBJECTS, Keeping, Study, Wishes
+from fedemu.ops.bench.subjects import STUDIES, SUBJECTS, Study, Wishes
 from fedemu.ops.cli.shell.guarded import guarded
 from fedemu.ops.cli.shell.options import Format, FormatOption, given
 from fedemu.ops.running.portable import start_again_with
@@ -122,9 +122,6 @@ def bench(
                 if name in STUDIES:
                     for study in STUDIES[name](effort, wishes, tell):
                         studies[name] = study
-                    made = studies[name]
-                    if isinstance(made, Keeping):
-                        made.keep()
                 else:
                     figures.extend(SUBJECTS[name](effort, tell))
         complete = True

@@ -88,11 +88,6 @@ class Growth:
         """The files of the plot."""
         return files(self.folder) if self.folder else ()
 
-    def keep(self) -> None:
-        """Draw the plot if it is wanted. Raises FedemuError if the disk does not take it."""
-        if self.folder:
-            draw(self.curves, self.folder)
-
     def table(self) -> dict[str, Any]:
         """The curves for JSON."""
         curves = [asdict(each) | {"slope": each.slope, "last_slope": each.last_slope} for each in self.curves]
@@ -114,8 +109,9 @@ class Growth:
 def grow(effort: Effort, folder: Path | None, tell: Tell, axes: Sequence[Axis] = AXES) -> Iterator[Growth]:
     """Measure all points. The curves as they grow, each from its second point on.
 
-    ``folder`` is made ready for their plot, as a PNG and an SVG, if there is one. With less effort only the points of a
-    tenth of the largest size and less are measured.
+    If there is a ``folder``, it is made ready for their plot, which is drawn at the end as a PNG and an SVG. With less
+    effort only the points of a tenth of the largest size and less are measured. Raises FedemuError if the disk does not
+    take the plot.
     """
     if folder:
         make_ready(folder)
@@ -131,6 +127,8 @@ def grow(effort: Effort, folder: Path | None, tell: Tell, axes: Sequence[Axis] =
             if len(points) > 1:
                 yield Growth((*curves, curve), folder)
         curves.append(curve)
+    if folder:
+        draw(curves, folder)
 
 
 def _measured(settings: Sequence[str], effort: Effort) -> Sample:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from fedemu.ops.bench.growth.curve import Curve, Point
 from fedemu.ops.bench.growth.growth import Growth
+from fedemu.ops.bench.growth.plot import draw
 from fedemu.ops.bench.measuring.measure import Effort, Figure, Sample, Tell, cost, rate
 from fedemu.ops.bench.measuring.worker import BenchmarkError
 from fedemu.ops.bench.subjects import Wishes
@@ -69,9 +70,12 @@ def test_an_unknown_subject_is_refused_before_anything_is_measured() -> None:
 def test_a_study_whose_files_the_disk_does_not_take_is_shown_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files_end_at: Any
 ) -> None:
-    curve = Curve("devices", ("10", "20"), (Point(10, 1.0, 1.0), Point(20, 1.0, 2.0)))
-    made = Growth((curve,), tmp_path)
-    monkeypatch.setattr(bench, "STUDIES", {"growth": lambda effort, wishes, tell: iter([made])})
+    def grow(effort: Effort, wishes: Wishes, tell: Tell) -> Iterator[Growth]:
+        curve = Curve("devices", ("10", "20"), (Point(10, 1.0, 1.0), Point(20, 1.0, 2.0)))
+        yield Growth((curve,), tmp_path)
+        draw([curve], tmp_path)
+
+    monkeypatch.setattr(bench, "STUDIES", {"growth": grow})
     with files_end_at(100):
         result = CliRunner().invoke(app, ["bench", "growth", "--plots", str(tmp_path)])
     assert result.exit_code == 5

@@ -69,10 +69,13 @@ def test_a_folder_that_takes_no_plot_is_told_before_anything_is_measured(tmp_pat
     assert told == []
 
 
-def test_the_plot_is_drawn_as_png_and_svg(tmp_path: Path) -> None:
-    assert [*growth.grow(QUICK, tmp_path / "new" / "plots", lambda line: None, [])] == []
-    made = Growth((SQUARE, SQUARE), tmp_path / "new" / "plots")
-    made.keep()
-    png, svg = made.plots
+def test_the_plot_is_drawn_as_png_and_svg_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = {"a": 1.0, "b": 10.0, "c": 1000.0}
+    monkeypatch.setattr(growth, "_measured", lambda settings, effort: Sample(1.0, 1.0, cpu[settings[0]]))
+    axis = Axis("devices", (10, 100, 1000), {10: ("a",), 100: ("b",), 1000: ("c",)})
+    growing = growth.grow(Effort(), tmp_path / "new" / "plots", lambda line: None, [axis])
+    grown = [(made.plots, [plot.exists() for plot in made.plots]) for made in growing]
+    assert [there for _, there in grown] == [[False, False], [False, False]]
+    png, svg = grown[-1][0]
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "slope 1.50, at the end 2.00" in svg.read_text()
