@@ -39,6 +39,11 @@ class AtEdges:
         self._losses: dict[DeviceId, tuple[float, int]] = {}
         """When a reply of a device was lost first, and how often replies were."""
 
+    @property
+    def wanted(self) -> bool:
+        """Whether edges are to keep replies to this ask."""
+        return self._branches.gather is not None
+
     def welcome(self, stations: Iterable[bytes]) -> None:
         """Tell edges of the ask."""
         self._branches.welcome(stations)

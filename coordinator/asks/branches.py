@@ -35,14 +35,16 @@ class _Asked:
 
 @dataclass
 class Branches(Generic[Kept]):
-    """What edges keep for ``gather``. ``send`` sends a message on an edge's connection.
+    """What edges keep for ``gather``, which tells them of the ask. None: they are not told, and keep nothing.
+
+    ``send`` sends a message on an edge's connection.
 
     A ``Kept`` is what the coordinator itself keeps of a reply. An edge that has not sent its sum is asked again after
     ``resend`` seconds, and then ever later, but not while ``is_sending`` says that something long comes from it. Times
     are monotonic.
     """
 
-    gather: edge.Gather
+    gather: edge.Gather | None
     send: Callable[[bytes, Message], object]
     resend: float
     is_sending: Callable[[bytes], bool] = lambda station: False
@@ -53,8 +55,9 @@ class Branches(Generic[Kept]):
 
     def welcome(self, stations: Iterable[bytes]) -> None:
         """Tell edges of the ask."""
-        for station in stations:
-            self.send(station, self.gather)
+        if self.gather is not None:
+            for station in stations:
+                self.send(station, self.gather)
 
     def keep(self, device: DeviceId, station: bytes, kept: Kept) -> None:
         """An edge keeps the reply of a device."""
@@ -78,7 +81,8 @@ class Branches(Generic[Kept]):
 
     def collect(self, running: Collection[DeviceId], now: float) -> None:
         """Ask for the sums if every device that still has to reply has a reply that is kept."""
-        if len(self._kept) < len(running) or any(device not in self._kept for device in running):
+        here = len(self._kept) >= len(running) and all(device in self._kept for device in running)
+        if self.gather is None or not here:
             return
         at: dict[bytes, list[int]] = {}
         for device in running:

@@ -47,9 +47,9 @@ class Exchange:
         observers: Observers,
         apart: Apart,
         folding: Folding,
-        branches: Branches[Contribution] | None,
+        branches: Branches[Contribution],
     ) -> None:
-        """``folding`` gets what is accepted. With ``branches`` edges keep the replies; None if each comes by itself.
+        """``folding`` gets what is accepted, and ``branches`` are what edges keep of it.
 
         ``refused`` is told the reason for which a reply cannot be used.
         """
@@ -71,9 +71,7 @@ class Exchange:
         self._refused = refused
         self._observers = observers
         self._folding = folding
-        self._at_edges: AtEdges | None = None
-        if branches is not None:
-            self._at_edges = AtEdges(machine, branches, folding, self._accept, self._perform, self._told)
+        self._at_edges = AtEdges(machine, branches, folding, self._accept, self._perform, self._told)
         self._works: dict[DeviceId, Work] = {}
         self._stateless: set[DeviceId] = set()
         self._unwilling: set[DeviceId] = set()
@@ -90,8 +88,7 @@ class Exchange:
         for device in self.machine.terms.cohort:
             self._works[device] = self._work(device)
         self._roster.keepers.clear()
-        if self._at_edges is not None:
-            self._at_edges.welcome(self._roster.stations)
+        self._at_edges.welcome(self._roster.stations)
         self._perform(self.machine.open(now))
 
     def receive(
@@ -128,7 +125,7 @@ class Exchange:
             case Failed() | Declined() if self._may_fail(device):
                 self._unwilling.add(device)
                 self._failed(device, message, now)
-        self._collect(now)
+        self._at_edges.collect(now)
 
     def held(self, device: DeviceId, message: Held, station: bytes, now: float) -> None:
         """An edge keeps the result of a device, or says that it cannot be used."""
@@ -138,7 +135,7 @@ class Exchange:
         verdict = self.machine.verdicts.get(device)
         if verdict is not None:
             self._send(device, Duplicate(ask=self.text, verdict=verdict), ())
-        elif device not in self._works or self._at_edges is None:
+        elif device not in self._works or not self._at_edges.wanted:
             self._send(device, Late(ask=self.text), ())
         elif self.machine.expects(device) and not self._at_edges.has(device):
             found = counted(self.parts, device, message)
@@ -151,28 +148,19 @@ class Exchange:
 
     def station_joined(self, station: bytes) -> None:
         """An edge has come."""
-        if self._at_edges is not None:
-            self._at_edges.welcome([station])
+        self._at_edges.welcome([station])
 
     def station_left(self, station: bytes, now: float) -> None:
-        """An edge is gone."""
-        if (at_edges := self._at_edges) is not None:
-            self._turns.take(lambda: at_edges.lose(station, now))
+        """A peer is gone, which may be an edge."""
+        self._turns.take(lambda: self._at_edges.lose(station, now))
 
     def partial(self, station: bytes, message: Partial, frames: Sequence[memoryview], now: float) -> None:
         """An edge has sent the sum of what it was asked for."""
-        if (at_edges := self._at_edges) is not None and message.epoch == self.parts.epoch:
-            self._turns.take(lambda: at_edges.merge(station, message, frames, now))
+        if message.epoch == self.parts.epoch:
+            self._turns.take(lambda: self._at_edges.merge(station, message, frames, now))
 
     def _may_fail(self, device: DeviceId) -> bool:
-        return self.machine.pending(device) and device not in self._unwilling and not self._is_kept(device)
-
-    def _is_kept(self, device: DeviceId) -> bool:
-        return self._at_edges is not None and self._at_edges.has(device)
-
-    def _collect(self, now: float) -> None:
-        if self._at_edges is not None:
-            self._at_edges.collect(now)
+        return self.machine.pending(device) and device not in self._unwilling and not self._at_edges.has(device)
 
     def _accept(self, device: DeviceId, contribution: Contribution, now: float) -> None:
         self._contributions[device] = contribution
@@ -200,7 +188,7 @@ class Exchange:
         """Time passed: unanswered messages are sent again, and devices are given up, unless events wait."""
         if not self._turns.busy:
             self._perform(self.machine.tick(now))
-            self._collect(now)
+            self._at_edges.collect(now)
 
     @property
     def bytes_up(self) -> int:
@@ -235,7 +223,7 @@ class Exchange:
     def discard(self) -> None:
         """Free the memory and the files of the payloads, and break the references that would keep this exchange."""
         self._turns.close()
-        self._at_edges = None
+        del self._at_edges
         for contribution in self._contributions.values():
             if contribution.payload is not None:
                 contribution.payload.discard()
@@ -246,8 +234,7 @@ class Exchange:
 
     def _stalled(self, seconds: float) -> None:
         self.machine.stalled(seconds)
-        if self._at_edges is not None:
-            self._at_edges.stalled(seconds)
+        self._at_edges.stalled(seconds)
 
     def _fail(self, error: Exception) -> None:
         fail(self.closed, error)

@@ -120,7 +120,9 @@ class Asking:
         kind: type[AskMachine] = VirtualAsk if settings.clock == "virtual" else WallAsk
         machine = kind(terms, service.roster.connected)
         folding = Folding(ask.reduce, parts.template.leaves, compute, keeps)
-        branches = self._branches(parts, ask, tally) if settings.clock == "virtual" else None
+        branches = Branches[Contribution](
+            self._gather(parts, ask, tally), service.send, settings.heartbeat_seconds, service.is_sending
+        )
         exchange = Exchange(
             parts, machine, service.roster, service.tell, service.reception.screening.refused, self._observers,
             compute, folding, branches,
@@ -140,9 +142,9 @@ class Asking:
             folding.close()
             exchange.discard()
 
-    def _branches(self, parts: AskParts, ask: Ask, tally: Tally) -> Branches[Contribution] | None:
-        """What edges may keep: the replies of an ask whose sums alone are wanted. None if each reply has to come."""
-        if tally.diagnosis is not None or not ask.reduce:
+    def _gather(self, parts: AskParts, ask: Ask, tally: Tally) -> Gather | None:
+        """What edges are told of an ask whose sums alone are wanted. None if each reply has to come."""
+        if self._settings.clock != "virtual" or tally.diagnosis is not None or not ask.reduce:
             return None
         reducers = []
         for key, reducer in ask.reduce.items():
@@ -150,7 +152,7 @@ class Asking:
                 return None
             reducers.append((key, reducer.kind, reducer.key or key))
         leaves = parts.template.leaves.items()
-        gather = Gather(
+        return Gather(
             ask=str(parts.ask),
             epoch=parts.epoch,
             leaves=tuple(TensorSpec(name=name, dtype=leaf.dtype, shape=leaf.shape) for name, leaf in leaves),  # type: ignore[arg-type]
@@ -159,7 +161,6 @@ class Asking:
             # The connection of an edge may be in the middle of another message, too.
             most_bytes=min(self._settings.payload_bytes, most_unfinished(parts.template.bytes) - SPARE_UNFINISHED // 2),
         )
-        return Branches(gather, self._service.send, self._settings.heartbeat_seconds, self._service.is_sending)
 
     @contextmanager
     def _waiting(self, tally: Tally) -> Iterator[None]:

@@ -88,8 +88,9 @@ class Play:
         self.folding = Folding({"model": total}, template.leaves, apart)
         observers = Observers([self])  # type: ignore[list-item]
         self.exchange = Exchange(
-            parts, machine, self.roster, self._send, self.refused, observers, apart, self.folding, edges
-        )
+            parts, machine, self.roster, self._send, self.refused, observers, apart, self.folding,
+            edges or Branches[Any](None, self._send, 2.0),
+        )  # fmt: skip
         self.exchange.start(0.0)
         self.sent.clear()
 
@@ -445,6 +446,23 @@ async def test_a_device_whose_reply_an_edge_had_is_not_lost_with_it(tmp_path: Pa
     assert play.roster.columns.lost.tolist() == [False, True, False, False]
     assert play.exchange.bytes_up == 0
 
+
+
+async def test_edges_are_not_told_of_an_ask_that_wants_each_reply_by_itself_and_one_that_keeps_a_reply_is_late(
+    tmp_path: Path, thread: Thread
+) -> None:
+    told: list[Any] = []
+    alone = Branches[Any](None, lambda station, message: told.append(message), 2.0)
+    play = Play(tmp_path, SMALL, thread, edges=alone, stations=[b"edge"])
+    play.exchange.station_joined(b"other")
+    play.exchange.held(DEVICES[0], edge.Held(ask=str(ASK), examples=3, steps=1, metrics={}), b"edge", 1.0)
+    play.exchange.station_left(b"edge", 2.0)
+    for device in DEVICES[:2]:
+        play.reply(device, 3.0)
+    await settle(play)
+    assert play.sent[0] == (DEVICES[0], "late")
+    assert play.verdicts[DEVICES[0]] == "accepted"
+    assert told == []
 
 async def test_the_bytes_of_a_reply_count_once_if_an_edge_has_it_and_it_comes_from_the_device(
     tmp_path: Path, thread: Thread
