@@ -447,7 +447,6 @@ async def test_a_device_whose_reply_an_edge_had_is_not_lost_with_it(tmp_path: Pa
     assert play.exchange.bytes_up == 0
 
 
-
 async def test_edges_are_not_told_of_an_ask_that_wants_each_reply_by_itself_and_one_that_keeps_a_reply_is_late(
     tmp_path: Path, thread: Thread
 ) -> None:
@@ -463,6 +462,7 @@ async def test_edges_are_not_told_of_an_ask_that_wants_each_reply_by_itself_and_
     assert play.sent[0] == (DEVICES[0], "late")
     assert play.verdicts[DEVICES[0]] == "accepted"
     assert told == []
+
 
 async def test_the_bytes_of_a_reply_count_once_if_an_edge_has_it_and_it_comes_from_the_device(
     tmp_path: Path, thread: Thread
