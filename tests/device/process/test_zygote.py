@@ -86,9 +86,7 @@ MakeNursery = Callable[..., Coroutine[Any, Any, Nursery]]
 
 
 @pytest.fixture
-async def nursery(
-    tmp_path: Path, toy_stream: Callable[[int], bytes], family: Family
-) -> AsyncIterator[MakeNursery]:
+async def nursery(tmp_path: Path, toy_stream: Callable[[int], bytes], family: Family) -> AsyncIterator[MakeNursery]:
     """Makes nurseries. At the end none of their processes may live."""
     made: list[Nursery] = []
 
@@ -124,9 +122,7 @@ async def test_several_devices_share_a_process(nursery: MakeNursery, until: Unti
     assert len(place.processes) == len(place.processes._pids) == 3
 
 
-async def test_a_killed_process_is_reported_at_once_and_started_again(
-    nursery: MakeNursery, until: Until
-) -> None:
+async def test_a_killed_process_is_reported_at_once_and_started_again(nursery: MakeNursery, until: Until) -> None:
     place = await nursery()
     await place.processes.prepare()
     place.processes.launch()
@@ -157,9 +153,7 @@ async def test_no_process_outlives_a_killed_zygote_and_all_are_started_again(
     assert sorted(device for device, _ in place.deaths) == list(range(DEVICES))
 
 
-async def test_a_zygote_that_is_killed_while_it_starts_is_started_again(
-    nursery: MakeNursery, until: Until
-) -> None:
+async def test_a_zygote_that_is_killed_while_it_starts_is_started_again(nursery: MakeNursery, until: Until) -> None:
     place = await nursery()
     ready = asyncio.ensure_future(place.processes.prepare())
     for _ in range(2):
@@ -266,9 +260,7 @@ async def test_a_machine_whose_limit_of_processes_stays_reached_says_so(
     )
 
 
-async def test_everything_ends_when_the_pipe_closes(
-    nursery: MakeNursery, until: Until, family: Family
-) -> None:
+async def test_everything_ends_when_the_pipe_closes(nursery: MakeNursery, until: Until, family: Family) -> None:
     place = await nursery()
     await place.processes.prepare()
     place.processes.launch()
