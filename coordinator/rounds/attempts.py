@@ -18,6 +18,7 @@ from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.rounds.asking import Asking, TooFewReplies
 from fedemu.coordinator.rounds.numerics import Numerics
 from fedemu.coordinator.rounds.server_job import run_server_job
+from fedemu.coordinator.rounds.server_job_worker import Place
 from fedemu.coordinator.rounds.shortfall import Shortfall
 from fedemu.coordinator.rounds.tally import Tally
 from fedemu.coordinator.service.service import Service
@@ -132,7 +133,9 @@ class Attempts(Generic[S]):
                         # Before the first reply every attempt computes the same, so one result serves them all.
                         shared = attempt if heard else 0
                         basis = await self._numerics.compute(self._basis, state, heard)
-                        answer = await self._run_job(request, context.round, shared, position, basis, tally)
+                        seed = self._settings.seed
+                        place = Place(self._checkpoint, context.round, shared, position, seed, basis)
+                        answer = await self._run_job(request, place, tally)
                     case _:
                         inner = isinstance(request, Generator)
                         raise ConfigurationError(
@@ -151,10 +154,10 @@ class Attempts(Generic[S]):
         """
         return digest_of(model_digest(self._algorithm.variables(state)).encode(), repr(heard).encode())
 
-    async def _run_job(self, job: ServerJob, round: int, attempt: int, ordinal: int, basis: str, tally: Tally) -> Tree:
+    async def _run_job(self, job: ServerJob, place: Place, tally: Tally) -> Tree:
         """Run a server job to its end; the observers see it advance."""
         await self._at_rest()
-        began, done = self._service.timeline.spent, 0
+        began, done, round = self._service.timeline.spent, 0, place.round
         self._observers.server_job(job.name, round, done, job.steps)
 
         def stepped(step: int, steps: int) -> None:
@@ -165,21 +168,7 @@ class Attempts(Generic[S]):
         def died(cause: str) -> None:
             self._observers.event("server_job_died", job=job.name, round=round, cause=cause)
 
-        carry = await run_server_job(
-            job,
-            self._checkpoint,
-            round,
-            ordinal,
-            stepped,
-            attempt=attempt,
-            basis=basis,
-            threads=self._settings.threads,
-            device_type=self._settings.device_type,
-            seed=self._settings.seed,
-            idle_seconds=self._settings.idle_seconds,
-            stuck_seconds=self._settings.stuck_seconds,
-            died=died,
-        )
+        carry = await run_server_job(job, place, self._settings, stepped, died)
         seconds = self._service.timeline.spent - began
         tally.server_seconds += seconds
         self._observers.event("server_job", job=job.name, round=round, steps=done, seconds=seconds)

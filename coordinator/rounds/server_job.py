@@ -13,14 +13,13 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.coordinator.rounds.server_job_worker import Place, run_and_exit
-from fedemu.coordinator.settings import DeviceType
+from fedemu.coordinator.settings import Settings
 from fedemu.protocol.code.own_code import Told, retold
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.futures import fail
@@ -39,30 +38,16 @@ _LOOK_MILLISECONDS = 500
 
 
 async def run_server_job(
-    job: ServerJob,
-    directory: Path,
-    round: int,
-    ordinal: int,
-    report: ReportStep,
-    *,
-    attempt: int = 0,
-    basis: str = "",
-    threads: int = 1,
-    device_type: DeviceType = "cpu",
-    seed: int = 0,
-    idle_seconds: float = 60.0,
-    stuck_seconds: float = 1800.0,
-    died: Callable[[str], None] = lambda cause: None,
+    job: ServerJob, place: Place, settings: Settings, report: ReportStep, died: Callable[[str], None]
 ) -> Tree:
-    """Run the job to its end, from its beginning or from where an earlier process left it in ``directory``.
+    """Run the job to its end, from its beginning or from where an earlier process left it in its ``place``.
 
-    The result is the job's last carry. A finished job is not run again, and one that was begun is continued, unless it
-    began from another ``basis``. A process that dies is replaced once.
-    Raises FedemuError if the second one dies too, if the system lets none start, or if the job raises, and
-    ConfigurationError if the job makes something else than trees, or if a GPU lacks memory. ``died`` gets the cause of
-    each death. Cancellation kills the process and keeps its checkpoint. ``threads`` is the number of torch's threads in
-    that process, ``device_type`` says whether it may use a GPU, and ``seed`` is that of the run. A process that uses no
-    processor time for ``idle_seconds``, or finishes no step for ``stuck_seconds``, is killed.
+    The result is the job's last carry. A finished job is not run again, and one that was begun is continued. A process
+    that dies is replaced once. Raises FedemuError if the second one dies too, if the system lets none start, or if the
+    job raises, and ConfigurationError if the job makes something else than trees, or if a GPU lacks memory. ``died``
+    gets the cause of each death. Cancellation kills the process and keeps its checkpoint. The ``settings`` tell how
+    many threads that process has, whether it may use a GPU, and for how long it may use no processor time, or finish no
+    step, before it is killed.
 
     The process is forked, because a job is made of closures, which no other start method can carry over. No thread may
     compute meanwhile: the child would wait for ever for a lock that the thread holds, such as that of oneDNN. This is
@@ -72,7 +57,6 @@ async def run_server_job(
     gradients if this process has used CUDA, as trainers do that compute in it. So that is refused with a
     ConfigurationError.
     """
-    place = Place(directory, round, attempt, ordinal, seed, basis)
     loop = asyncio.get_running_loop()
 
     def stepped(step: int) -> None:
@@ -95,11 +79,11 @@ async def run_server_job(
     cause = ""
     for _ in range(_TRIES):
         try:
-            ended = await _Child(job, place, threads, device_type, stepped, idle_seconds, stuck_seconds).run(loop)
+            ended = await _Child(job, place, settings, stepped).run(loop)
         except OSError as error:
             raise FedemuError(
-                f"The process of the server job {job.name!r} cannot be started in round {round}: {refusal(error)}, and "
-                "go on with --resume."
+                f"The process of the server job {job.name!r} cannot be started in round {place.round}: "
+                f"{refusal(error)}, and go on with --resume."
             ) from error
         if ended.error is not None:
             said = f"The server job {job.name!r} failed: {ended.error.sentence}"
@@ -110,7 +94,7 @@ async def run_server_job(
         cause = ended.killed or _death(ended.status)
         died(cause)
     raise FedemuError(
-        f"The server job {job.name!r} of round {round} died {_TRIES} times, lastly by {cause}; "
+        f"The server job {job.name!r} of round {place.round} died {_TRIES} times, lastly by {cause}; "
         "its checkpoint is kept, so --resume goes on from there."
     )
 
@@ -126,26 +110,15 @@ class _End(NamedTuple):
 class _Child:
     """A forked process and the thread that is its parent. On Linux the child dies with that thread."""
 
-    def __init__(
-        self,
-        job: ServerJob,
-        place: Place,
-        threads: int,
-        device_type: DeviceType,
-        stepped: Callable[[int], None],
-        idle_seconds: float,
-        stuck_seconds: float,
-    ) -> None:
+    def __init__(self, job: ServerJob, place: Place, settings: Settings, stepped: Callable[[int], None]) -> None:
         self._job = job
         self._place = place
-        self._threads = threads
-        self._device_type = device_type
+        self._settings = settings
         self._stepped = stepped
         self._pid: int | None = None
         self._status = 0
         self._reaping = threading.Lock()
-        self._idleness, self._idle_seconds = Idleness(idle_seconds), idle_seconds
-        self._stuckness, self._stuck_seconds = Stuckness(stuck_seconds), stuck_seconds
+        self._idleness, self._stuckness = Idleness(settings.idle_seconds), Stuckness(settings.stuck_seconds)
         self._finished = 0
         self._killed = ""
 
@@ -220,10 +193,11 @@ class _Child:
 
     def _hangs(self, pid: int, now: float) -> str:
         """Why the child is to be killed. Empty if it is not."""
+        settings = self._settings
         if self._idleness.look({0: pid}, now):
-            return f"being killed, because it used no processor time for {self._idle_seconds:g} s"
+            return f"being killed, because it used no processor time for {settings.idle_seconds:g} s"
         if self._stuckness.look({0: (pid, self._finished)}, now):
-            return f"being killed, because it finished no step for {self._stuck_seconds:g} s (runtime.stuck_seconds)"
+            return f"being killed, because it finished no step for {settings.stuck_seconds:g} s (runtime.stuck_seconds)"
         return ""
 
     def _reap(self) -> bool:
@@ -247,7 +221,7 @@ class _Child:
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            run_and_exit(self._job, self._place, self._threads, self._device_type, writing, parent)
+            run_and_exit(self._job, self._place, self._settings, writing, parent)
         return pid
 
 

@@ -27,7 +27,7 @@ from fedemu.algorithms.models.randomness.private_functions import keeping_activa
 from fedemu.algorithms.models.randomness.random_functions import models_draw_by
 from fedemu.algorithms.training.job_device import gpu_or_processor, jobs_compute_on
 from fedemu.coordinator.record import checkpoint
-from fedemu.coordinator.settings import DeviceType
+from fedemu.coordinator.settings import Settings
 from fedemu.protocol.code.own_code import account, told
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.kernel import end_with_parent, name_process
@@ -66,18 +66,16 @@ class Place:
         return key
 
 
-def run_and_exit(
-    job: ServerJob, place: Place, threads: int, device_type: DeviceType, pipe: int, parent: int
-) -> NoReturn:
+def run_and_exit(job: ServerJob, place: Place, settings: Settings, pipe: int, parent: int) -> NoReturn:
     """The life of the child of process ``parent``: run the job, report by lines of JSON on ``pipe``, and exit."""
     code = 1
     try:
         settle(pipe, parent)
         name_process("fedemu-job")
-        torch.set_num_threads(threads)
+        torch.set_num_threads(settings.threads)
         os.environ.pop(_UNOPENED, None)  # the driver may know a GPU that this torch cannot open
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # only so products on a GPU are deterministic
-        with jobs_compute_on(partial(gpu_or_processor, device_type)), _advising():
+        with jobs_compute_on(partial(gpu_or_processor, settings.device_type)), _advising():
             run(job, place, lambda step: _tell(pipe, {"step": step}))
         code = 0
     except BaseException as error:

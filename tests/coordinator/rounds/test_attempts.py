@@ -24,6 +24,8 @@ from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.rounds import attempts
+from fedemu.coordinator.rounds.server_job_worker import Place
+from fedemu.coordinator.settings import Settings
 from fedemu.protocol import messages as wire
 from fedemu.protocol.code.own_code import Elsewhere
 from fedemu.protocol.errors import ConfigurationError, QuorumError
@@ -178,24 +180,26 @@ async def test_a_server_job_of_a_round_is_done_once_however_often_the_round_is_t
 async def test_a_server_job_is_told_the_runs_settings_its_place_and_what_it_begins_from(
     make_plan: MakePlan, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, play: Play
 ) -> None:
-    told: list[dict[str, Any]] = []
+    told: list[tuple[ServerJob, Settings]] = []
+    places: list[Place] = []
 
-    async def run(job: ServerJob, folder: Path, round: int, ordinal: int, report: Any, **named: Any) -> Tree:
-        told.append({"job": job, "folder": folder, "round": round, "ordinal": ordinal, **named})
+    async def run(job: ServerJob, place: Place, settings: Settings, report: Any, died: Any) -> Tree:
+        told.append((job, settings))
+        places.append(place)
         return {}
 
     monkeypatch.setattr(attempts, "run_server_job", run)
-    settings = {"threads": 2, "device_type": "auto", "seed": 7, "idle_seconds": 50.0, "stuck_seconds": 900.0}
     job = ServerJob("count", dict, lambda carry, index: (carry, True), 1, 1)
     make_fleet(script=lambda index, work: {"after": 900.0 if work.ask == "1.0.1" else 10.0})
-    plan = make_plan(rounds=1, asks=2, job=job, **settings)
+    plan = make_plan(rounds=1, asks=2, job=job, seed=7)
     _, left = await play(plan)
     assert left.rows[0].attempts == 2
-    always = {"job": job, "folder": plan.directory / "checkpoint", "round": 1, **settings}
-    assert [{key: each[key] for key in always} for each in told] == [always] * 4
+    assert told == [(job, plan.settings)] * 4
+    checkpoint = plan.directory / "checkpoint"
+    assert {(place.directory, place.round, place.seed) for place in places} == {(checkpoint, 1, 7)}
     # The first job is the first request of the script, and the second one follows an ask.
-    assert [(each["attempt"], each["ordinal"]) for each in told] == [(0, 0), (0, 2), (0, 0), (1, 2)]
-    first, second, again, third = (each["basis"] for each in told)
+    assert [(place.attempt, place.ordinal) for place in places] == [(0, 0), (0, 2), (0, 0), (1, 2)]
+    first, second, again, third = (place.basis for place in places)
     assert first == again == digest_of(model_digest(plan.variables).encode(), b"[]")
     assert len({first, second, third}) == 3, "other devices replied to the second try"
 

@@ -13,6 +13,7 @@ import stat
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,17 +24,19 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint as checkpoint_activations
 
-from fedemu.algorithms.interface import ServerJob
+from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.algorithms.training.job_device import job_device
 from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.rounds import server_job, server_job_worker
-from fedemu.coordinator.rounds.server_job import run_server_job
-from fedemu.coordinator.settings import DeviceType
+from fedemu.coordinator.rounds.server_job import ReportStep, run_server_job
+from fedemu.coordinator.rounds.server_job_worker import Place
+from fedemu.coordinator.settings import DeviceType, Settings
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.wording import KILLED
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
+SETTINGS = Settings(run="test", seed=0, rounds=1, devices=1, per_round=1)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
@@ -65,6 +68,23 @@ def ignore(step: int, steps: int) -> None:
     pass
 
 
+async def played(
+    job: ServerJob,
+    folder: Path,
+    round: int,
+    ordinal: int,
+    report: ReportStep,
+    *,
+    attempt: int = 0,
+    basis: str = "",
+    died: Callable[[str], None] = lambda cause: None,
+    **settings: Any,
+) -> Tree:
+    """Run a job in its place of a run with these settings."""
+    of_run = replace(SETTINGS, **settings)
+    return await run_server_job(job, Place(folder, round, attempt, ordinal, of_run.seed, basis), of_run, report, died)
+
+
 def kill_once(marker: Path, at: int, number: int = signal.SIGKILL):
     """A job that kills its own process at one step, the first time only."""
 
@@ -91,7 +111,7 @@ async def test_what_a_job_draws_follows_from_the_seed_the_round_its_place_and_th
     )
 
     async def drawn(folder: str, round: int = 1, ordinal: int = 0, seed: int = 0) -> list[float]:
-        carry = await run_server_job(job, tmp_path / folder, round, ordinal, lambda *_: None, seed=seed)
+        carry = await played(job, tmp_path / folder, round, ordinal, lambda *_: None, seed=seed)
         return carry["drawn"].reshape(-1).tolist()
 
     first = await drawn("first")
@@ -108,7 +128,7 @@ async def test_a_job_runs_in_another_process_and_gives_its_last_carry(tmp_path: 
 
     start = {"sum": torch.tensor(0), "pid": torch.tensor(0), "named": torch.tensor(False)}
     job = ServerJob("add", lambda: start, step, 5, 2)
-    result = await run_server_job(job, tmp_path, 1, 0, ignore)
+    result = await played(job, tmp_path, 1, 0, ignore)
     assert result["sum"] == 10
     assert result["pid"] != os.getpid()
     assert result["named"]
@@ -133,16 +153,16 @@ async def test_a_module_that_computes_activations_again_has_the_gradients_of_var
         return {"weight": slope}, True
 
     job = ServerJob("again", lambda: {"weight": torch.ones(1, 2)}, step, 1, 1)
-    assert (await run_server_job(job, tmp_path, 1, 0, ignore))["weight"].tolist() == [[20.0, 30.0]]
+    assert (await played(job, tmp_path, 1, 0, ignore))["weight"].tolist() == [[20.0, 30.0]]
 
 
 async def test_the_last_step_is_told_even_where_the_job_was_done_before(tmp_path: Path):
     job = ServerJob("a", lambda: {"n": torch.tensor(0)}, lambda carry, index: (carry, index == 2), 99, 1)
     told = []
-    await run_server_job(job, tmp_path, 1, 0, lambda *place: told.append(place))
+    await played(job, tmp_path, 1, 0, lambda *place: told.append(place))
     assert told[-1] == (3, 99)
     told.clear()
-    await run_server_job(job, tmp_path, 1, 0, lambda *place: told.append(place))
+    await played(job, tmp_path, 1, 0, lambda *place: told.append(place))
     assert told == [(3, 99)]
 
 
@@ -150,18 +170,14 @@ async def test_a_job_may_finish_early_and_one_without_steps_gives_its_beginning(
     def step(carry, index):
         return {"n": carry["n"] + 1}, index == 2
 
-    assert (await run_server_job(ServerJob("a", lambda: {"n": torch.tensor(0)}, step, 99, 1), tmp_path, 1, 0, ignore))[
-        "n"
-    ] == 3
-    assert (await run_server_job(ServerJob("b", lambda: {"n": torch.tensor(7)}, step, 0, 1), tmp_path, 1, 1, ignore))[
-        "n"
-    ] == 7
+    assert (await played(ServerJob("a", lambda: {"n": torch.tensor(0)}, step, 99, 1), tmp_path, 1, 0, ignore))["n"] == 3
+    assert (await played(ServerJob("b", lambda: {"n": torch.tensor(7)}, step, 0, 1), tmp_path, 1, 1, ignore))["n"] == 7
 
 
 @pytest.mark.parametrize("at", [0, 4, 5, 7, 11])
 async def test_a_job_that_was_killed_has_the_digest_of_one_that_was_not(tmp_path: Path, at: int):
-    undisturbed = await run_server_job(train(), tmp_path / "a", 1, 0, ignore)
-    killed = await run_server_job(train(kill_once(tmp_path / "killed", at)), tmp_path / "b", 1, 0, ignore)
+    undisturbed = await played(train(), tmp_path / "a", 1, 0, ignore)
+    killed = await played(train(kill_once(tmp_path / "killed", at)), tmp_path / "b", 1, 0, ignore)
     assert (tmp_path / "killed").exists()
     assert model_digest(killed) == model_digest(undisturbed)
 
@@ -175,7 +191,7 @@ async def test_a_killed_job_goes_on_from_its_checkpoint(tmp_path: Path):
             file.write(f"{index} ")
         kill(index)
 
-    await run_server_job(train(hook), tmp_path, 1, 0, ignore)
+    await played(train(hook), tmp_path, 1, 0, ignore)
     assert log.read_text().split() == [*map(str, range(8)), *map(str, range(5, 12))]
 
 
@@ -191,10 +207,10 @@ async def test_checkpoints_are_a_second_apart_and_change_no_bit(tmp_path: Path, 
             file.write(f"{kept.step if kept else 0} ")
         now[0] += 0.4
 
-    found = await run_server_job(train(hook, steps=10, checkpoint_every=2), tmp_path, 1, 0, ignore)
+    found = await played(train(hook, steps=10, checkpoint_every=2), tmp_path, 1, 0, ignore)
     assert seen.read_text() == "0 0 2 2 2 2 6 6 6 6 ", "the first time, and where there may be one after a second"
     monkeypatch.setattr(server_job_worker, "SAVE_SECONDS", 0.0)
-    often = await run_server_job(train(steps=10, checkpoint_every=2), tmp_path / "often", 1, 0, ignore)
+    often = await played(train(steps=10, checkpoint_every=2), tmp_path / "often", 1, 0, ignore)
     assert model_digest(found) == model_digest(often)
 
 
@@ -219,9 +235,9 @@ async def test_a_job_that_hangs_is_killed_and_goes_on_from_its_checkpoint(
             while True:
                 pass
 
-    undisturbed = await run_server_job(train(), tmp_path / "a", 1, 0, ignore)
+    undisturbed = await played(train(), tmp_path / "a", 1, 0, ignore)
     deaths: list[str] = []
-    result = await run_server_job(train(hook), tmp_path / "b", 1, 0, ignore, died=deaths.append, **limits)
+    result = await played(train(hook), tmp_path / "b", 1, 0, ignore, died=deaths.append, **limits)
     assert model_digest(result) == model_digest(undisturbed)
     (told,) = deaths
     assert told == f"being killed, because it {cause}"
@@ -229,12 +245,12 @@ async def test_a_job_that_hangs_is_killed_and_goes_on_from_its_checkpoint(
 
 async def test_the_cause_of_every_death_is_told(tmp_path: Path):
     causes: list[str] = []
-    await run_server_job(train(kill_once(tmp_path / "killed", 7)), tmp_path / "a", 1, 0, ignore, died=causes.append)
+    await played(train(kill_once(tmp_path / "killed", 7)), tmp_path / "a", 1, 0, ignore, died=causes.append)
     assert causes == [KILLED]
-    await run_server_job(train(), tmp_path / "b", 1, 0, ignore, died=causes.append)
+    await played(train(), tmp_path / "b", 1, 0, ignore, died=causes.append)
     assert causes == [KILLED]
     nameless = train(kill_once(tmp_path / "ended", 7, signal.SIGRTMIN + 1))
-    await run_server_job(nameless, tmp_path / "c", 1, 0, ignore, died=causes.append)
+    await played(nameless, tmp_path / "c", 1, 0, ignore, died=causes.append)
     assert causes == [KILLED, f"signal {signal.SIGRTMIN + 1}"]
 
 
@@ -242,11 +258,11 @@ async def test_a_job_is_refused_where_trainers_have_used_a_gpu_in_this_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """No process that is forked from it can compute gradients. What was finished before is still given."""
-    await run_server_job(train(), tmp_path, 1, 0, ignore)
+    await played(train(), tmp_path, 1, 0, ignore)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert "w" in await run_server_job(train(), tmp_path, 1, 0, ignore)
+    assert "w" in await played(train(), tmp_path, 1, 0, ignore)
     with pytest.raises(ConfigurationError, match="the server job 'train' needs a process of its own"):
-        await run_server_job(train(), tmp_path, 2, 0, ignore)
+        await played(train(), tmp_path, 2, 0, ignore)
 
 
 PROCESSES = "the limit of processes is reached; raise it (ulimit -u, or pids.max of the container)"
@@ -274,29 +290,29 @@ async def test_a_job_for_which_the_system_has_no_process_left_ends_the_run_with_
 
     monkeypatch.setattr(where, name, refuse)
     with pytest.raises(FedemuError) as told:
-        await run_server_job(train(), tmp_path, 3, 0, ignore)
+        await played(train(), tmp_path, 3, 0, ignore)
     assert str(told.value) == (
         f"The process of the server job 'train' cannot be started in round 3: {why}, and go on with --resume."
     )
 
 
 async def test_a_finished_job_is_not_run_again_unless_it_would_begin_from_something_else(tmp_path: Path):
-    first = await run_server_job(train(), tmp_path, 1, 0, ignore, basis="two replies")
+    first = await played(train(), tmp_path, 1, 0, ignore, basis="two replies")
 
     def refuse(index: int) -> None:
         raise AssertionError("ran again")
 
-    again = await run_server_job(train(refuse), tmp_path, 1, 0, ignore, basis="two replies")
+    again = await played(train(refuse), tmp_path, 1, 0, ignore, basis="two replies")
     assert model_digest(again) == model_digest(first)
     for other in ({"basis": "two replies", "attempt": 1}, {"basis": "three replies"}):
         with pytest.raises(FedemuError, match="'train' failed: AssertionError: ran again"):
-            await run_server_job(train(refuse), tmp_path, 1, 0, ignore, **other)
+            await played(train(refuse), tmp_path, 1, 0, ignore, **other)
 
 
 async def test_a_job_that_dies_twice_is_an_error_that_names_the_signal(tmp_path: Path):
     job = train(lambda index: os.kill(os.getpid(), signal.SIGKILL) if index == 8 else None)
     with pytest.raises(FedemuError, match=r"'train' of round 3 died 2 times, lastly by SIGKILL .the kernel does so"):
-        await run_server_job(job, tmp_path, 3, 0, ignore)
+        await played(job, tmp_path, 3, 0, ignore)
     assert checkpoint.load_job(tmp_path, 3, 0).step == 5
 
 
@@ -309,7 +325,7 @@ async def test_a_job_leaves_it_to_its_coordinator_to_heed_a_terminal(tmp_path: P
             lives.open("a").write("x")
         os.kill(os.getpid(), number)
 
-    await run_server_job(train(hook), tmp_path, 1, 0, ignore)
+    await played(train(hook), tmp_path, 1, 0, ignore)
     assert lives.read_text() == "x"
 
 
@@ -322,7 +338,7 @@ async def test_a_job_that_raises_is_not_tried_again(tmp_path: Path):
         raise ValueError("the public data set is empty")
 
     with pytest.raises(FedemuError, match="'train' failed: ValueError: the public data set is empty") as told:
-        await run_server_job(train(hook), tmp_path, 1, 0, ignore)
+        await played(train(hook), tmp_path, 1, 0, ignore)
     assert told.value.exit_code != ConfigurationError.exit_code, "it is no mistake of the experiment's settings"
     assert tries.read_text() == "x"
 
@@ -351,7 +367,7 @@ async def test_what_a_job_says_last_is_heard_also_if_it_ends_just_after_a_look(
     died: list[str] = []
     monkeypatch.setattr(server_job, "select", SimpleNamespace(poll=Before, POLLIN=select.POLLIN))
     with pytest.raises(FedemuError, match="no public data"):
-        await run_server_job(train(fail), tmp_path, 1, 0, ignore, died=died.append)
+        await played(train(fail), tmp_path, 1, 0, ignore, died=died.append)
     assert died == []
 
 
@@ -367,7 +383,7 @@ async def test_a_job_may_use_the_gpu_unless_the_processor_is_chosen(
     server_job_worker.leave_gpu_to_jobs()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: asks_driver not in os.environ)
     job = ServerJob("place", lambda: {"on_gpu": torch.tensor(False)}, step, 1, 1)
-    found = await run_server_job(job, tmp_path, 1, 0, ignore, device_type=device_type)
+    found = await played(job, tmp_path, 1, 0, ignore, device_type=device_type)
     assert bool(found["on_gpu"]) == on_gpu
     assert job_device().type == "cpu", "this process must not use the GPU"
 
@@ -381,7 +397,7 @@ async def test_a_gpu_without_memory_is_told_with_what_takes_less(tmp_path: Path)
         "leaves more of it to server jobs, and with --device-type cpu they need none"
     )
     with pytest.raises(ConfigurationError, match=f"{re.escape(said)}$"):
-        await run_server_job(train(fail), tmp_path, 1, 0, ignore)
+        await played(train(fail), tmp_path, 1, 0, ignore)
 
 
 W = torch.zeros(1)
@@ -412,7 +428,7 @@ async def test_a_job_that_makes_something_else_than_trees_is_an_error_that_says_
 ):
     job = ServerJob("train", lambda: init, lambda carry, index: step, 5, 1)
     with pytest.raises(ConfigurationError, match=f"'train' failed: {said}$"):
-        await run_server_job(job, tmp_path, 1, 0, ignore)
+        await played(job, tmp_path, 1, 0, ignore)
 
 
 async def test_progress_is_told_on_the_event_loop(tmp_path: Path, until: Until):
@@ -423,7 +439,7 @@ async def test_progress_is_told_on_the_event_loop(tmp_path: Path, until: Until):
         told.append((step, steps))
 
     loop = asyncio.get_running_loop()
-    await run_server_job(train(), tmp_path, 1, 0, progress)
+    await played(train(), tmp_path, 1, 0, progress)
     await until(lambda: told and told[-1] == (12, 12))
     assert told == sorted(told)
 
@@ -441,7 +457,7 @@ def endless(pid_file: Path) -> ServerJob:
 
 async def test_cancelling_ends_the_process_and_keeps_the_checkpoint(tmp_path: Path, until: Until):
     pid_file = tmp_path / "pid"
-    task = asyncio.create_task(run_server_job(endless(pid_file), tmp_path, 1, 0, ignore))
+    task = asyncio.create_task(played(endless(pid_file), tmp_path, 1, 0, ignore))
     await until(lambda: pid_file.exists() and checkpoint.load_job(tmp_path, 1, 0) is not None)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -452,7 +468,7 @@ async def test_cancelling_ends_the_process_and_keeps_the_checkpoint(tmp_path: Pa
 
 async def test_the_event_loop_goes_on_while_a_job_runs(tmp_path: Path, until: Until):
     pid_file = tmp_path / "pid"
-    task = asyncio.create_task(run_server_job(endless(pid_file), tmp_path, 1, 0, ignore))
+    task = asyncio.create_task(played(endless(pid_file), tmp_path, 1, 0, ignore))
     await until(pid_file.exists)
     await asyncio.wait_for(asyncio.sleep(0), 5)
     assert not task.done()
@@ -462,7 +478,7 @@ async def test_the_event_loop_goes_on_while_a_job_runs(tmp_path: Path, until: Un
 
 
 def coordinate(directory: Path) -> None:
-    asyncio.run(run_server_job(endless(directory / "pid"), directory, 1, 0, ignore))
+    asyncio.run(played(endless(directory / "pid"), directory, 1, 0, ignore))
 
 
 async def test_a_job_dies_with_a_coordinator_that_is_killed(tmp_path: Path, until: Until):
@@ -490,7 +506,7 @@ async def test_a_job_holds_no_connection_of_the_coordinator(tmp_path: Path):
             return {"socket": torch.tensor(stat.S_ISSOCK(os.fstat(number).st_mode))}, False
 
         job = ServerJob("look", lambda: {"socket": torch.tensor(True)}, step, 1, 1)
-        assert not (await run_server_job(job, tmp_path, 1, 0, ignore))["socket"]
+        assert not (await played(job, tmp_path, 1, 0, ignore))["socket"]
         assert stat.S_ISSOCK(os.fstat(number).st_mode)
 
 
@@ -505,7 +521,7 @@ async def test_a_job_computes_in_threads_after_the_coordinator_did(tmp_path: Pat
             return {"sum": large.mul(2).sum(), "threads": torch.tensor(torch.get_num_threads())}, False
 
         job = ServerJob("sum", dict, step, 1, 1)
-        result = await asyncio.wait_for(run_server_job(job, tmp_path, 1, 0, ignore, threads=2), 60)
+        result = await asyncio.wait_for(played(job, tmp_path, 1, 0, ignore, threads=2), 60)
     finally:
         torch.set_num_threads(before)
     assert (result["sum"], result["threads"]) == (4_000_000, 2)
