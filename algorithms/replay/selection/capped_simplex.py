@@ -225,7 +225,7 @@ def _check(matrix: Floats, slope: Floats, budget: float) -> None:
 
 
 def _feasible(start: ArrayLike, size: int, budget: float) -> Floats:
-    x = np.array(start, dtype=np.float64)
+    x = np.asarray(start, dtype=np.float64)
     if x.shape != (size,) or not (np.all((x >= 0.0) & (x <= 1.0)) and math.isclose(x.sum(), budget, abs_tol=1e-9)):
         raise ConfigurationError(f"the start must be {size} numbers between 0 and 1 whose sum is the budget, {budget}")
     return x

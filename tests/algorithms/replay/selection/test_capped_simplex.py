@@ -165,6 +165,8 @@ def test_restarts_never_do_worse_and_repeat_with_the_generator(pull: float) -> N
         assert value(gram, first, linear) <= value(gram, once, linear)
         better += bool(value(gram, first, linear) < value(gram, once, linear) - 1e-9)
     assert better > 0
+    equal = solve_capped_simplex(np.zeros((4, 4)), 2, restarts=3, generator=np.random.default_rng(0))
+    assert equal.tolist() == [0.5] * 4, "among equals the first counts"
 
 
 def test_a_start_leads_to_the_same_optimum() -> None:
@@ -173,6 +175,8 @@ def test_a_start_leads_to_the_same_optimum() -> None:
     start = np.array([1.0] * 4 + [0.0] * 11)
     assert solve_capped_simplex(gram, 4, start=start) == pytest.approx(solve_capped_simplex(gram, 4), abs=1e-4)
     assert start.tolist() == [1.0] * 4 + [0.0] * 11
+    almost = solve_capped_simplex(np.eye(2), 1, [0.0, 2.0], start=[1e-13, 1.0 - 1e-13])
+    assert almost.tolist() == [0.0, 1.0], "what is close to a bound is at it"
 
 
 def test_the_scale_of_a_problem_does_not_matter() -> None:
