@@ -16,7 +16,7 @@ def test_commas_in_brackets_braces_and_quotes_part_nothing() -> None:
             r"""name="a,b",c,"d\",e","[",'f\','g',h,"i\"" """,
             r'data.own=["[", "d\",e"],["f"]',
             " local.lr = 0.01 , 1e-3 ",
-            r"data.path=a\b,c",
+            r"data.path=a\b, c",
         ]
     )
     assert grid == {
@@ -74,7 +74,7 @@ def test_a_key_may_name_something_of_ones_own() -> None:
     [
         (["local.lr"], "is no grid; write KEY=VALUE,VALUE as in local.lr=0.01,0.1"),
         (["local lr=1,2"], "is no grid; write KEY=VALUE,VALUE"),
-        (["local.lr=0.1,"], "lacks a value"),
+        (["local.lr=0.1, "], "lacks a value"),
         (["data.partition={ kind = 1, alpha = 2 },{ alpha = 2, kind = 1 }"], "twice; name every value once"),
         (["local.lr=0.1,0.10"], "names 0.1 twice"),
         (["local.lr=1", "local.lr=2"], "--grid local.lr is there twice"),
