@@ -155,6 +155,9 @@ def test_glfc_weighs_its_two_losses(louder: Callable[[Any], Any]) -> None:
     begun = CompensatedLoss(loud, *weights, first=True)(MODEL.init(0), BATCH, {}, {}, FACTS)
     torch.testing.assert_close(begun.value, decisions(2 * logits_of(MODEL.init(0))[:, OLD], labels[:, OLD]).mean())
     assert begun.metrics["loss"] == begun.value
+    programs = glfc(INGREDIENTS, *weights).programs
+    losses = [getattr(programs[name], "loss", None) for name in ("train", "rehearse")]
+    assert losses == [CompensatedLoss(MODEL, *weights, first) for first in (True, False)]
 
     def value(trained: Any) -> Tensor:
         whole = {**trained, SEEN: VARIABLES[SEEN]}
@@ -275,8 +278,9 @@ def added(sent: Any) -> dict[str, Tensor]:
 
 
 def test_mean_accuracy_counts_all_classes_alike() -> None:
-    sums = {"right": torch.tensor([9.0, 0, 1, 0]), "counts": torch.tensor([10.0, 0, 2, 5])}
-    torch.testing.assert_close(mean_accuracy(sums), torch.tensor([(0.9 + 0.5 + 0) / 3]))
+    sums = {"right": torch.tensor([9.0, 0, 1, 0]), "counts": torch.tensor([10.0, 0, 1, 5])}
+    torch.testing.assert_close(mean_accuracy(sums), torch.tensor([(0.9 + 1 + 0) / 3]))
+    assert mean_accuracy({"right": torch.tensor([3.0, 0]), "counts": torch.tensor([4.0, 0])}).tolist() == [0.75]
     assert mean_accuracy({"right": torch.zeros(4), "counts": torch.zeros(4)}).tolist() == [0]
 
 
