@@ -161,18 +161,21 @@ def test_stored_synthetic_samples_are_sent_in_place_of_the_generator(fleet: Call
 def test_stored_samples_are_made_a_few_at_once_whatever_their_number(
     fleet: Callable[..., Any], targets: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[int] = []
+    made: list[Tensor] = []
 
     def images(generator: Generator, variables: Tree, z: Tensor) -> Tensor:
-        made.append(len(z))
+        made.append(z)
         return generator.model.apply(variables, z, False)[0].logits
 
     monkeypatch.setattr(Generator, "images", images)
     played = fleet(mfcl(INGREDIENTS, **SHORT, samples=20, targets=targets))
     played.play([0, 1])
     played.play([2])
-    assert made == [8, AT_ONCE, AT_ONCE, 8]  # the judgement, and 20 of each of two classes
+    assert [*map(len, made)] == [8, AT_ONCE, AT_ONCE, 8]  # the judgement, and 20 of each of two classes
     assert len(played.asks[1].shared["synthetic"]["y"]) == 40
+    drawn = seeds.generator(played.seed, round=2, purpose="synthetic").standard_normal((40, 6), "float32")
+    # Values of a row may change places, so that it stands for its class.
+    assert torch.equal(torch.cat(made[1:]).sort(1).values, torch.from_numpy(drawn).sort(1).values)
 
 
 def test_as_many_samples_as_may_be_made_at_once_are_accepted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 from fedemu.algorithms.incremental.data_free.lander import lander
 from fedemu.algorithms.incremental.data_free.rehearsal import SampleRehearsal
 from fedemu.algorithms.incremental.data_free.target import target
+from fedemu.algorithms.incremental.mfcl import MOST_BYTES
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.models.low_precision import Precision, precision_of, with_precision
@@ -42,3 +44,13 @@ def test_single_synthetic_samples_are_refused_if_the_model_normalises_by_batches
         build(replace(INGREDIENTS, model=normalised), synthetic_batch=1)
     assert "rehearse" in build(replace(INGREDIENTS, model=normalised), synthetic_batch=2).programs
     assert "rehearse" in build(INGREDIENTS, synthetic_batch=1).programs
+
+
+@pytest.mark.parametrize("build", [target, lander])
+def test_without_the_loss_of_statistics_a_model_needs_none_and_as_many_samples_as_may_be_made_are_accepted(
+    build: Callable[..., SampleRehearsal],
+) -> None:
+    silent = growing(mlp(SHAPE, 4, ()), MODEL.tasks, SHAPE)
+    many = {"synthesis_rounds": 2**16, "warm_up": 0, "generator_batch": 2**8}
+    method = build(replace(INGREDIENTS, model=silent), batch_statistics=0.0, **many)
+    assert method._synthesis.settings.samples * math.prod(SHAPE) * 4 == MOST_BYTES

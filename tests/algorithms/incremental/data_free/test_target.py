@@ -204,7 +204,11 @@ def test_pictures_and_remarks_tell_of_the_samples(fleet: Callable[..., Any]) -> 
         ({"model": mlp(SHAPE, 4)}, {}, "the stream brings none; set stream.kind = 'classes'"),
         ({"criterion": reweighted_softmax}, {}, "has a loss of its own"),
         ({}, {"synthesis_rounds": 3, "warm_up": 3}, "set it below algorithm.options.synthesis_rounds"),
-        ({}, {"synthesis_rounds": 10**6, "generator_batch": 64}, "64,000,000 synthetic samples come to 15.3 GiB"),
+        (
+            {},
+            {"synthesis_rounds": 10**6, "generator_batch": 64},
+            "64,000,000 synthetic samples come to 15.3 GiB, and more than 4 GiB are never made; set a lower",
+        ),
         ({"model": growing(mlp((1, 12, 12), 4), TASKS, (1, 12, 12)), "input_shape": (1, 12, 12)}, {}, "no generator"),
         ({"model": growing(mlp(SHAPE, 4, ()), TASKS, SHAPE)}, {}, "no layers that report any"),
     ],
