@@ -16,6 +16,7 @@ from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.models.low_precision import Precision, precision_of, with_precision
 from fedemu.algorithms.models.resnet import resnet18
+from fedemu.algorithms.registry import build_algorithm
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
@@ -54,3 +55,10 @@ def test_without_the_loss_of_statistics_a_model_needs_none_and_as_many_samples_a
     many = {"synthesis_rounds": 2**16, "warm_up": 0, "generator_batch": 2**8}
     method = build(replace(INGREDIENTS, model=silent), batch_statistics=0.0, **many)
     assert method._synthesis.settings.samples * math.prod(SHAPE) * 4 == MOST_BYTES
+
+
+def test_numbers_outside_of_their_range_are_refused() -> None:
+    build_algorithm("target", {"statistics_momentum": 0.0, "generator_batch": 2, "divergence": 0.0}, INGREDIENTS)
+    for name, value in (("statistics_momentum", -0.1), ("statistics_momentum", 1.0), ("generator_batch", 1)):
+        with pytest.raises(ConfigurationError, match=rf"algorithm\.options\.{name}"):
+            build_algorithm("target", {name: value}, INGREDIENTS)
