@@ -200,6 +200,10 @@ class JobFailed(Message):
     detail: Sentence
 
 
+class Reachable(Message):
+    """The coordinator has given this machine its place again. Devices that look for it connect anew."""
+
+
 class Quit(Message):
     """The device process is to end. It first says goodbye to the coordinator."""
 
@@ -207,7 +211,7 @@ class Quit(Message):
 ToSupervisor = (
     Attach | Joined | Crashed | Asleep | Submit | Withdraw | Ready | Unusable | Faulty | Finished | Done | JobFailed
 )
-ToProcess = Done | JobFailed | Rouse | Quit
+ToProcess = Done | JobFailed | Rouse | Reachable | Quit
 
 TO_SUPERVISOR: Final = Decoder(ToSupervisor, LIMITS)
 TO_PROCESS: Final = Decoder(ToProcess, LIMITS)

@@ -24,6 +24,7 @@ from fedemu.device.bus import (
     JobFailed,
     Joined,
     Quit,
+    Reachable,
     Ready,
     Rouse,
     SharedFile,
@@ -176,6 +177,11 @@ class Broker:
         """Have device process ``number`` begin these lives. False if it has not attached."""
         peer = self._processes.get(number)
         return peer is not None and self._router.send(peer, Rouse(lives=tuple(lives)))
+
+    def coordinator_reachable(self) -> None:
+        """Tell all device processes that the coordinator has given this machine its place again."""
+        for peer in self._processes.values():
+            self._router.send(peer, Reachable())
 
     def quit_processes(self) -> None:
         """Tell all device processes to end, also those that attach later."""

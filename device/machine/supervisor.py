@@ -159,7 +159,13 @@ class Supervision:
         )
         processes = self._processes(here, broker, zygote)
         broker.joined, broker.crashed = processes.joined, link.died
-        link.placed_again = lambda: processes.wanted_again(broker.rouse)
+
+        def placed_again() -> None:
+            processes.wanted_again(broker.rouse)
+            if not here.shares_link:
+                broker.coordinator_reachable()
+
+        link.placed_again = placed_again
         broker.trainer_ready, broker.trainer_faulty = trainers.ready, trainers.faulty
         watching = asyncio.create_task(self._watch(broker, trainers))
         listen(watching, here.fail)

@@ -62,6 +62,11 @@ class DevicePeer:
         self.runtime.member.lost(self._loop.time())
         self._arm()
 
+    def reachable(self) -> None:
+        """Others of this machine reach the coordinator again."""
+        self.runtime.member.reachable(self._loop.time())
+        self._arm()
+
     def quit(self) -> None:
         """Say goodbye to the coordinator and end. ``ended`` is called."""
         self._perform(self.runtime.quit())

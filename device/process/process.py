@@ -15,7 +15,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
-from fedemu.device.bus import ATTACH_SECONDS, TO_PROCESS, Asleep, Attach, Crashed, Done, JobFailed, Quit, Rouse
+from fedemu.device.bus import (
+    ATTACH_SECONDS,
+    TO_PROCESS,
+    Asleep,
+    Attach,
+    Crashed,
+    Done,
+    JobFailed,
+    Quit,
+    Reachable,
+    Rouse,
+)
 from fedemu.device.forking import FAILED
 from fedemu.device.pipe import Setup
 from fedemu.device.process.birth import Birthplace
@@ -128,6 +139,9 @@ class DeviceProcess:
                 for device, incarnation in lives:
                     if device not in self._peers:
                         self._bear(device, incarnation)
+            case Reachable():
+                for peer in self._peers.values():
+                    peer.reachable()
             case Quit():
                 self.quit()
                 if self._pack:

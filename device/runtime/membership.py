@@ -46,6 +46,7 @@ class Membership:
         self._silent_until = math.inf  # on the experiment's clock
         self._hellos = 0  # since the last welcome
         self._again = math.inf  # the Hello was refused or is lost, and is to be said again
+        self._anew = math.inf  # the coordinator is reached again, on a new connection
 
     @property
     def expiry(self) -> float:
@@ -61,7 +62,8 @@ class Membership:
             case "away" | "silent":
                 return self._back
             case "joining":
-                return min(self._again, self._heard + self.expiry * min(1 << (self._hellos - 1), MOST_PATIENCE))
+                patience = self.expiry * min(1 << (self._hellos - 1), MOST_PATIENCE)
+                return min(self._again, self._anew, self._heard + patience)
             case "member":
                 return min(self._heard + self.expiry, self._beat_due)
             case _:
@@ -74,7 +76,7 @@ class Membership:
         if self.mode == "member" and now < self._heard + self.expiry:
             self.said(now)
             return [Send(Heartbeat())]
-        if self.mode == "joining" and now >= self._again:
+        if self.mode == "joining" and self._again <= now < self._anew:
             return self._hello(now)
         return [Connect(), *self._hello(now)]
 
@@ -120,6 +122,15 @@ class Membership:
         """A connection has broken, on which a Hello may have been under way. It is said again on the next one."""
         self._say_again(now)
 
+    def reachable(self, now: float) -> None:
+        """Others of this machine reach the coordinator again. A device whose Hello stays unanswered connects anew.
+
+        Its own connection may wait long for a packet that was lost while there was no way. Devices are spread over one
+        interval between heartbeats.
+        """
+        if self.mode == "joining" and now >= self._heard + self._interval:
+            self._anew = min(self._anew, now + self._interval * (self.device * GOLDEN_RATIO % 1.0))
+
     def stay_away(self, seconds: float, now: float) -> None:
         """Stay without a connection for ``seconds``, then come back on a new one."""
         self.mode, self._back = "away", now + seconds
@@ -151,5 +162,5 @@ class Membership:
         self.mode = "joining"
         self.incarnation += 1
         self._hellos += 1
-        self._heard, self._again = now, math.inf
+        self._heard, self._again, self._anew = now, math.inf, math.inf
         return [Send(Hello(device=self.device, incarnation=self.incarnation, lease=self._lease))]

@@ -22,6 +22,7 @@ from fedemu.device.bus import (
     JobFailed,
     Joined,
     Quit,
+    Reachable,
     Ready,
     Rouse,
     Submit,
@@ -83,9 +84,9 @@ class Bus:
         )
         self.broker.joined = lambda device, incarnation: self.joined.append((device, incarnation))
 
-    def peer(self, role: Any, token: str = "token") -> Peer:
+    def peer(self, role: Any, token: str = "token", number: int = 0) -> Peer:
         peer = Peer(self.network, role)
-        peer.dealer.send(Attach(token=token, role=role, number=0))
+        peer.dealer.send(Attach(token=token, role=role, number=number))
         return peer
 
 
@@ -287,6 +288,18 @@ async def test_only_a_process_that_has_attached_can_be_roused(bus: Bus, until: C
     assert bus.broker.rouse(0, [(3, 1)])
     await until(lambda: process.heard, "the lives")
     assert process.heard == [Rouse(lives=((3, 1),))]
+
+
+async def test_all_processes_hear_that_the_coordinator_can_be_reached_again(
+    bus: Bus, until: Callable[..., Any]
+) -> None:
+    attached: list[int] = []
+    bus.broker.attached = attached.append
+    first, second = bus.peer("process"), bus.peer("process", number=1)
+    await until(lambda: len(attached) == 2, "both processes")
+    bus.broker.coordinator_reachable()
+    await until(lambda: first.heard and second.heard, "the news")
+    assert first.heard == second.heard == [Reachable()]
 
 
 @pytest.fixture

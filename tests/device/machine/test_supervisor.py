@@ -297,6 +297,24 @@ async def test_a_coordinator_that_forgot_everyone_is_joined_again(coordinator: A
     assert server.heard_of(Died) == []
 
 
+@pytest.mark.parametrize("per_process", [1, 3])
+async def test_devices_come_back_as_soon_as_their_machine_does(coordinator: Any, plan: Any, per_process: int) -> None:
+    """Their Hellos were lost while there was no way, and their own next try is many minutes away."""
+    server, lost = coordinator(devices=3), set()
+    server.terms.patience = 1000
+    no_way = pytest.MonkeyPatch()
+    no_way.setattr(server, "welcome", lambda peer, hello: lost.add(hello.device))
+    async with supervising(plan(server.address, 3, per_process=per_process)) as task:
+        await server.until(lambda: lost == {0, 1, 2}, "the Hellos of all")
+        no_way.undo()
+        while len(server.members) < 3:
+            server.supervisor = None
+            await server.until(lambda: server.supervisor is not None, "the machine")
+            assert len(server.heard_of(Enroll)) < 60, "its devices do not come"
+        server.stop()
+        await ended(task)
+
+
 async def test_devices_that_heard_the_end_of_a_run_that_goes_on_live_again(coordinator: Any, plan: Any) -> None:
     """The coordinator was interrupted, and tells all. A machine that stands still just then does not hear it."""
     server = coordinator(devices=4)

@@ -56,6 +56,28 @@ def test_an_unanswered_hello_is_said_ever_later_and_soon_again_after_a_welcome()
     assert member.due == 131.0
 
 
+def test_a_device_whose_hello_is_unanswered_connects_anew_when_its_machine_reaches_the_coordinator() -> None:
+    member = joining()
+    for incarnation in (2, 3, 4):
+        assert member.tick(member.due) == [Connect(), hello(incarnation)]
+    assert member.due == 110.0
+    member.reachable(73.0)
+    assert member.due == pytest.approx(73.0 + 2.0 * (7 * 0.6180339887 % 1.0)), "spread over two seconds"
+    assert member.tick(73.6) == []
+    assert member.tick(75.0) == [Connect(), hello(5)]
+    assert member.due == 115.0, "once, if this Hello is lost, too"
+
+
+def test_a_device_whose_hello_is_on_its_way_does_not_say_another_one_when_its_machine_comes_back() -> None:
+    member = joining()
+    member.reachable(1.9)
+    assert member.due == 10.0
+    member = a_member()
+    member.said(9.0)
+    member.reachable(9.5)
+    assert member.due == 10.0, "a member has nothing to look for"
+
+
 def test_heartbeats_of_devices_that_came_together_are_spread_over_one_interval() -> None:
     due = sorted(a_member(device, 100.0).due - 100.0 for device in range(100))
     assert due[0] == 0.0
