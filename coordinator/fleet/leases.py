@@ -113,7 +113,7 @@ class Leases:
 
         A second request on the same connection gives the same lease. Raises RefusedError: lease_unknown (also if the
         lease belongs to another key), lease_taken, quota, fleet_full. With fleet_full the supervisor may ask again
-        later: others may lose theirs.
+        later: others may lose theirs, also others of its own key that has as many as it may have.
         """
         held = self._by_peer.get(peer)
         if token is not None and (held is None or held.token != token):
@@ -133,8 +133,16 @@ class Leases:
         if held is not None:
             return held
         if self.places is not None:
-            if key and self.held_by(key) + count > self.places(key, 0):
+            most = self.places(key, 0)
+            if key and self.held_by(key) + count > most:
                 self._reclaim(now, key)
+                taken = self.held_by(key)
+                if taken >= most and (wait := self._wait_for_own(now, key)) is not None:
+                    raise RefusedError(
+                        "fleet_full",
+                        f"This machine's key holds {taken} devices, and may not have more, but some of them are away, "
+                        f"and lose their places within {max(1, math.ceil(wait))} s.",
+                    )
             count = min(count, self.places(key, self.held_by(key)))
         wait = self._reclaim(now) if count > self.devices - self.granted else None
         if wait is not None and count > self.devices - self.granted:
@@ -322,6 +330,17 @@ class Leases:
             else:
                 waiting = max(waiting or 0.0, lease.left + self.hold - now)
         return waiting
+
+    def _wait_for_own(self, now: float, key: str) -> float | None:
+        """The seconds after which the first lease of this key goes to others. None if nobody of this key is away.
+
+        A supervisor whose connection is gone is away, also before it has been silent for long enough.
+        """
+        waits = []
+        for lease in self._by_token.values():
+            if lease.key == key and (lease.left is not None or lease.hung_up):
+                waits.append(self.hold - (0.0 if lease.left is None else now - lease.left))
+        return min((wait for wait in waits if wait >= 0.0), default=None)
 
     def _forget(self, lease: Lease) -> None:
         self._drop(lease)

@@ -124,7 +124,7 @@ def test_devices_whose_machine_is_away_for_long_or_was_revoked_do_not_count_in_t
     other = roster.enroll(b"o", 2, None, "", 0.0, OTHER)
     roster.leave_all(b"a", 1.0)
     roster.leave_all(b"o", 1.0)
-    with refused("quota", "holds 4 devices"):
+    with refused("fleet_full", "holds 4 devices, and may not have more, but some of them are away, .* within 59 s"):
         roster.enroll(b"b", 4, None, "", 2.0, KEY)
     assert len(roster.enroll(b"c", 4, None, "", 2.0 + roster.leases.hold, KEY)) == 4
     roster.leave_all(b"c", -math.inf)
@@ -135,6 +135,34 @@ def test_devices_whose_machine_is_away_for_long_or_was_revoked_do_not_count_in_t
     roster.leave_all(b"a", 1.0)
     assert len(roster.enroll(b"b", 2, None, "", 2.0 + roster.leases.hold, KEY)) == 2
     assert roster.enroll(b"c", 2, away.token, "", 200.0, KEY) is away, "nobody has needed its places"
+
+
+def test_a_machine_that_lost_its_lease_waits_for_its_places_and_one_whose_key_is_busy_elsewhere_does_not() -> None:
+    roster = a_roster(Quotas(), devices=4)
+    for peer, count in ((b"a", 3), (b"b", 1)):
+        roster.enroll(peer, count, None, "", 0.0, KEY).fresh = False
+    with refused("quota", "holds 4 devices"):
+        roster.enroll(b"c", 3, None, "", 1.0, KEY)
+    roster.leases.hung_up(b"a")  # nobody knows yet that it has not only lost its connection
+    with refused("fleet_full", "within 60 s"):
+        roster.enroll(b"c", 3, None, "", 1.0, KEY)
+    roster.leave_all(b"a", 11.0)
+    with refused("fleet_full", "within 40 s"):
+        roster.enroll(b"c", 3, None, "", 31.0, KEY)
+    assert len(roster.enroll(b"c", 3, None, "", 12.0 + roster.leases.hold, KEY)) == 3
+    with refused("quota", "holds 4 devices"):
+        roster.enroll(b"d", 1, None, "", 100.0, KEY)
+
+
+def test_a_lease_whose_devices_stay_without_their_machine_is_not_waited_for() -> None:
+    roster = a_roster(Quotas(), devices=1)
+    lease = roster.enroll(b"a", 1, None, "", 0.0, KEY)
+    roster.hello(b"device", Hello(device=0, incarnation=1, lease=lease.token), 0.0, KEY)
+    roster.leave(b"a", 1.0)
+    with refused("fleet_full", "within 1 s"):
+        roster.enroll(b"b", 1, None, "", 1.0 + roster.leases.hold, KEY)
+    with refused("quota", "holds 1 devices"):
+        roster.enroll(b"b", 1, None, "", 2.0 + roster.leases.hold, KEY)
 
 
 def test_a_key_has_as_many_sessions_as_its_quota_and_places_get_free_when_they_end() -> None:
