@@ -20,6 +20,7 @@ from fedemu.protocol.codec import Buffer, Limits, Packed, encode
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.descriptors import Turns
+from fedemu.protocol.transport.full_queues import FullQueues
 from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, Handle
 from fedemu.protocol.transport.line import Line, SocketLoop, incoming_for
 
@@ -74,6 +75,7 @@ class DirectRouter:
         self._names = itertools.count(random.getrandbits(32))
         self._timer: Handle | None = None
         self._closed = False
+        self._full_queues = FullQueues()
         self._watch = Turns(loop)
         self._open_door()
 
@@ -84,7 +86,7 @@ class DirectRouter:
         if self._bounds.queue and len(known.waiting) >= self._bounds.queue:
             if not (known.full or again):
                 known.full = True
-                logger.warning("the queue to peer %s is full; its messages are dropped", peer.hex())
+                self._full_queues.heard(peer)
             return False
         known.full = False
         parts = encode(message, frames)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -16,6 +15,7 @@ from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.connections import Connections
 from fedemu.protocol.transport.curve import KEY_CHARACTERS, ClientKeys, KeyGate, ServerKeys
 from fedemu.protocol.transport.endpoint import NOBLOCK, Endpoint
+from fedemu.protocol.transport.full_queues import FullQueues
 from fedemu.protocol.transport.handshakes import BrokenHandshakes, HandshakeWatch
 from fedemu.protocol.transport.interface import (
     BOUNDLESS,
@@ -34,8 +34,6 @@ from fedemu.protocol.transport.sockets import (
     unbind,
     unconnected,
 )
-
-logger = logging.getLogger(__name__)
 
 _OVERFLOW: Final = 1000
 """The most messages that a Dealer keeps in addition to ZeroMQ's own queue."""
@@ -153,6 +151,7 @@ class ZmqRouter(Endpoint):
         self._hand_on = hand_on
         self._rejected = rejected
         self._full: set[bytes] = set()
+        self._full_queues = FullQueues()
 
     def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = (), again: bool = False) -> bool:
         if self._socket.closed:
@@ -162,7 +161,7 @@ class ZmqRouter(Endpoint):
         except zmq.Again:
             if peer not in self._full and not again:
                 self._full.add(peer)
-                logger.warning("the queue to peer %s is full; its messages are dropped", peer.hex())
+                self._full_queues.heard(peer)
             return False
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
