@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedemu.ops.compare.beside import beside_best
 from fedemu.ops.compare.cells import cosine, number, seconds, size
 from fedemu.ops.compare.compare import compare
 from fedemu.ops.compare.entry import Statistic
@@ -169,6 +170,24 @@ def test_the_table_is_that_of_the_paper_with_the_traffic(runs: Path) -> None:
     assert "server job" not in task_table(study_of(runs / "fedavg-0"))[1]
     assert any(line.startswith("first and later tasks: ") for line in explanation(comparison))
     assert title in text(comparison, 400).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("kind", "cells"), [("classes", ["-29.2, p 0.258", "best"]), ("drift", None)], ids=["classes", "drift"]
+)
+def test_the_average_incremental_accuracy_is_tested_where_a_table_shows_it(
+    kind: str, cells: list[str] | None, tmp_path: Path
+) -> None:
+    """The differences are -1/6 and -5/12, so t is -7/3 with one degree of freedom."""
+    for seed, second in enumerate(([0.0, 1.0, 0.0], [0.5, 0.5, 0.0])):
+        write_run(tmp_path / f"fedavg-{seed}", [[1.0, 0.0, 0.0], second, [0.0, 0.25, 0.5]], seed=seed, kind=kind)
+    for seed, kept in enumerate((0.5, 1.0)):
+        rows = [[1.0, 0.0, 0.0], [0.5 + kept / 2, 0.5 + kept / 2, 0.0], [kept, kept, kept]]
+        write_run(tmp_path / f"mfcl-{seed}", rows, seed=seed, kind=kind, name="mfcl")
+    told = beside_best(compare([tmp_path]).entries)
+    assert told is not None
+    assert told[1].get("average incremental accuracy") == cells
+    assert "average accuracy" in told[1]
 
 
 @pytest.mark.parametrize(
