@@ -45,14 +45,20 @@ def text(comparison: Comparison, width: int) -> str:
     console = Console(width=width, color_system=None, highlight=False, force_jupyter=False)
     with console.capture() as captured:
         _print(console, columns(comparison))
-        told = [*filter(None, [beside_best(comparison.entries)])]
-        told += [task_table(study) for study in comparison.tasks]
-        told += [table for study in comparison.replay for table in replay_tables(study)]
-        for title, table in told:
+        for title, table in further_tables(comparison):
             console.print(f"\n{title}", markup=False)
             _print(console, table)
     lines = [line.rstrip() for line in captured.get().splitlines()]
     return "\n".join([*lines, *explanation(comparison)])
+
+
+def further_tables(comparison: Comparison) -> list[tuple[str, dict[str, list[str]]]]:
+    """The tables below the first one, each with its title: paired tests, classes task by task, replay."""
+    return [
+        *filter(None, [beside_best(comparison.entries)]),
+        *(task_table(study) for study in comparison.tasks),
+        *(table for study in comparison.replay for table in replay_tables(study)),
+    ]
 
 
 def task_table(study: TaskStudy) -> tuple[str, dict[str, list[str]]]:

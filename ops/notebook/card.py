@@ -11,6 +11,7 @@ from urllib.parse import quote
 _BOX = "display:inline-block;border:1px solid #8886;border-radius:6px;padding:.5em .9em;max-width:100%;overflow-x:auto"
 _NAME = "text-align:left;opacity:.7;font-weight:normal;padding:0 1.2em 0 0"
 _CELL = "text-align:left;padding:0"
+_TITLE = "margin-top:.8em"
 _FIRST = "text-align:left;min-width:10em"
 _OTHER = "white-space:nowrap"  # a number stays with its unit
 
@@ -30,12 +31,17 @@ def card(title: str, outcome: str, facts: Mapping[str, str]) -> str:
     return f'<div style="{_BOX}"><b>{escape(title)}</b> {escape(outcome)}<table style="margin:0">{lines}</table></div>'
 
 
-def table(columns: Mapping[str, Sequence[str]], under: Sequence[str] = ()) -> str:
-    """A table by column, and lines below it. The first column names the rows."""
+def table(columns: Mapping[str, Sequence[str]], title: str = "") -> str:
+    """A table by column, with a title above it if there is one. The first column names the rows."""
     head = _cells("th", (name.replace(" %", "\N{NO-BREAK SPACE}%") for name in columns), "")
     body = "".join(f"<tr>{_cells('td', line, _OTHER)}</tr>" for line in zip(*columns.values(), strict=True))
-    notes = "".join(f"<div>{escape(line)}</div>" for line in under)
-    return f'<div style="max-width:100%;overflow-x:auto"><table><tr>{head}</tr>{body}</table>{notes}</div>'
+    above = f'<div style="{_TITLE}">{escape(title)}</div>' if title else ""
+    return f'{above}<div style="max-width:100%;overflow-x:auto"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def notes(lines: Iterable[str]) -> str:
+    """Lines of text below tables."""
+    return "".join(f"<div>{escape(line)}</div>" for line in lines)
 
 
 def _cells(kind: str, cells: Iterable[str], others: str) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedemu.ops.compare.compare import Comparison
-from fedemu.ops.compare.text import columns, explanation, text
-from fedemu.ops.notebook.card import table
+from fedemu.ops.compare.text import columns, explanation, further_tables, text
+from fedemu.ops.notebook.card import notes, table
 from fedemu.ops.notebook.frames import comparison_frame
 
 if TYPE_CHECKING:
@@ -56,4 +56,6 @@ class ComparedRuns:
         return self.to_text()
 
     def _repr_html_(self) -> str:
-        return table(columns(self.comparison), explanation(self.comparison))
+        first = table(columns(self.comparison))
+        further = (table(cells, title=title) for title, cells in further_tables(self.comparison))
+        return "".join([first, *further, notes(explanation(self.comparison))])
