@@ -21,7 +21,7 @@ from fedemu.ops.experiment.sources import CONFIG_FILE
 from fedemu.ops.experiment.traces import TRACES_FILE
 from fedemu.ops.results.listing import find
 from fedemu.ops.results.words import Keys, Table, at, shown
-from fedemu.protocol.code.named import SHOWN
+from fedemu.protocol.code.named import SHOWN, without_cells
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.paths import is_file, is_folder
 from fedemu.protocol.ids import digest_of_file
@@ -260,10 +260,10 @@ def _label(group: Group, tables: Sequence[Table], differ: set[Keys]) -> str:
     if not own:
         return _folder(group)
     algorithm = own.get("algorithm") or {}
-    label = str(algorithm.get("name"))
+    label = without_cells(str(algorithm.get("name")))
     if algorithm.get("loss", "cross_entropy") != "cross_entropy":
-        label += f" + {algorithm['loss']}"
-    label += "".join(f" + {term}" for term in algorithm.get("terms") or {})
+        label += f" + {without_cells(str(algorithm['loss']))}"
+    label += "".join(f" + {without_cells(term)}" for term in algorithm.get("terms") or {})
     names = {path: short_name(path) for path in sorted(differ - _NAMED_OTHERWISE)}
     settings = []
     if differ & _REPLAY:
@@ -274,9 +274,9 @@ def _label(group: Group, tables: Sequence[Table], differ: set[Keys]) -> str:
     for path, name in names.items():
         value = at(own, path)
         if value is not None and value != usual(_sharing(path, own, tables), path):
-            whole = " ".join(path[2:]) if path[:2] == _TERMS else ".".join(path)
+            whole = " ".join(map(without_cells, path[2:])) if path[:2] == _TERMS else ".".join(path)
             unique = list(names.values()).count(name) == 1
-            settings.append(f"{name if unique else whole} {shown(value)}")
+            settings.append(f"{name if unique else whole} {without_cells(shown(value))}")
     told = ", ".join([label, *settings])
     return told if len(told) <= _LONGEST_LABEL else f"{label} ({_folder(group)})"
 

@@ -17,20 +17,18 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 from fedemu.ops.notebook.changes import changed_since
 from fedemu.ops.notebook.elsewhere import require_elsewhere
 from fedemu.ops.notebook.sources import alias_of, codes_of, source_of, submodules
+from fedemu.protocol.code.named import CELLS
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_among_others
 from fedemu.protocol.host.paths import is_file
 from fedemu.protocol.wording import an_object
 
-FOLDER = Path("fedemu-cells")
-"""The folder, in the working folder, that holds the files."""
 _LONGEST = 20_000
 """Characters of the longest plain value that is written."""
 _DIGITS = 12
@@ -57,9 +55,9 @@ def name_of(thing: Any, setting: str) -> str:
         return f"{thing.__module__}:{name}"
     text = Written(setting, name, thing.__module__).text
     digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
-    path = FOLDER / f"{name.lower()}_{digest}.py"
+    path = CELLS / f"{name.lower()}_{digest}.py"
     if not is_file(path):
-        FOLDER.mkdir(exist_ok=True)
+        CELLS.mkdir(exist_ok=True)
         write_among_others(path, text.encode())
     return f"{path}:{name}"
 

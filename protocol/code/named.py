@@ -26,6 +26,9 @@ from fedemu.protocol.ids import Digest
 SHOWN = 12
 """The number of digits of a digest that people are shown."""
 
+CELLS = Path("fedemu-cells")
+"""The folder, in the working folder, with files of what a notebook's cells or a script have defined."""
+
 _WITH_A_HOME = (type, FunctionType, BuiltinFunctionType, MethodType, type(functools.cache(len)))
 """What tells in which module it was defined: classes, and functions of several kinds. Other values do not."""
 _NAME = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*")
@@ -76,7 +79,7 @@ def load(name: str) -> Any:
     try:
         module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
     except (Exception, SystemExit) as error:
-        raise ConfigurationError(f"{place!r} can't be imported: {account(error)}") from error
+        raise ConfigurationError(f"{place!r} can't be imported: {account(error)}{_looked_in(place, error)}") from error
     try:
         found = getattr(module, attribute)
     except AttributeError:
@@ -119,6 +122,12 @@ def place_of(name: str) -> str:
     return name.rpartition(":")[0] or name
 
 
+def without_cells(name: str) -> str:
+    """The name of code as tables of people show it: of what a notebook or a script has defined its own name alone."""
+    place, _, attribute = name.rpartition(":")
+    return attribute if Path(place).parent == CELLS else name
+
+
 def _require_own(place: str, module: ModuleType, attribute: str, found: Any) -> None:
     """Raise ConfigurationError for what a module has imported: its source is not that of the module."""
     if not isinstance(found, _WITH_A_HOME):
@@ -133,6 +142,13 @@ def _require_own(place: str, module: ModuleType, attribute: str, found: Any) -> 
 
 def _same_file(place: str, known: str) -> bool:
     return place.endswith(".py") and known.endswith(".py") and Path(place).resolve() == Path(known).resolve()
+
+
+def _looked_in(place: str, error: BaseException) -> str:
+    """Where a module was looked for that was not found."""
+    if not isinstance(error, ModuleNotFoundError) or error.name != place.partition(".")[0]:
+        return ""
+    return f"; it was looked for in PYTHONPATH and in the working folder, {Path.cwd()}"
 
 
 def _elsewhere(module: ModuleType) -> str:

@@ -158,6 +158,23 @@ def test_rows_are_named_by_method_loss_and_the_settings_in_which_they_differ(tmp
     ]
 
 
+def test_what_a_notebook_has_defined_is_named_without_the_file_that_keeps_it(tmp_path: Path) -> None:
+    def cell(digest: str) -> dict[str, Any]:
+        terms = {"fedemu-cells/held_0123456789ab.py:held": {"width": 2}}
+        return {"name": f"fedemu-cells/half_{digest}.py:Half", "loss": "fedemu-cells/focal_45.py:focal", "terms": terms}
+
+    runs = [
+        write_run(tmp_path / "a", [0.5], algorithm=cell("1a"), model={"name": "fedemu-cells/net_12.py:Net"}),
+        write_run(tmp_path / "b", [0.5], algorithm=cell("1a"), model={"name": "cells/net_12.py:Net"}),
+        write_run(tmp_path / "c", [0.5], algorithm=cell("2b"), model={"name": "cells/net_12.py:Net"}),
+    ]
+    assert labels(compare(runs[:2])) == [
+        "Half + focal + held, model Net",
+        "Half + focal + held, model cells/net_12.py:Net",
+    ]
+    assert labels(compare(runs[1:])) == ["Half + focal + held (b)", "Half + focal + held (c)"], "two versions"
+
+
 def test_rows_are_named_by_local_terms_and_by_the_options_in_which_rows_of_a_term_differ(tmp_path: Path) -> None:
     ewc, lwf = {"coefficient": 100.0}, {"coefficient": 1.0, "temperature": 2.0}
     terms: list[dict[str, Any]] = [{}, {"ewc": ewc}, {"lwf": lwf}, {"ewc": ewc, "lwf": lwf}, {"mine.py:held": {}}]

@@ -105,6 +105,19 @@ def test_code_that_does_not_exist_is_named(name: str, message: str, working_fold
         load(name)
 
 
+def test_a_module_that_is_not_found_is_told_where_it_was_looked_for(working_folder: Path) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        load("no_such_module.part:x")
+    assert str(error.value) == (
+        "'no_such_module.part' can't be imported: ModuleNotFoundError: No module named 'no_such_module'; "
+        f"it was looked for in PYTHONPATH and in the working folder, {working_folder}"
+    )
+    (working_folder / "mine_that_needs.py").write_text("import another_that_is_missing\n")
+    with pytest.raises(ConfigurationError) as error:
+        load("mine_that_needs:x")
+    assert "it was looked for" not in str(error.value), "the module is there; what it imports is not"
+
+
 @pytest.fixture
 def restricted(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test forbids this process is forgotten after it."""
