@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.compare.compare import Comparison
 from fedemu.ops.compare.entry import FIGURES
+from fedemu.ops.results.own_measures import own_measures
 from fedemu.protocol.errors import FedemuError
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ class Rows(tuple[Row, ...]):
 
         Shares are between 0 and 1. What was not measured is NaN. A column that holds several numbers by round, such as
         ``class_accuracy``, has a tuple in each line. What devices reported has a column each, such as
-        ``device_metrics.loss``. ``remarks`` are NaN if no round has any. Raises FedemuError if pandas is not installed.
+        ``device_metrics.loss``, and so has each number that a method of one's own remarks, such as ``remarks.norm``.
+        ``remarks`` are NaN if no round has any. Raises FedemuError if pandas is not installed.
         """
         lines = [_flat(row) for row in self or (Row(round=0),)]
         if not any(line["remarks"] for line in lines):  # Parquet has no column of mappings that are all empty
@@ -45,10 +47,15 @@ _NUMBERS = {
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    """A row by column. What devices reported has columns of its own."""
+    """A row by column. What devices reported has columns of its own, and so have the method's own measures."""
     columns = row.to_json()
     reported: Mapping[str, float | None] = columns.pop("device_metrics")
-    return columns | {f"device_metrics.{name}": value for name, value in reported.items()}
+    remarked = {measure.name: value for measure, value in own_measures(row).items() if measure.teller == "method"}
+    return {
+        **columns,
+        **{f"device_metrics.{name}": value for name, value in reported.items()},
+        **{f"remarks.{name}": value for name, value in remarked.items()},
+    }
 
 
 def frame_of(lines: Iterable[Mapping[str, Any]], numbers: set[str]) -> DataFrame:
@@ -59,7 +66,7 @@ def frame_of(lines: Iterable[Mapping[str, Any]], numbers: set[str]) -> DataFrame
         raise FedemuError("a frame needs pandas, which is not installed; install it: pip install pandas") from error
     frame = pandas.DataFrame(list(lines))
     for column in frame.columns:
-        if column in numbers or column.startswith("device_metrics."):
+        if column in numbers or column.startswith(("device_metrics.", "remarks.")):
             frame[column] = pandas.to_numeric(frame[column])
     return frame
 

@@ -118,6 +118,15 @@ def test_a_frame_can_be_written_as_parquet(directory: Path, tmp_path: Path) -> N
     assert some.remarks.tolist() == [{}, told]
 
 
+def test_numbers_that_a_method_remarks_have_columns_of_a_frame() -> None:
+    rows = Rows([Row(round=1, remarks={"norm": 2.5, "word": "a", "replay": {"period": 0}}), Row(round=2)])
+    frame = rows()
+    assert [column for column in frame.columns if column.startswith("remarks")] == ["remarks", "remarks.norm"]
+    assert frame["remarks.norm"].dtype == float
+    assert frame["remarks.norm"][0] == 2.5
+    assert math.isnan(frame["remarks.norm"][1])
+
+
 def test_a_frame_without_pandas_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(
