@@ -215,6 +215,7 @@ def build_terms(
                 f"algorithm.terms {other!r} and {name!r} both make a LocalTerm {found.name!r}, and what is remembered "
                 "for a term is kept under this name; give your own another name"
             )
+        _require_takes(("the model", "the pass"), found.term, f"the function of algorithm.terms {name!r}")
         built[name] = found
     return built
 
@@ -228,6 +229,8 @@ def find_criterion(name: str, model: Model | None = None) -> Criterion:
     if found is AsymmetricCrossEntropy:
         return AsymmetricCrossEntropy(model if isinstance(model, Growing) else None)
     if found not in OF_TASKS:
+        if not inspect.isclass(found):
+            _require_takes(("logits", "batch", "facts"), found, f"algorithm.loss {name!r}")
         criterion: Criterion = found
         return criterion
     if not isinstance(model, Growing):
@@ -258,6 +261,18 @@ def find(what: str, name: str, known: Mapping[str, Any]) -> Any:
     if not callable(found):
         raise ConfigurationError(f"{what} {name!r} is {type(found).__name__}; it must be a function or a class")
     return found
+
+
+def _require_takes(arguments: tuple[str, ...], function: Callable[..., Any], what: str) -> None:
+    """Raise ConfigurationError, which speaks of ``what``, if a function can't be called with so many arguments."""
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # some functions of C tell none
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise ConfigurationError(f"{what} is called with ({', '.join(arguments)}), and can't be: {error}") from None
 
 
 def _takes_arguments(builder: Callable[..., Any]) -> bool:

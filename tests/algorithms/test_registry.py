@@ -33,6 +33,7 @@ import torch
 from torch import nn
 from fedemu.algorithms.methods.fedavg import FedAvg
 from fedemu.algorithms.terms.consolidation import ewc
+from fedemu.algorithms.terms.local_term import LocalTerm
 from fedemu.algorithms.training.objective import proximity
 
 
@@ -89,6 +90,14 @@ def another_ewc(ingredients):
 
 def double(logits, batch, facts):
     return 2 * logits.sum()
+
+
+def of_labels(logits, labels):
+    return torch.nn.functional.cross_entropy(logits, labels)
+
+
+def of_the_pass(ingredients):
+    return LocalTerm("of_the_pass", lambda at: 0 * at.outputs.logits.sum(), previous=False)
 
 
 broken = 5
@@ -191,6 +200,21 @@ def test_an_own_criterion_and_a_file_by_its_path(own: str, tmp_path: Path) -> No
     assert find_criterion("cross_entropy") is cross_entropy
     criterion = find_criterion(f"{tmp_path / 'registry_example.py'}:double")
     assert float(criterion(torch.ones(2, 3), None, None)) == 12.0  # type: ignore[arg-type]
+
+
+def test_a_loss_or_a_term_of_other_arguments_is_told_with_which_it_is_called(own: str, ingredients: Ingredients) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        find_criterion(f"{own}:of_labels")
+    assert str(caught.value) == (
+        "algorithm.loss 'registry_example:of_labels' is called with (logits, batch, facts), and can't be: "
+        "too many positional arguments"
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        build_terms({f"{own}:of_the_pass": {}}, ingredients)
+    assert str(caught.value) == (
+        "the function of algorithm.terms 'registry_example:of_the_pass' is called with (the model, the pass), "
+        "and can't be: too many positional arguments"
+    )
 
 
 @pytest.mark.parametrize(
