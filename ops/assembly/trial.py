@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.interface import Forest, LocalProgram, Plan, Revealing, Tree, mixes
 from fedemu.algorithms.terms.importance import AskImportance
 from fedemu.algorithms.terms.remembering import IMPORTANCE, kept_at_first
@@ -65,8 +66,8 @@ def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
     """Put an experiment together as a coordinator needs it, and try it out.
 
     ``say`` gets a line for people while data are decoded, which happens in a process of its own, one if the data look
-    like images whose channels come last, one if a table has columns without numbers, one if the first tasks find no
-    public data of their classes, one if there are no validation samples on which to evaluate, one if no device sends a
+    like images whose channels come last, one if a table has columns without numbers, one if classes have no sample to
+    train on, one if the first tasks find no public data of their classes, one if there are no validation samples on which to evaluate, one if no device sends a
     model to diagnose, and one if devices are computed in another way than the experiment says. Its ``local.executor``
     is then the one that is taken.
     Raises ConfigurationError or DataError if a part cannot be made, or if the parts do not fit together.
@@ -76,7 +77,8 @@ def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
     # These are made first, because a wrong name and an impossible partition are found quickly.
     _ = parts.algorithm, parts.stream
     computing = try_out(parts)
-    warnings_of_data = (_channels_last(parts.corpus.input_shape), _no_numbers(parts.corpus.left_out))
+    corpus = parts.corpus
+    warnings_of_data = (_channels_last(corpus.input_shape), _no_numbers(corpus.left_out), _untaught(corpus))
     for warning in (*warnings_of_data, untrained(parts.public, parts.model)):
         if warning:
             say(warning)
@@ -107,12 +109,27 @@ def _no_numbers(left_out: Sequence[str]) -> str:
     """A line for people about the columns of a table that are no part of a sample. Empty if there are none."""
     if not left_out:
         return ""
-    names = ", ".join(map(repr, left_out[:_MOST_NAMES]))
-    rest = f" and {len(left_out) - _MOST_NAMES} more" if len(left_out) > _MOST_NAMES else ""
     return (
-        f"warning: no part of a sample, because it holds no numbers: {names}{rest}; make numbers of it, as by one-hot "
-        "codes, if it should count"
+        f"warning: no part of a sample, because it holds no numbers: {_listed(left_out)}; make numbers of it, as by "
+        "one-hot codes, if it should count"
     )
+
+
+def _untaught(corpus: Corpus) -> str:
+    """A line for people about classes without a sample to train on. Empty if there are none."""
+    counts = np.bincount(corpus.train.y, minlength=corpus.classes)
+    lacking = [name for name, count in zip(corpus.class_names, counts, strict=True) if not count]
+    if not lacking:
+        return ""
+    return (
+        f"warning: {len(lacking)} of {corpus.classes} classes have no sample to train on: {_listed(lacking)}; where y "
+        "is an array of whole numbers, every number from 0 to the largest is a class"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"{', '.join(map(repr, names[:_MOST_NAMES]))}{rest}"
 
 
 def try_out(parts: Parts) -> Computing:

@@ -213,6 +213,23 @@ def test_images_whose_channels_come_last_are_told(
     assert (told in said) == warned
 
 
+@pytest.mark.parametrize(("step", "warned"), [(1, False), (2, True)])
+def test_classes_without_a_sample_to_train_on_are_told(
+    step: int, warned: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        f"import numpy as np\n\ny = np.arange(300) % 3 * {step}\npair = (np.ones((300, 4), np.float32), y)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    tried_parts(experiment("data.dataset=mine.py:pair", "data.partition={kind='iid'}"), said.append)
+    told = (
+        "warning: 2 of 5 classes have no sample to train on: '1', '3'; where y is an array of whole numbers, every "
+        "number from 0 to the largest is a class"
+    )
+    assert (told in said) == warned
+
+
 def test_columns_without_numbers_are_told(tmp_path: Path) -> None:
     rows = [{"a": i % 10, "label": i % 10, **{f"c{n}": "x" for n in range(12)}} for i in range(200)]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
