@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import re
+import weakref
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 
 from fedemu.algorithms.interface import Ask, Reply, total
 from fedemu.coordinator.asks.ask import Terms
+from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.json_lines import read_lines
 from fedemu.coordinator.record.run import Run
@@ -204,14 +207,32 @@ async def test_devices_announce_further_times_also_after_ten_years(
     assert [row.virtual_time for row in left.rows] == [4 * year, 8 * year, 12 * year, 16 * year]
 
 
-async def test_every_ask_of_a_script_is_an_exchange_of_its_own(
-    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+async def test_every_ask_of_a_script_is_an_exchange_of_its_own_and_nothing_keeps_it_when_it_is_over(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    exchanges: list[weakref.ref[Exchange]] = []
+
+    def kept(*parts: Any) -> Exchange:
+        exchange = Exchange(*parts)
+        exchanges.append(weakref.ref(exchange))
+        return exchange
+
+    def script(index: int, work: wire.Work) -> Any:
+        asks.add(work.ask)
+        held.append([exchange() for exchange in exchanges[:-1]])
+        return {"after": 10.0}
+
     asks: set[str] = set()
-    make_fleet(script=lambda index, work: asks.add(work.ask) or {"after": 10.0})
-    plan = make_plan(rounds=2, asks=2)
-    _, left = await play(plan)
+    held: list[list[Exchange | None]] = []
+    make_fleet(script=script)
+    monkeypatch.setattr(asking, "Exchange", kept)
+    gc.disable()
+    try:
+        _, left = await play(make_plan(rounds=2, asks=2))
+    finally:
+        gc.enable()
     assert asks == {"1.0.0", "1.0.1", "2.0.0", "2.0.1"}
+    assert held[-1] == [None] * 3
     assert [(row.selected, row.attempts, row.virtual_time) for row in left.rows] == [
         (8, 1, 20.0),
         (8, 1, 40.0),
