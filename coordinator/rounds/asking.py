@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from fedemu.algorithms.interface import (
-    Algorithm,
     Ask,
     Context,
     CountingSteps,
@@ -25,7 +24,6 @@ from fedemu.coordinator.asks.ask import AskMachine, Terms
 from fedemu.coordinator.asks.branches import Branches
 from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.asks.folding import Folding, collects
-from fedemu.coordinator.asks.holdings import Holdings
 from fedemu.coordinator.asks.parts import AskParts, Contribution
 from fedemu.coordinator.asks.payload import PayloadTemplate
 from fedemu.coordinator.asks.tensors import require_tensors, told_payload
@@ -36,13 +34,14 @@ from fedemu.coordinator.fleet.columns import Mask
 from fedemu.coordinator.fleet.online_times import FARTHEST, horizon, horizon_of_ask
 from fedemu.coordinator.fleet.sampling import draw_cohort
 from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run_directory import RunDirectory
 from fedemu.coordinator.rounds.numerics import Numerics
 from fedemu.coordinator.rounds.shortfall import Shortfall
 from fedemu.coordinator.rounds.tally import Tally
 from fedemu.coordinator.service.service import SPARE_UNFINISHED, Service, most_unfinished
 from fedemu.coordinator.service.shelf import pack_tree
-from fedemu.coordinator.settings import Settings, ceil_share
+from fedemu.coordinator.settings import ceil_share
 from fedemu.protocol.codec import DOWN, encode
 from fedemu.protocol.errors import ConfigurationError, ProtocolError, QuorumError
 from fedemu.protocol.ids import AskId, DeviceId
@@ -74,23 +73,18 @@ class Asking:
 
     def __init__(
         self,
-        settings: Settings,
+        plan: CoordinatorPlan,
         service: Service,
-        algorithm: Algorithm[Any],
-        classes: int,
         numerics: Numerics,
         run: RunDirectory,
         observers: Observers,
-        holdings: Holdings | None,
     ) -> None:
-        self._settings = settings
+        self._plan = plan
+        self._settings = plan.settings
         self._service = service
-        self._algorithm = algorithm
-        self._classes = classes
         self._numerics = numerics
         self._run = run
         self._observers = observers
-        self._holdings = holdings
 
     async def exchange(self, ask_id: AskId, ask: Ask, context: Context, tally: Tally) -> Reply:
         """Carry out an ask and reduce its replies. Raises TooFewReplies if too few devices reply.
@@ -255,9 +249,9 @@ class Asking:
     def _prepare(self, ask_id: AskId, ask: Ask, context: Context, cohort: Sequence[DeviceId], keeps: bool) -> AskParts:
         """The parts of an ask, whose replies are kept until its end or not. This takes long, so it runs in a thread."""
         try:
-            program = self._algorithm.programs[ask.program]
+            program = self._plan.algorithm.programs[ask.program]
         except KeyError:
-            known = ", ".join(sorted(self._algorithm.programs))
+            known = ", ".join(sorted(self._plan.algorithm.programs))
             raise ConfigurationError(f"The algorithm asks for the program {ask.program!r}; it has {known}.") from None
         require_tensors(ask)
         template = PayloadTemplate.of(told_payload(ask.program, program, ask.shared))
@@ -284,10 +278,10 @@ class Asking:
             processed=program.processed if isinstance(program, CountingSteps) else 0.0,
             template=template,
             keeps_state=self._settings.replay or _keeps_own_state(program, ask),
-            label_counts=self._classes if program.declares_label_counts else None,
+            label_counts=self._plan.classes if program.declares_label_counts else None,
             max_norm=self._settings.max_norm,
             spill=self._run.spill if keeps else None,
-            holdings=self._holdings,
+            holdings=self._plan.holdings,
             measured=program.measured if isinstance(program, Measuring) else frozenset(),
         )
         _require_readable(parts, cohort)
@@ -318,7 +312,7 @@ class Asking:
 
     async def _diagnose(self, exchange: Exchange, ask: Ask, diagnosis: RoundDiagnosis) -> None:
         """Examine the accepted devices' models, one at a time, so that a signal does not have to wait for all."""
-        program = self._algorithm.programs[ask.program]
+        program = self._plan.algorithm.programs[ask.program]
         if isinstance(program, Revealing):
             contributions = exchange.contributions
             diagnosis.begin([contribution.reply.device for contribution in contributions])

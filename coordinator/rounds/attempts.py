@@ -13,8 +13,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from fedemu.algorithms.interface import Algorithm, Ask, Context, DeviceReply, Reply, Script, ServerJob, Tree
 from fedemu.algorithms.scripts import next_request
 from fedemu.algorithms.trees import model_digest
-from fedemu.coordinator.evaluation.diagnosis import Diagnosis, RoundDiagnosis
+from fedemu.coordinator.evaluation.diagnosis import RoundDiagnosis
 from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.rounds.asking import Asking, TooFewReplies
 from fedemu.coordinator.rounds.numerics import Numerics
 from fedemu.coordinator.rounds.server_job import run_server_job
@@ -22,7 +23,6 @@ from fedemu.coordinator.rounds.server_job_worker import Place
 from fedemu.coordinator.rounds.shortfall import Shortfall
 from fedemu.coordinator.rounds.tally import Tally
 from fedemu.coordinator.service.service import Service
-from fedemu.coordinator.settings import Settings
 from fedemu.protocol.code.own_code import Elsewhere
 from fedemu.protocol.errors import ConfigurationError, QuorumError
 from fedemu.protocol.ids import AskId, digest_of
@@ -46,11 +46,9 @@ class Attempts(Generic[S]):
 
     def __init__(
         self,
-        settings: Settings,
-        algorithm: Algorithm[S],
+        plan: CoordinatorPlan,
         asking: Asking,
         service: Service,
-        diagnosis: Diagnosis | None,
         checkpoint: Path,
         numerics: Numerics,
         observers: Observers,
@@ -60,11 +58,11 @@ class Attempts(Generic[S]):
 
         ``at_rest`` waits until nothing is computed beside the rounds. Every server job waits for that.
         """
-        self._settings = settings
-        self._algorithm = algorithm
+        self._settings = plan.settings
+        self._algorithm: Algorithm[S] = plan.algorithm
         self._asking = asking
         self._service = service
-        self._diagnosis = diagnosis
+        self._diagnosis = plan.diagnosis
         self._checkpoint = checkpoint
         self._numerics = numerics
         self._observers = observers

@@ -62,17 +62,9 @@ class Rounds(Generic[S]):
         self._numerics = numerics
         self._observers = observers
         self._computed = computed
-        asking = Asking(plan.settings, service, plan.algorithm, plan.classes, numerics, run, observers, plan.holdings)
+        asking = Asking(plan, service, numerics, run, observers)
         self._attempts: Attempts[S] = Attempts(
-            plan.settings,
-            plan.algorithm,
-            asking,
-            service,
-            plan.diagnosis,
-            run.checkpoint,
-            numerics,
-            observers,
-            self._until_nothing_computes,
+            plan, asking, service, run.checkpoint, numerics, observers, self._until_nothing_computes
         )
 
     @property
