@@ -49,14 +49,13 @@ class CoordinatorPlan:
     ``data`` is a digest of the data set, of which ``data_set`` is the digest, and of what is frozen in the model.
     ``frozen`` are the tensors of the model that are no variables. The final model has them beside its variables.
     ``directory`` has been claimed: it holds a ``config.toml``, and the rounds that the run has played before, if any.
-    ``signals`` says whether SIGINT, SIGTERM and SIGHUP end it. ``opened`` is called once with the address at which the
-    coordinator listens, when everything has been put together and the wait for devices begins. ``holdings`` bound what
-    devices may say of their samples, and ``quotas`` what a machine may take. ``shown`` is called once, on the event
-    loop, with what tells at any time what the devices do. ``planned`` are the on-line times of devices that sleep until
-    they are asked, None if devices live at once and announce theirs. ``compute`` is how this process computes, which
-    is compared with how the run was computed before; None: nothing is known of it. ``at_rest`` waits until nothing is
-    computed in this process beside the coordinator, such as the training of devices that live in it. ``about`` is what
-    ``data.json`` tells of the data.
+    ``opened`` is called once with the address at which the coordinator listens, when everything has been put together
+    and the wait for devices begins. ``holdings`` bound what devices may say of their samples, and ``quotas`` what a
+    machine may take. ``shown`` is called once, on the event loop, with what tells at any time what the devices do.
+    ``planned`` are the on-line times of devices that sleep until they are asked, None if devices live at once and
+    announce theirs. ``compute`` is how this process computes, which is compared with how the run was computed before;
+    None: nothing is known of it. ``at_rest`` waits until nothing is computed in this process beside the coordinator,
+    such as the training of devices that live in it. ``about`` is what ``data.json`` tells of the data.
     """
 
     address: str
@@ -81,7 +80,6 @@ class CoordinatorPlan:
     quotas: Quotas = field(default_factory=Quotas)
     compute: Compute | None = None
     observers: Sequence[RunObserver] = ()
-    signals: bool = True
     opened: Callable[[str], None] = lambda address: None
     shown: Callable[[FleetView], None] = lambda view: None
     at_rest: Callable[[], Awaitable[None]] = _alone

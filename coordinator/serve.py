@@ -136,7 +136,7 @@ class Coordinator:
         """Run to the end, as ``serve`` describes it."""
         try:
             router = self._service.open(self._plan.network, self._plan.address)
-            with _stop_signals(self._plan.signals) as stopped:
+            with _stop_signals() as stopped:
                 try:
                     if self._rounds.standing.round < self._plan.settings.rounds:
                         self._resume()
@@ -284,10 +284,10 @@ def _require_shapes(kept: Tree, fresh: Tree) -> None:
 
 
 @contextlib.contextmanager
-def _stop_signals(wanted: bool) -> Iterator[asyncio.Event]:
+def _stop_signals() -> Iterator[asyncio.Event]:
     """An event that the signals set by which people stop a process. Only the main thread can hear them."""
     stopped = asyncio.Event()
-    if not wanted or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield stopped
         return
     loop = asyncio.get_running_loop()
