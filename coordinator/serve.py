@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Mapping
 from functools import partial
 from typing import Any
 
@@ -34,7 +32,7 @@ from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError
 from fedemu.protocol.host.hardware import host_name
-from fedemu.protocol.host.kernel import stop_signals
+from fedemu.protocol.host.stopping import hearing_stop
 from fedemu.protocol.messages import Granted
 
 _OTHER_SUMS = (
@@ -135,8 +133,8 @@ class Coordinator:
     async def run(self) -> Summary:
         """Run to the end, as ``serve`` describes it."""
         try:
-            router = self._service.open(self._plan.network, self._plan.address)
-            with _stop_signals() as stopped:
+            router, stopped = self._service.open(self._plan.network, self._plan.address), asyncio.Event()
+            with hearing_stop(lambda name: stopped.set()):
                 try:
                     if self._rounds.standing.round < self._plan.settings.rounds:
                         self._resume()
@@ -281,21 +279,3 @@ def _require_shapes(kept: Tree, fresh: Tree) -> None:
                 f"there, and {now.get(name, 'of nothing')} here; undo what was changed in the model or the data, or "
                 "start a new run."
             )
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[asyncio.Event]:
-    """An event that the signals set by which people stop a process. Only the main thread can hear them."""
-    stopped = asyncio.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopped
-        return
-    loop = asyncio.get_running_loop()
-    numbers = stop_signals()
-    for number in numbers:
-        loop.add_signal_handler(number, stopped.set)
-    try:
-        yield stopped
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)

@@ -6,10 +6,9 @@ import asyncio
 import logging
 import os
 import secrets
-import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Never
@@ -32,9 +31,9 @@ from fedemu.protocol.errors import Interrupted
 from fedemu.protocol.host.futures import listen
 from fedemu.protocol.host.hardware import host_name
 from fedemu.protocol.host.idleness import Idleness, Stuckness
-from fedemu.protocol.host.kernel import stop_signals
 from fedemu.protocol.host.phases import mark, used
 from fedemu.protocol.host.private import private_folder
+from fedemu.protocol.host.stopping import hearing_stop
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
@@ -85,7 +84,13 @@ async def supervise(plan: SupervisorPlan) -> str:
     """
     current = asyncio.current_task()
     assert current is not None
-    with _signals(current) as signalled:
+    signalled: list[str] = []
+
+    def stop(name: str) -> None:
+        signalled.append(name)
+        current.cancel()
+
+    with hearing_stop(stop):
         try:
             async with AsyncExitStack() as stack:
                 await Supervision(plan, stack).run()
@@ -270,28 +275,3 @@ async def _beside(first: Coroutine[Any, Any, None], second: Coroutine[Any, Any, 
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
-
-
-@contextmanager
-def _signals(task: asyncio.Task[object]) -> Iterator[list[str]]:
-    """The first SIGINT, SIGTERM or SIGHUP cancels ``task``. The name of the signal is then in the list."""
-    received: list[str] = []
-    loop = asyncio.get_running_loop()
-
-    def stop(number: signal.Signals) -> None:
-        if not received:
-            received.append(number.name)
-            task.cancel()
-
-    taken = []
-    try:
-        for number in stop_signals():
-            try:
-                loop.add_signal_handler(number, stop, number)
-            except (RuntimeError, ValueError):
-                break  # this is not the main thread, and only the main thread gets signals
-            taken.append(number)
-        yield received
-    finally:
-        for number in taken:
-            loop.remove_signal_handler(number)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import quote
 
@@ -21,9 +20,9 @@ from fedemu.ops.running.together import places, reachable, refuse_metrics_at_add
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, Interrupted
 from fedemu.protocol.host.hardware import host_name
-from fedemu.protocol.host.kernel import stop_signals
 from fedemu.protocol.host.open_files import allow_open_files
 from fedemu.protocol.host.private import working_folder
+from fedemu.protocol.host.stopping import hearing_stop
 from fedemu.protocol.transport.curve import ServerKeys
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
@@ -83,7 +82,8 @@ def run_edge(runtime: Runtime, opened: Callable[[str], None], below_keys: Server
         above, below = ZmqNetwork(keys=above_keys, watched=True), ZmqNetwork(keys=below_keys)
         try:
             edge = Edge(plan, above, below)
-            with served(runtime, lambda: edge.traffic), _stopping() as stopped:
+            stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            with served(runtime, lambda: edge.traffic), hearing_stop(stopped.set_result):
                 running = asyncio.ensure_future(edge.run())
                 await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 if not running.done():
@@ -113,27 +113,6 @@ def _most_connections() -> int:
             "allowed; raise the limit (ulimit -Hn 4096)"
         )
     return limit - SPARE_FILES
-
-
-@contextmanager
-def _stopping() -> Iterator[asyncio.Future[str]]:
-    """The name of the first signal that is to stop this process."""
-    loop = asyncio.get_running_loop()
-    stopped: asyncio.Future[str] = loop.create_future()
-
-    def stop(name: str) -> None:
-        if not stopped.done():
-            stopped.set_result(name)
-
-    signs = stop_signals()
-    for sign in signs:
-        loop.add_signal_handler(sign, stop, sign.name)
-    try:
-        yield stopped
-    finally:
-        for sign in signs:
-            loop.remove_signal_handler(sign)
-        stopped.cancel()
 
 
 def main(words: Sequence[str]) -> int:

@@ -20,7 +20,7 @@ from fedemu.ops.live.server import Page
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import shortage
-from fedemu.protocol.host.kernel import stop_signals
+from fedemu.protocol.host.stopping import hearing_stop
 
 HOST: Final = "127.0.0.1"
 FIRST_PORT: Final = 8160
@@ -54,20 +54,19 @@ async def _serve(page: Page, listening: socket.socket, opened: Callable[[str, st
     await runner.setup()
     stopped = asyncio.Event()
     asyncio.get_running_loop().set_exception_handler(_told_once())
-    for sign in stop_signals():
-        asyncio.get_running_loop().add_signal_handler(sign, stopped.set)
-    following = asyncio.create_task(page.follow())
-    try:
-        await web.SockSite(runner, listening).start()
-        opened(f"http://{HOST}:{number}/", page.token)
-        while not stopped.is_set() and not following.done():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), 0.5)
-            if parent is not None and _is_gone(parent) and not page.wanted(LINGER_SECONDS):
-                break
-    finally:
-        following.cancel()
-        await runner.cleanup()
+    with hearing_stop(lambda name: stopped.set()):
+        following = asyncio.create_task(page.follow())
+        try:
+            await web.SockSite(runner, listening).start()
+            opened(f"http://{HOST}:{number}/", page.token)
+            while not stopped.is_set() and not following.done():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stopped.wait(), 0.5)
+                if parent is not None and _is_gone(parent) and not page.wanted(LINGER_SECONDS):
+                    break
+        finally:
+            following.cancel()
+            await runner.cleanup()
     if following.done() and not following.cancelled():
         following.result()
 

@@ -1,0 +1,51 @@
+"""A process with an event loop hears the first signal that is to stop it, and only in its main thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+
+from fedemu.protocol.host.stopping import hearing_stop
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_the_first_signal_that_is_to_stop_a_process_is_heard_and_no_other_after_it(sign: signal.Signals) -> None:
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)]
+    told: list[str] = []
+    with hearing_stop(told.append):
+        for each in (sign, signal.SIGTERM, sign):
+            os.kill(os.getpid(), each)
+            for _ in range(3):
+                await asyncio.sleep(0)
+    assert told == [sign.name]
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)] == before
+
+
+async def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    try:
+        with hearing_stop(pytest.fail):
+            os.kill(os.getpid(), signal.SIGHUP)
+            for _ in range(3):
+                await asyncio.sleep(0)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_another_thread_than_the_main_one_hears_no_signals() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    within: list[object] = []
+
+    async def look() -> None:
+        with hearing_stop(lambda name: None):
+            within.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=asyncio.run, args=(look(),))
+    thread.start()
+    thread.join(60)
+    assert within == [before]
