@@ -85,12 +85,13 @@ def read_object(text: bytes, place: Path | str) -> dict[str, Any]:
     return value
 
 
-def is_object(line: bytes) -> bool:
-    """Whether a line, with its line break, holds a JSON object."""
+def object_in(text: bytes | str) -> dict[str, Any] | None:
+    """The JSON object that ``text`` holds. None if it holds none, as where a line is damaged or was cut off."""
     try:
-        return line.endswith(b"\n") and isinstance(json.loads(line), dict)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        return False
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def damaged(place: Path | str, cause: str) -> ConfigurationError:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.coordinator.record.data_file import DATA
-from fedemu.coordinator.record.json_lines import is_object, plain, to_line
+from fedemu.coordinator.record.json_lines import object_in, plain, to_line
 from fedemu.coordinator.record.row import Row, read_rows
 from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol.errors import ConfigurationError, FedemuError
@@ -237,7 +237,8 @@ class RunDirectory:
         names = chain([f"{log}.damaged.jsonl"], (f"{log}.damaged-{number}.jsonl" for number in count(2)))
         kept = next(place for name in names if not exists(place := self.path / name))
         write_whole(kept, harmed)
-        lines = b"".join(line for line in harmed[:size].splitlines(keepends=True) if is_object(line))
+        whole = (line for line in harmed[:size].splitlines(keepends=True) if line.endswith(b"\n"))
+        lines = b"".join(line for line in whole if object_in(line) is not None)
         write_whole(path, lines)
         self._logs[log].close()
         self._logs[log] = _log(path)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedemu.coordinator.record.data_file import DATA, read_class_names
+from fedemu.coordinator.record.json_lines import object_in
 from fedemu.coordinator.record.run_directory import CONFIG
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import read_frozen
@@ -145,9 +146,8 @@ class LiveRun:
         try:
             changed = path.stat().st_mtime
             if self._summary is None or self._summary[0] != changed:
-                value = json.loads(path.read_text(encoding="utf-8"))
-                self._summary = changed, value if isinstance(value, dict) else {}
-        except (OSError, ValueError, RecursionError):
+                self._summary = changed, object_in(path.read_bytes()) or {}
+        except OSError:
             return {}
         return self._summary[1]
 

@@ -5,7 +5,6 @@ It also reads a log from its end.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedemu.coordinator.record.growing import GrowingLog
+from fedemu.coordinator.record.json_lines import object_in
 from fedemu.protocol.host.paths import is_file
 
 MOST_BYTES = 2**25
@@ -49,8 +49,8 @@ class Tail:
         except OSError:
             return Look([], False)
         self._log.read(whole)
-        found = [*map(_object, filter(None, whole.splitlines()))]
-        lines = [value for value in found if isinstance(value, dict) and self._form(value)]
+        found = [*map(object_in, filter(None, whole.splitlines()))]
+        lines = [value for value in found if value is not None and self._form(value)]
         # A look that was cut ends with a whole line, and so before the most bytes.
         return Look(lines, anew, len(found) - len(lines), len(whole) > MOST_BYTES // 2)
 
@@ -73,14 +73,6 @@ def backwards(path: Path, form: Form) -> Iterator[dict[str, Any]]:
                 ended = True
                 lines.pop()  # what stands behind the last line break is no whole line
             for line in reversed(lines if begin or not ended else [first, *lines]):
-                value = _object(line) if line else None
-                if isinstance(value, dict) and form(value):
+                if (value := object_in(line)) is not None and form(value):
                     yield value
             place = begin
-
-
-def _object(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedemu.coordinator.record.json_lines import object_in
 from fedemu.ops.results.holder import holder_of
 from fedemu.protocol.host.paths import exists, is_file, is_folder
 
@@ -152,7 +152,8 @@ def _summary(directory: Path) -> tuple[dict[str, Any], bool]:
     text = _text(path)
     if text is None:
         return {}, exists(path)
-    return _object(text)
+    found = object_in(text)
+    return found or {}, found is None
 
 
 def _last_row(directory: Path) -> tuple[dict[str, Any], bool]:
@@ -166,12 +167,13 @@ def _last_row(directory: Path) -> tuple[dict[str, Any], bool]:
     lines = text.splitlines()
     if not lines:
         return {}, False
-    row, broken = _object(lines[-1])
+    found = object_in(lines[-1])
+    row = found or {}
     for line in reversed(lines):
         if row.get("accuracy") is not None:
             break
-        row["accuracy"] = _object(line)[0].get("accuracy")
-    return row, broken
+        row["accuracy"] = (object_in(line) or {}).get("accuracy")
+    return row, found is None
 
 
 def _end(path: Path) -> bytes:
@@ -189,14 +191,6 @@ def _end(path: Path) -> bytes:
             if b"\n" in text:  # the first line may lack its beginning
                 return text.partition(b"\n")[2] + newline
             length *= 2
-
-
-def _object(text: str | bytes) -> tuple[dict[str, Any], bool]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}, True
-    return (value, False) if isinstance(value, dict) else ({}, True)
 
 
 def _is_special(path: Path) -> bool:

@@ -6,7 +6,6 @@ the marks become a table and a bar.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedemu.coordinator.observer import Observers, RunObserver
+from fedemu.coordinator.record.json_lines import object_in
 from fedemu.coordinator.record.row import Row
 from fedemu.protocol.host.phases import VARIABLE, mark, marks
 
@@ -96,7 +96,7 @@ def read_timing(directory: Path) -> Timing | None:
         lines = (directory / FILE).read_bytes().splitlines()
     except OSError:
         return None
-    marks = [mark for line in lines if (mark := _read(line)) is not None]
+    marks = [mark for line in lines if (mark := object_in(line)) is not None]  # a full disk may have cut a line off
     command = [mark for mark in marks if mark["process"] == COMMAND]
     if not command:
         return None
@@ -134,15 +134,6 @@ def table(timing: Timing) -> str:
         if mine:
             lines.append(f"{_shown(process):<18} {_bar(mine, signs, timing.wall)}")
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _read(line: bytes) -> dict[str, Any] | None:
-    """A mark. None for a line that a full disk has taken only in part."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _lives(marks: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:

@@ -16,6 +16,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
+from fedemu.coordinator.record.json_lines import object_in
+
 MARK: Final = "watched"
 """The file whose age says whether somebody watches."""
 WATCHED_SECONDS: Final = 5.0
@@ -115,7 +117,7 @@ def read_feed(path: Path) -> tuple[dict[str, Any], bytes] | None:
     """What a process wrote last. None if there is nothing that can be read."""
     try:
         head, _, body = path.read_bytes().partition(b"\n")
-        value = json.loads(head)
-    except (OSError, ValueError, RecursionError):
+    except OSError:
         return None
-    return (value, body) if isinstance(value, dict) else None
+    value = object_in(head)
+    return None if value is None else (value, body)

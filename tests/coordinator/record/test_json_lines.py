@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedemu.coordinator.record.json_lines import is_object, plain, read_lines, to_line
+from fedemu.coordinator.record.json_lines import object_in, plain, read_lines, to_line
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -53,4 +53,10 @@ def test_lists_in_lists_that_no_decoder_follows_are_a_damaged_line(tmp_path: Pat
     log.write_bytes(line := b"[" * 100_000 + b"\n")
     with pytest.raises(ConfigurationError, match=r"line 1 of .*events\.jsonl cannot be read"):
         read_lines(log)
-    assert not is_object(line)
+    assert object_in(line) is None
+
+
+def test_a_text_holds_an_object_or_none() -> None:
+    assert object_in(b'{"a": 1}\n') == {"a": 1}
+    assert object_in("{}") == {}
+    assert [object_in(text) for text in ("", "[1]", "null", '{"a": ', b"\xff")] == [None] * 5

@@ -60,6 +60,6 @@ def test_of_a_log_that_is_read_from_its_end_no_more_is_read_than_is_asked_for(
 ) -> None:
     log, read = tmp_path / "log.jsonl", list[bytes]()
     log.write_bytes(b"".join(b'{"a":%d}\n' % number for number in range(10_000)))
-    monkeypatch.setattr(tail, "_object", lambda line: read.append(line) or json.loads(line))
+    monkeypatch.setattr(tail, "object_in", lambda line: read.append(line) or json.loads(line))
     assert [line["a"] for line in islice(backwards(log, lambda line: line["a"] % 2 == 0), 3)] == [9998, 9996, 9994]
     assert len(read) == 6
