@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from fedemu.algorithms.data.augment import augmentation
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.interface import LOGITS, Algorithm, Ask, Context, Model, Tree
@@ -15,15 +17,18 @@ from fedemu.algorithms.models.low_precision import with_precision
 from fedemu.algorithms.registry import (
     BIDIRECTIONAL,
     CLASSIFIERS,
+    CRITERIA,
     build_algorithm,
     build_model,
     build_terms,
+    find,
     find_criterion,
 )
 from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
 from fedemu.algorithms.scripts import first_state, next_request
 from fedemu.algorithms.terms.local_term import with_local_terms
 from fedemu.algorithms.terms.remembering import with_terms
+from fedemu.algorithms.training.built_again import difference
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.mixing import OwnModel
 from fedemu.coordinator.record.outline import taken_apart
@@ -34,10 +39,11 @@ from fedemu.protocol.errors import ConfigurationError, lacks_memory
 from fedemu.protocol.wording import an_object
 
 
-def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algorithm[Any]]:
+def open_algorithm(experiment: Experiment, corpus: Corpus, model: Model | None = None) -> tuple[Model, Algorithm[Any]]:
     """Build the model and the method of an experiment. They are the same in every process.
 
-    Raises ConfigurationError if a name or an option is wrong, or if they do not fit the data.
+    With ``model`` the method is built for a model that was built before. Raises ConfigurationError if a name or an
+    option is wrong, or if they do not fit the data.
     """
     if corpus.language and experiment.model.name in CLASSIFIERS:
         raise ConfigurationError(
@@ -55,7 +61,8 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
             f"model {experiment.model.name!r} reads the tokens that data.text.kind = 'next' has it predict; "
             "choose model 'gru', or set data.text.kind = 'masked'"
         )
-    model = open_model(experiment, corpus)
+    if model is None:
+        model = open_model(experiment, corpus)
     local, stream = experiment.local, experiment.stream
     masked = len(corpus.vocabulary) if experiment.data.text.kind == "masked" else 0
     ingredients = Ingredients(
@@ -105,6 +112,32 @@ def open_model(experiment: Experiment, corpus: Corpus) -> Model:
         return model
     with _with_room_for_model(experiment):
         return growing(model, tasks, corpus.input_shape, corpus.tokens)
+
+
+def require_built_again(experiment: Experiment, corpus: Corpus, model: Model, algorithm: Algorithm[Any]) -> None:
+    """Raise ConfigurationError if a method or a local term of the user's own is another one when it is built again."""
+    settings = experiment.algorithm
+    named = [("algorithm", settings.name), *(("the local term", term) for term in settings.terms)]
+    own = [f"{what} {name!r}" for what, name in named if ":" in name]
+    if own and (part := difference(algorithm, open_algorithm(experiment, corpus, model)[1])) is not None:
+        raise ConfigurationError(
+            f"{own[0]} has another {part!r} each time that it is made, and each process makes it; give a generator of "
+            "your own a fixed seed, or draw by torch, random or numpy.random, which follow from the experiment's seed"
+        )
+
+
+def untrained_loss(experiment: Experiment) -> str:
+    """A line for people about parameters of a loss of the user's own. Empty if there are none."""
+    name = experiment.algorithm.loss
+    loss: object = find("algorithm.loss", name, CRITERIA)
+    parameters = loss.named_parameters() if isinstance(loss, nn.Module) else ()
+    first = next((parameter for parameter, leaf in parameters if leaf.requires_grad), "")
+    if not first:
+        return ""
+    return (
+        f"warning: nobody trains {first!r} of the loss {name!r}: devices train the model alone; put it into the model, "
+        "or give it requires_grad=False if it is to stay as it is"
+    )
 
 
 def _replaying(algorithm: Algorithm[Any], experiment: Experiment, ingredients: Ingredients) -> Algorithm[Any]:

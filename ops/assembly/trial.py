@@ -35,7 +35,7 @@ from fedemu.device.compute.rule import compute_rule, kind_of
 from fedemu.device.compute.trainer import open_executor
 from fedemu.device.host.limits import free_memory
 from fedemu.ops.assembly.computing import Computing, choose, own_part
-from fedemu.ops.assembly.learning import first_ask
+from fedemu.ops.assembly.learning import first_ask, require_built_again, untrained_loss
 from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.assembly.public_data import untrained
 from fedemu.ops.assembly.trial_of_model import (
@@ -67,9 +67,9 @@ def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
 
     ``say`` gets a line for people while data are decoded, which happens in a process of its own, one if the data look
     like images whose channels come last, one if a table has columns without numbers, one if classes have no sample to
-    train on, one if the first tasks find no public data of their classes, one if there are no validation samples on which to evaluate, one if no device sends a
-    model to diagnose, and one if devices are computed in another way than the experiment says. Its ``local.executor``
-    is then the one that is taken.
+    train on, one if the first tasks find no public data of their classes, one if the loss has parameters, one if there
+    are no validation samples on which to evaluate, one if no device sends a model to diagnose, and one if devices are
+    computed in another way than the experiment says. Its ``local.executor`` is then the one that is taken.
     Raises ConfigurationError or DataError if a part cannot be made, or if the parts do not fit together.
     """
     decode_apart(experiment, say)
@@ -79,7 +79,7 @@ def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
     computing = try_out(parts)
     corpus = parts.corpus
     warnings_of_data = (_channels_last(corpus.input_shape), _no_numbers(corpus.left_out), _untaught(corpus))
-    for warning in (*warnings_of_data, untrained(parts.public, parts.model)):
+    for warning in (*warnings_of_data, untrained(parts.public, parts.model), untrained_loss(experiment)):
         if warning:
             say(warning)
     if experiment.evaluate.validation and not len(parts.partition.validation_indices):
@@ -153,6 +153,7 @@ def try_out(parts: Parts) -> Computing:
         torch.set_num_threads(1)
         try:
             evaluate(parts, samples)
+            require_built_again(parts.experiment, parts.corpus, parts.model, parts.algorithm)
             return _train(parts, samples)
         except ConfigurationError as error:
             return told(error)

@@ -38,6 +38,16 @@ OWN = """
     def noisy(logits, batch, facts):
         return cross_entropy(logits * (random.random() + np.random.rand()), batch, facts)
 
+    class Scaled(nn.Module):
+        def __init__(self, frozen):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()), requires_grad=not frozen)
+
+        def forward(self, logits, batch, facts):
+            return cross_entropy(logits * self.scale, batch, facts)
+
+    scaled, frozen = Scaled(False), Scaled(True)
+
     def branching(ingredients, later: bool = False):
         def term(model, at):
             if later and PREVIOUS not in at.shared:
@@ -298,6 +308,13 @@ def test_an_own_loss_or_term_is_computed_by_the_executor_that_can(
     parts = tried_parts(experiment(*settings), said.append)
     assert parts.experiment.local.executor == executor
     assert said[-1].startswith(reason)
+
+
+@pytest.mark.parametrize(("loss", "told"), [("mine:scaled", 1), ("mine:frozen", 0), ("cross_entropy", 0)])
+def test_parameters_of_a_loss_that_nobody_trains_are_told(loss: str, told: int) -> None:
+    said: list[str] = []
+    tried_parts(experiment(f"algorithm.loss={loss}"), said.append)
+    assert sum(line.startswith("warning: nobody trains 'scale' of the loss 'mine:scaled': ") for line in said) == told
 
 
 @pytest.mark.parametrize("executor", ["vmapped", "checked"])

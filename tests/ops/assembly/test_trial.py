@@ -21,9 +21,11 @@ from fedemu.protocol.errors import ConfigurationError
 pytestmark = pytest.mark.usefixtures("slots_tried")
 OWN = """
     import os
+    import random
     import signal
     from dataclasses import dataclass
 
+    import numpy as np
     import torch
     from torch import nn
 
@@ -148,6 +150,15 @@ OWN = """
 
     def counting(ingredients):
         return LocalTerm("counting", lambda model, at: counts(at.outputs.logits, at.batch, at.facts), previous=False)
+
+    class Unseeded(FedAvg):
+        def __init__(self, ingredients, seed: int = -1):
+            super().__init__(ingredients.local_sgd())
+            self.chance = random.Random(seed) if seed >= 0 else random.Random()
+
+    def drawn(ingredients, seeded: bool = False):
+        noise = torch.rand(()) if seeded else torch.from_numpy(np.random.default_rng().random(1))[0]
+        return LocalTerm("drawn", lambda model, at: at.facts.lr * noise, previous=False)
 
     def late(ingredients, gives: str = "", previous: bool = True, importance: bool = False):
         key = "terms.late" if importance else "terms.previous"
@@ -391,6 +402,14 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
             "model 'tried:Pure' begins with another 'w' each time; let init draw by a generator with its seed, as by",
         ),
         (["algorithm.name=tried:Begins"], "algorithm 'tried:Begins' fails before its first request: TypeError: no"),
+        (
+            ["algorithm.name=tried:Unseeded"],
+            "algorithm 'tried:Unseeded' has another 'chance' each time that it is made, and each process makes it; giv",
+        ),
+        (
+            ["algorithm.terms={'tried:drawn'={}}"],
+            "the local term 'tried:drawn' has another 'noise' each time that it is made, and each process makes it; g",
+        ),
         (["algorithm.name=tried:NeverYields"], "the algorithm's round is no generator; it must yield an Ask or"),
         (
             ["algorithm.name=tried:Draws"],
@@ -468,6 +487,10 @@ def test_a_measure_of_replay_counts_among_those_that_a_reply_holds() -> None:
     said = "the program 'train' tells 65 measures, one of them of replay, and a reply holds 64; tell fewer"
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         tried("algorithm.name=tried:measures", "algorithm.options.count=63", preset=REPLAY)
+
+
+def test_what_is_drawn_by_a_seed_is_not_another_one_each_time() -> None:
+    tried("algorithm={name='tried:Unseeded',options={seed=3},terms={'tried:drawn'={seeded=true}}}")
 
 
 def test_what_a_term_never_finds_is_not_tried() -> None:
