@@ -202,7 +202,7 @@ def test_an_own_criterion_and_a_file_by_its_path(own: str, tmp_path: Path) -> No
     assert float(criterion(torch.ones(2, 3), None, None)) == 12.0  # type: ignore[arg-type]
 
 
-def test_a_loss_or_a_term_of_other_arguments_is_told_with_which_it_is_called(own: str, ingredients: Ingredients) -> None:
+def test_a_loss_or_term_of_other_arguments_is_told_with_which_it_is_called(own: str, ingredients: Ingredients) -> None:
     with pytest.raises(ConfigurationError) as caught:
         find_criterion(f"{own}:of_labels")
     assert str(caught.value) == (
