@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from fedemu.coordinator import serve
-from fedemu.device.machine import supervisor
-from fedemu.ops.edges import edge
 from fedemu.ops.stress.warm import WarmStart
 
 COMMAND = [sys.executable, "-m", "fedemu.ops.cli", "run", "digits-small", "--rounds", "3"]
@@ -51,25 +44,3 @@ def test_a_run_whose_reader_goes_away_is_completed(tmp_path: Path, warm: WarmSta
         assert "digits-small" in lines.readline()
     assert process.wait(100) == 0
     assert outcome(run) == ("completed", 3)
-
-
-@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
-@pytest.mark.parametrize(
-    "heeding",
-    [
-        lambda: serve._stop_signals(True),
-        lambda: supervisor._signals(asyncio.ensure_future(asyncio.sleep(0))),
-        lambda: edge._stopping(),
-    ],
-    ids=["coordinator", "devices", "edge"],
-)
-async def test_what_nohup_has_started_goes_on_when_its_terminal_is_gone(
-    heeding: Callable[[], AbstractContextManager[object]], handler: signal.Handlers
-) -> None:
-    before = signal.signal(signal.SIGHUP, handler)
-    try:
-        with heeding():
-            assert (signal.getsignal(signal.SIGHUP) == signal.SIG_IGN) == (handler == signal.SIG_IGN)
-            assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_IGN, signal.SIG_DFL)
-    finally:
-        signal.signal(signal.SIGHUP, before)
