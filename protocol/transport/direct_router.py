@@ -20,9 +20,9 @@ from fedemu.protocol.codec import Buffer, Limits, Packed, encode
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.descriptors import Turns
-from fedemu.protocol.transport.full_queues import FullQueues
 from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, Handle
 from fedemu.protocol.transport.line import Line, SocketLoop, incoming_for
+from fedemu.protocol.transport.outgoing import FullQueues
 
 logger = logging.getLogger(__name__)
 

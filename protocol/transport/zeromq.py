@@ -15,7 +15,6 @@ from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.connections import Connections
 from fedemu.protocol.transport.curve import KEY_CHARACTERS, ClientKeys, KeyGate, ServerKeys
 from fedemu.protocol.transport.endpoint import NOBLOCK, Endpoint
-from fedemu.protocol.transport.full_queues import FullQueues
 from fedemu.protocol.transport.handshakes import BrokenHandshakes, HandshakeWatch
 from fedemu.protocol.transport.interface import (
     BOUNDLESS,
@@ -26,6 +25,7 @@ from fedemu.protocol.transport.interface import (
     handing_on_from_peers,
     let_all_pass,
 )
+from fedemu.protocol.transport.outgoing import FullQueues
 from fedemu.protocol.transport.sockets import (
     bound,
     connect,
