@@ -137,10 +137,14 @@ class LogObserver(Observers):
             self._log.warning("a message was rejected: %s (%d so far)", reason, count)
 
     def event(self, name: str, **fields: Any) -> None:
-        """Write an event. The reason of devices that failed is a warning when it comes the first time."""
+        """Write an event. The reason of devices that failed is a warning when it comes the first time.
+
+        A device may give several lines. All but the first are indented, so that none looks like a line of the log.
+        """
         if name == "failure" and fields["detail"] not in self._failed and len(self._failed) < MOST_FAILURES:
             self._failed.add(fields["detail"])
-            self._log.warning("device %s failed: %s", fields["device"], fields["detail"] or fields["reason"])
+            why = (fields["detail"] or fields["reason"]).replace("\n", "\n    ")
+            self._log.warning("device %s failed: %s", fields["device"], why)
         self._log.log(logging.WARNING if name in _WARNINGS else logging.DEBUG, "%s %s", name, fields)
 
 

@@ -56,6 +56,17 @@ def test_the_reason_of_failed_devices_is_a_warning_once(caplog: pytest.LogCaptur
     assert [record.getMessage() for record in caplog.records] == ["device 3 failed: ValueError: no, own.py:2"]
 
 
+def test_what_a_device_says_of_its_failure_cannot_look_like_a_line_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = "no\n2026-01-01 00:00:00,000 1 INFO    fedemu.coordinator: the run is over"
+    LogObserver().event("failure", device=3, ask="1.0.0", reason="training", detail=said)
+    assert caplog.records[0].getMessage().splitlines() == [
+        "device 3 failed: no",
+        "    2026-01-01 00:00:00,000 1 INFO    fedemu.coordinator: the run is over",
+    ]
+
+
 def test_a_resumed_run_and_missing_devices_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     observer = LogObserver()
     with caplog.at_level(logging.INFO, "fedemu.coordinator"):
