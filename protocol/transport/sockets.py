@@ -6,6 +6,7 @@ Without keys nothing is encrypted, and any peer may connect.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ _DEALER_QUEUE: Final = 1000
 _HANDSHAKE_MS: Final = 10_000
 _RECONNECT_MS: Final = 100
 _RECONNECT_MOST_MS: Final = 1000
+_LIBC: Final = ctypes.CDLL(None)
+_UNSEEDED: Final = 1
+"""The seed of C's ``rand`` in a process that has not set one."""
 
 
 def make_context(max_sockets: int) -> zmq.Context[zmq.Socket[bytes]]:
@@ -48,7 +52,8 @@ def bound(
     """A ROUTER at ``address``, which reports peers that it cannot reach. ``queue`` is that of Bounds."""
     check_address(address, listening=True)
     refuse_taken(address)
-    socket = _socket(context, zmq.ROUTER, address, limits, linger_ms)
+    with _unforeseeable_names():
+        socket = _socket(context, zmq.ROUTER, address, limits, linger_ms)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.SNDHWM, queue)
     socket.setsockopt(zmq.RCVHWM, _ROUTER_INTAKE)
@@ -105,6 +110,20 @@ def _socket(
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 15)
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 4)
     return socket
+
+
+@contextlib.contextmanager
+def _unforeseeable_names() -> Iterator[None]:
+    """A ROUTER that is made in the block names its peers from a random number on.
+
+    ZeroMQ counts these names from a draw of C's ``rand``, which it does not seed: they would begin at the same number
+    in every process. A peer may name itself, too, and ZeroMQ aborts the process if that is the name of the next one.
+    """
+    _LIBC.srand(ctypes.c_uint(int.from_bytes(os.urandom(4))))
+    try:
+        yield
+    finally:
+        _LIBC.srand(_UNSEEDED)
 
 
 @contextlib.contextmanager

@@ -32,6 +32,12 @@ MOST_CONNECTIONS: Final = 1500
 SHARED: Final = ("fleet.link='shared'",)
 """The devices of the run share one connection."""
 MIB: Final = 2**20
+FIRST_NAMES: Final = (0x6B8B4567, 0xE43C9869)
+"""The numbers by which ZeroMQ names the first peer of a process whose ``rand`` was not seeded, without and with keys.
+
+It counts on from there."""
+TAKEN: Final = 150
+"""The names that an attack takes, 50 apart."""
 AGAIN_SECONDS: Final = 0.05
 """The pause after a connection that was closed, so that the attacker does not need all of a small machine."""
 
@@ -155,6 +161,28 @@ def half_handshakes(target: Target) -> None:
     _again(target, break_off, pause=0.002)
 
 
+def taken_names(target: Target) -> None:
+    """Calls itself as ZeroMQ would call one of the next peers, and connects until one has to get such a name.
+
+    ZeroMQ aborts a process in which this happens.
+    """
+    with zmq.Context() as context, contextlib.ExitStack() as held:
+        for number in itertools.count():
+            dealer = context.socket(zmq.DEALER)
+            dealer.linger = 0
+            if target.keys is not None:
+                connect_with(dealer, target.keys)
+            if number < TAKEN:
+                held.enter_context(dealer)
+                name = FIRST_NAMES[target.keys is not None] + 50 * (number + 1)
+                dealer.setsockopt(zmq.ROUTING_ID, b"\0" + name.to_bytes(4))
+            dealer.connect(target.address)
+            dealer.send_multipart(encode(Heartbeat()))
+            time.sleep(0.005)
+            if number >= TAKEN:
+                dealer.close()
+
+
 def strange_keys(target: Target) -> None:
     """Handshakes with ever new keys that nobody has approved. Without keys they are only connections."""
     while True:
@@ -221,6 +249,7 @@ ATTACKS: Final = {
         Attack("large-frame", "frames that are said to have a terabyte", large_frame),
         Attack("idle-connections", f"{MOST_CONNECTIONS:,} connections that say nothing", idle_connections),
         Attack("half-handshakes", "connections that break off in the handshake", half_handshakes),
+        Attack("taken-names", "the names that ZeroMQ is about to give", taken_names, approved=True),
         Attack("strange-keys", "keys that nobody has approved", strange_keys),
         Attack("bundles", "an edge of nobody, whose bundles hold nothing", bundles, approved=True, settings=SHARED),
         Attack("channels", "ever new channels, for the devices of others", channels, approved=True, settings=SHARED),

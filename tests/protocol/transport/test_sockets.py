@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import gc
 import itertools
@@ -22,6 +23,7 @@ from typing import Any
 import pytest
 import zmq
 
+from fedemu.ops.stress.strangers.attacks import FIRST_NAMES
 from fedemu.protocol.addresses import check_address, reason
 from fedemu.protocol.codec import DOWN, UP, Decoder, Limits, encode
 from fedemu.protocol.errors import ConfigurationError, FedemuError
@@ -54,6 +56,20 @@ async def test_garbage_is_rejected_by_reason_and_harms_nobody(sockets: Any, even
     honest.dealer.send(Heartbeat())
     await eventually(lambda: coordinator.messages)
     assert coordinator.peers[0] not in coordinator.refused_peers
+
+
+async def test_nobody_foresees_how_the_next_peer_is_called(tcp: Any, eventually: Any) -> None:
+    """A stranger may take any name, and ZeroMQ aborts the process if it is about to give it to another peer."""
+    named = set()
+    for _ in range(3):
+        ctypes.CDLL(None).srand(1)  # as in a process that has just begun
+        coordinator = tcp.listen()
+        device = tcp.join(coordinator.router.address)
+        device.dealer.send(Heartbeat())
+        await eventually(lambda side=coordinator: side.peers)
+        named.add(coordinator.peers[0])
+    assert len(named) == 3
+    assert not named & {b"\0" + first.to_bytes(4) for first in FIRST_NAMES}
 
 
 async def test_bytes_that_are_not_zeromq_harm_nobody(tcp: Any, eventually: Any) -> None:
