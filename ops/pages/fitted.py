@@ -130,11 +130,10 @@ def _tell_apart(panels: list[Any]) -> None:
         looks = [(line.get_linestyle(), line.get_marker()) for line in lines]
         for place, line in enumerate(lines):
             if looks.count(looks[place]) > 1:
-                if line.get_linestyle() not in ("None", ""):
-                    line.set_linestyle(LINE_STYLES[place % len(LINE_STYLES)])
                 line.set_marker(MARKERS[place % len(MARKERS)])
-                points = len(line.get_xdata())
-                line.set_markevery(max(1, points // _MARKED))
+                if line.get_linestyle() not in ("None", ""):  # the points of dots alone must all be there
+                    line.set_linestyle(LINE_STYLES[place % len(LINE_STYLES)])
+                    line.set_markevery(max(1, len(line.get_xdata()) // _MARKED))
                 line.set_markersize(min(line.get_markersize(), 5.0))
 
 

@@ -17,7 +17,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, Colormap, LinearSegmentedColormap, ListedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from fedemu.coordinator.record.row import Row
@@ -229,10 +229,11 @@ def number_periods(axis: Any, places: Sequence[int]) -> None:
 
 
 def plain_log_axis(axes: Any, which: Literal["x", "y"]) -> None:
-    """Make an axis logarithmic, with ticks at 1, 2 and 5 times the powers of 10."""
+    """Make an axis logarithmic, with ticks at 1, 2 and 5 times the powers of 10, which are written as plain numbers."""
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axis.set_minor_formatter(NullFormatter())
 
 

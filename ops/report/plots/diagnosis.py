@@ -26,6 +26,7 @@ from fedemu.ops.pages.style import (
     new_figure,
     numbers,
     over_rounds,
+    plain_log_axis,
 )
 from fedemu.ops.report.plots.one_round import (
     Lines,
@@ -94,7 +95,7 @@ def loss_transition(lines: Lines) -> Figure | None:
         axes.plot(*np.array(points).T, "o", color=colour, markersize=size, label=label)
     losses = [loss for _, loss in (*local_points, *global_points)]
     if min(losses) > 0 and max(losses) / min(losses) > 30:
-        axes.set_yscale("log")
+        plain_log_axis(axes, "y")
     else:
         axes.set_ylim(bottom=0)
     axes.set_ylabel("test loss")

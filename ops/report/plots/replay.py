@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.pages.colours import BLUE, GREY, RED
@@ -132,7 +131,6 @@ def objective(rows: Rows) -> Figure | None:
             axes.plot(after, values, label=label, color=colour, linewidth=1.6, marker=dots, markersize=4)
     axes.axhline(1, color=GREY, linewidth=1.0, linestyle=":", label="gradients at right angles")
     plain_log_axis(axes, "y")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlabel("after period")
     axes.set_ylabel("objective by sample")
     axes.xaxis.set_major_locator(round_ticks(11, integer=True))

@@ -87,6 +87,18 @@ def test_lines_can_be_told_apart_without_colours_and_in_the_legend() -> None:
     assert shown == [(line.get_linestyle(), line.get_marker()) for line in (first, second)]
 
 
+def test_dots_without_a_line_are_all_drawn() -> None:
+    def draw() -> Figure:
+        figure, axes = new_figure("Losses")
+        for height, name in ((1.0, "local models"), (2.0, "global model")):
+            axes.plot(np.arange(40.0), np.full(40, height), "o", label=name)
+        return figure
+
+    first, second = fitted(draw).axes[0].lines
+    assert first.get_marker() != second.get_marker()
+    assert [line.get_markevery() for line in (first, second)] == [None, None]
+
+
 def test_long_names_that_are_alike_in_the_legend_keep_their_lines() -> None:
     figure, axes = new_figure("a title")
     for letter, colour in (("x", "red"), ("y", "blue")):

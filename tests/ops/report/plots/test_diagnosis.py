@@ -101,6 +101,10 @@ def test_a_loss_that_explodes_is_drawn_on_a_logarithmic_axis() -> None:
     figure = loss_transition([diagnosed(1), diagnosed(2, after=model([0.0, 0.0, None], 900.0))])
     assert figure is not None
     assert figure.axes[0].get_yscale() == "log"
+    figure.draw_without_rendering()
+    written = [label.get_text() for label in figure.axes[0].get_yticklabels(which="both")]
+    assert {"1", "10", "100", "1,000"} <= {*written}
+    assert not any("$" in text for text in written), "plain numbers, no powers"
 
 
 def test_in_and_out_local_accuracy_is_the_mean_over_the_devices_that_have_one() -> None:
