@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from fedemu.protocol.errors import DataError
 
 _LABELS = ("label", "labels", "target", "class", "y")
 _TRUTHS = ("true", "false")
+_TEXTS = "set data.text.kind = 'labels' to learn from texts"
+_COMMA = re.compile(r"\s*[+-]?\d+,\d+\s*")
 
 
 def decode_numbers(source: DataSource, place: Place) -> Decoded:
@@ -39,7 +42,7 @@ def decode_numbers(source: DataSource, place: Place) -> Decoded:
     if not inputs:
         raise DataError(
             f"the file {source.dataset!r} has no column of numbers to learn from beside its labels; its columns are "
-            f"{', '.join(columns)}; set data.text.kind = 'labels' to learn from texts"
+            f"{', '.join(columns)}; {_commas(columns, others) or _TEXTS}"
         )
     labels = np.array([cell.strip() for cell in columns[label]])
     splits = np.array(columns.get(SPLIT) or ["train"] * len(labels))
@@ -81,6 +84,14 @@ def _has_numbers(cells: Sequence[str]) -> bool:
     return _are_truths(cells) or not all(np.isnan(_number(cell)) for cell in cells)
 
 
+def _commas(columns: Mapping[str, Sequence[str]], names: Sequence[str]) -> str:
+    """What to do if numbers are written with a decimal comma. Empty if no column begins with one."""
+    found = next((name for name in names if columns[name] and _COMMA.fullmatch(columns[name][0])), None)
+    if found is None:
+        return ""
+    return f"write numbers with a decimal point, not as {columns[found][0].strip()!r} in the column {found!r}"
+
+
 def _are_truths(cells: Sequence[str]) -> bool:
     return all(cell.strip().lower() in _TRUTHS for cell in cells)
 
@@ -105,8 +116,7 @@ def _numbers(source: DataSource, name: str, cells: Sequence[str]) -> NDArray[np.
         others = f" (and so in {counted(len(wrong) - 1, 'more row')})" if len(wrong) > 1 else ""
         raise DataError(
             f"row {wrong[0] + 1} of {source.dataset!r} has {what} in the column {name!r}, where a finite number "
-            f"(float32) should be{others}; mend it, keep the column out by data.id_column, or set data.text.kind = "
-            "'labels' to learn from texts"
+            f"(float32) should be{others}; mend it, keep the column out by data.id_column, or {_TEXTS}"
         )
     return column
 

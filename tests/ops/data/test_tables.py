@@ -101,6 +101,7 @@ def test_without_a_column_of_splits_a_part_of_each_class_is_set_apart(load: Load
         ("a,b\n1,0\n", {"label_column": "c"}, "'t.csv' has no column 'c'; its columns are a, b"),
         ("a,y\n1,0\n", {"id_column": "c"}, "'t.csv' has no column 'c'; its columns are a, y"),
         ("y\n1\n", {}, "has no column of numbers to learn from beside its labels; its columns are y; set data.text"),
+        ("a;y\n0,5;1\n2,5;0\n", {}, "are a, y; write numbers with a decimal point, not as '0,5' in the column 'a'"),
         ("a,y\nu,1\nv,1\n", {"image_column": "a"}, "row 1 of 't.csv' has 'u' in the column 'a'"),
         ("a,y\n1,0\n2\n", {}, "row 2 of "),
         ("a,y\n1,0.5\n2,1\n", {}, "the label column 'y' of 't.csv' holds fractions"),
