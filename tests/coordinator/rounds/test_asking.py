@@ -173,10 +173,12 @@ async def test_with_nobody_on_line_the_clock_jumps_and_presence_is_asked_for_eve
     def presence(index: int, until: float) -> Presence:
         asked.append(until)
         known = [(start, end) for start, end in ((5 * day, 5 * day + 24), (20 * day, 21 * day)) if start < until]
+        if index == 3:  # it tells more than it is asked for, and the clock does not jump over what others have not told
+            known = [(30 * day, 31 * day)]
         return Presence(until=until, intervals=tuple(known))
 
-    make_fleet(3, presence=presence)
-    _, left = await play(make_plan(devices=3, per_round=3, over_selection=1.0, rounds=3, quorum=1.0))
+    make_fleet(4, presence=presence)
+    _, left = await play(make_plan(devices=4, per_round=3, over_selection=1.0, rounds=3, quorum=1.0))
     assert [row.virtual_time for row in left.rows] == [5 * day + 12, 5 * day + 24, 20 * day + 12]
     assert set(asked) == {day * 2**power for power in range(6)}
 

@@ -10,6 +10,7 @@ import torch
 
 from fedemu.algorithms.incremental.data_free.anchors import BIAS, WEIGHT, Mapped, anchors_of, unmapped
 from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
 
 OWN = """
@@ -38,6 +39,8 @@ def test_more_classes_than_values_get_random_directions_of_the_scale() -> None:
     anchors = anchors_of("orthonormal", 7, 3, 2.0)
     torch.testing.assert_close(anchors.square().mean(1), torch.full((7,), 4.0))
     assert torch.linalg.matrix_rank(anchors) == 3
+    drawn = torch.from_numpy(seeds.generator(0, purpose="anchors").standard_normal((3, 7)))
+    torch.testing.assert_close(anchors, (2 * 3**0.5 * drawn / drawn.norm(dim=0)).t().float())
 
 
 def test_own_anchors_are_taken_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
