@@ -249,7 +249,7 @@ def test_pictures_show_every_class_of_earlier_tasks(fleet: Callable[..., Any]) -
 
 
 def test_a_round_tells_how_good_the_generator_is_that_it_rehearsed_from(fleet: Callable[..., Any]) -> None:
-    played = fleet(mfcl(INGREDIENTS, **SHORT), rounds_per_period=2)
+    played = fleet(mfcl(INGREDIENTS, **{**SHORT, "generator_batch": 9}), rounds_per_period=2)
     assert isinstance(played.algorithm, Remarking)
     for cohort in ([0, 1, 2], [1]):
         played.play(cohort)
@@ -264,7 +264,7 @@ def test_a_round_tells_how_good_the_generator_is_that_it_rehearsed_from(fleet: C
     assert played.algorithm.remarks(played.state) == said
 
     generator, draws = played.state.kept["generator"], seeds.generator(5, round=3, purpose="generator/judged")
-    z = torch.from_numpy(draws.standard_normal((8, 6), "float32"))
+    z = torch.from_numpy(draws.standard_normal((9, 6), "float32"))
     made = generator_for(SHAPE, 6).images(generator, z)
     logits = MODEL.apply(unwatched(before), made, False)[0].logits
     intended = z[:, :2].argmax(1) * -2 + 2  # the classes 2 and 0, in the order in which they came
