@@ -140,13 +140,18 @@ def test_a_job_whose_blob_cannot_be_had_is_returned() -> None:
     queue.submit(a_job(1), 0.0)
     assert [job.key for job in queue.lost(Digest("a" * 64))] == [(0, "1.0.0")]
     assert devices(queue.dispatch(1.0)) == [[1]]
+    assert len(queue) == 0
 
 
 def test_a_withdrawn_job_is_not_run() -> None:
-    queue = a_queue(jobs=2)
+    queue = a_queue(capacity=1, jobs=4)
     queue.withdraw((0, "1.0.0"))
     queue.withdraw((9, "1.0.0"))
-    assert devices(queue.dispatch(1.0)) == [[1]]
+    (group,) = queue.dispatch(1.0)
+    assert devices([group]) == [[1]]
+    queue.withdraw((2, "1.0.0"))
+    finish(queue, group)
+    assert devices(queue.dispatch(1.0)) == [[3]]
 
 
 def test_the_jobs_of_a_device_process_that_ended_are_dropped() -> None:
@@ -169,15 +174,17 @@ def test_the_same_job_from_a_next_life_takes_over_the_answer_of_the_running_one(
 
 
 def test_another_job_of_the_same_name_leaves_the_running_one_without_a_listener() -> None:
-    queue = a_queue(trainers=2)
+    queue = a_queue(trainers=3)
     queue.submit(a_job(0), 0.0)
     (group,) = queue.dispatch(1.0)
     changed = a_job(0)
     changed.submit = replace(changed.submit, task=1)
     queue.submit(changed, 2.0)
-    # Both write the same own state, so the second one waits for the end of the first.
+    # Both write the same own state, so the second one waits for the end of the first, and others pass.
     assert queue.due() is None
     assert queue.dispatch(3.0) == []
+    queue.submit(a_job(1), 2.0)
+    assert devices(queue.dispatch(3.0)) == [[1]]
     old = queue.answered(group.trainer, (0, "1.0.0"))
     assert old is not None
     assert old.origin is None
@@ -193,6 +200,8 @@ def test_a_job_that_is_asked_for_again_replaces_the_one_that_waits_for_its_end()
     changed.submit = replace(changed.submit, task=1)
     queue.submit(changed, 2.0)
     queue.submit(a_job(0, origin="next life"), 3.0)
+    assert queue.remove_trainer(group.trainer, 4.0) == []
+    (group,) = queue.dispatch(5.0)
     answered = queue.answered(group.trainer, (0, "1.0.0"))
     assert answered is not None
     assert answered.origin == "next life"
@@ -225,6 +234,7 @@ def test_what_a_dead_trainer_had_not_answered_goes_to_the_head_of_the_queue() ->
     (group,) = queue.dispatch(1.0)
     queue.submit(a_job(7), 2.0)
     queue.answered(group.trainer, (1, "1.0.0"))
+    assert queue.remove_trainer(8, 2.0) == [], "it died before it could take jobs"
     assert queue.remove_trainer(group.trainer, 2.0) == []
     queue.add_trainer(5, lambda program: 100)
     assert devices(queue.dispatch(3.0)) == [[0, 2, 7]]
@@ -267,9 +277,15 @@ def test_what_a_trainer_left_unanswered_comes_out_when_it_says_it_is_finished() 
     queue = a_queue(jobs=2)
     (group,) = queue.dispatch(1.0)
     queue.answered(group.trainer, (0, "1.0.0"))
+    changed = a_job(1)
+    changed.submit = replace(changed.submit, task=1)
+    queue.submit(changed, 2.0)
+    assert queue.finished(group.trainer, group.number + 1) == queue.finished(8, group.number) == []
     assert [job.key for job in queue.finished(group.trainer, group.number)] == [(1, "1.0.0")]
     assert queue.finished(group.trainer, group.number) == []
     assert queue.idle == 1
+    [behind] = queue.dispatch(3.0)
+    assert behind.jobs == [changed], "what waited for its end begins"
 
 
 def test_blobs_are_needed_as_long_as_a_job_is_queued_or_running() -> None:
