@@ -544,6 +544,17 @@ async def test_own_states_that_cost_a_try_its_quorum_are_not_asked_for_again(
     assert [row.accepted for row in left.rows] == [2, 2, 2]
 
 
+async def test_a_program_whose_own_state_is_empty_keeps_none(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: dict[str, set[str | None]] = {}
+    make_fleet(3, script=lambda index, work: states.setdefault(work.ask, set()).add(work.state) or {"after": 10.0})
+    plan = make_plan(devices=3, per_round=3, rounds=2)
+    monkeypatch.setattr(type(plan.algorithm.programs["train"]), "initial_own", lambda program, shared: {})
+    await play(plan)
+    assert states == {"1.0.0": {None}, "2.0.0": {None}}
+
+
 async def test_devices_of_another_machine_begin_with_new_own_states(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
