@@ -25,6 +25,7 @@ class Nursery:
 
     def __init__(self, next_one: Callable[[], Any]) -> None:
         self.forked: list[int] = []
+        self.setups: list[TrainerSetup] = []
         self.heard: Callable[[object], None]
         self.end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.followed = self.stopped = False
@@ -41,6 +42,7 @@ class Nursery:
 
     def tell(self, setup: TrainerSetup) -> None:
         self.forked.append(setup.number)
+        self.setups.append(setup)
         self.heard(Forked(number=setup.number, pid=2**22 + len(self.forked)))
 
     async def stop(self) -> None:
@@ -95,15 +97,18 @@ async def test_a_nursery_that_ends_again_and_again_before_a_trainer_is_ready_end
 ) -> None:
     monkeypatch.setattr("fedemu.device.machine.trainers.MOST_FAILURES", 2)
     told: list[FedemuError] = []
+    ends: list[tuple[int, str]] = []
     last = Failing(lambda: pytest.fail("two have failed in a row"))
     good = Nursery(lambda: Failing(lambda: last))
-    async with launched(Failing(lambda: good), 2, told.append) as trainers:
+    async with launched(Failing(lambda: good), 2, told.append, lambda *end: ends.append(end)) as trainers:
         await until(lambda: len(trainers.pids) == 2, "the second nursery has forked")
         assert told == []
         trainers.ready(1)
         good.end.set_result(1)  # it was of use, so the count begins anew
         await until(lambda: told, "the error")
     assert (last.forked, dict(trainers.pids)) == ([0, 1], {}), "the processes of a nursery have ended with it"
+    assert [number for number, _ in ends] == [0, 1] * 4, "what they had to do is done by others"
+    assert ends[2] == (0, "ended with its nursery, which ended with code 1")
     assert (
         str(told[0])
         == "No trainer can be started: the nursery was ended by SIGKILL (the kernel does so if memory runs out)."
@@ -111,8 +116,10 @@ async def test_a_nursery_that_ends_again_and_again_before_a_trainer_is_ready_end
 
 
 async def test_a_trainer_that_is_about_to_be_started_again_is_started_once_if_the_nursery_ends_meanwhile(
-    until: Callable[..., Any],
+    until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("fedemu.device.machine.trainers.gpu_of", lambda number: "GPU-a" if number else None)
+    monkeypatch.setattr("fedemu.device.machine.trainers.gpu_share", lambda count: count / 8)
     following = Nursery(lambda: None)
     nursery = Nursery(lambda: following)
     async with launched(nursery, 2, pytest.fail) as trainers:
@@ -120,7 +127,10 @@ async def test_a_trainer_that_is_about_to_be_started_again_is_started_once_if_th
         nursery.heard(Ended(number=0, code=-9))
         nursery.end.set_result(-9)
         await until(lambda: following.forked, "the next nursery has forked")
-        assert following.forked == [0, 1]
+        assert [(setup.number, setup.gpu, setup.gpu_share) for setup in following.setups] == [
+            (0, None, 1.0),
+            (1, "GPU-a", 0.25),
+        ]
 
 
 @pytest.mark.parametrize("turns", range(3))
