@@ -31,6 +31,7 @@ from fedemu.coordinator.sums.partial import RULE
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError
+from fedemu.protocol.host.futures import done_before
 from fedemu.protocol.host.hardware import host_name
 from fedemu.protocol.host.stopping import hearing_stop
 from fedemu.protocol.messages import Granted
@@ -133,8 +134,9 @@ class Coordinator:
     async def run(self) -> Summary:
         """Run to the end, as ``serve`` describes it."""
         try:
-            router, stopped = self._service.open(self._plan.network, self._plan.address), asyncio.Event()
-            with hearing_stop(lambda name: stopped.set()):
+            router = self._service.open(self._plan.network, self._plan.address)
+            stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            with hearing_stop(stopped.set_result):
                 try:
                     if self._rounds.standing.round < self._plan.settings.rounds:
                         self._resume()
@@ -186,19 +188,12 @@ class Coordinator:
             )
         self._observers.event("fleet_complete", devices=settings.devices)
 
-    async def _unless(self, stopped: asyncio.Event, coroutine: Coroutine[Any, Any, None]) -> None:
+    async def _unless(self, stopped: asyncio.Future[str], coroutine: Coroutine[Any, Any, None]) -> None:
         """Run ``coroutine`` until it is done, a signal comes, or the coordinator itself has a fault."""
         task = asyncio.create_task(coroutine)
-        signalled = asyncio.create_task(stopped.wait())
         try:
-            either: set[asyncio.Future[Any]] = {task, signalled, self._service.reception.broken}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            finished = await done_before(task, stopped, self._service.reception.broken)
         finally:
-            signalled.cancel()
-            finished = task.done()
-            if not finished:
-                task.cancel()
-                await asyncio.wait({task})
             await self._rounds.at_rest()
         if finished:
             return task.result()

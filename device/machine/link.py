@@ -23,7 +23,7 @@ from fedemu.protocol.errors import (
     RefusedError,
     UnreachableError,
 )
-from fedemu.protocol.host.futures import fail
+from fedemu.protocol.host.futures import done_before, fail
 from fedemu.protocol.ids import Digest
 from fedemu.protocol.messages import UNABLE, Blob, BlobRef, Bye, Died, Granted, Offer, Refused, Stop, Wake
 from fedemu.protocol.transport.interface import Dealer, Dialer
@@ -78,16 +78,10 @@ class CoordinatorLink:
     async def unless_ended(self, awaited: Awaitable[T]) -> T:
         """The result of ``awaited``. If the link ends first, this is cancelled and the link's error is raised."""
         task = asyncio.ensure_future(awaited)
-        try:
-            await asyncio.wait((task, self.ended), return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            self.ended.result()
-            raise AssertionError("the link ends with an exception")
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait((task,))
+        if await done_before(task, self.ended):
+            return task.result()
+        self.ended.result()
+        raise AssertionError("the link ends with an exception")
 
     def keep_blobs(self, store: BlobStore) -> None:
         """Fetch blobs into ``store``. Before this call none can be fetched."""

@@ -19,6 +19,7 @@ from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.running.together import places, reachable, refuse_metrics_at_address
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, Interrupted
+from fedemu.protocol.host.futures import done_before
 from fedemu.protocol.host.hardware import host_name
 from fedemu.protocol.host.open_files import allow_open_files
 from fedemu.protocol.host.private import working_folder
@@ -85,10 +86,7 @@ def run_edge(runtime: Runtime, opened: Callable[[str], None], below_keys: Server
             stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
             with served(runtime, lambda: edge.traffic), hearing_stop(stopped.set_result):
                 running = asyncio.ensure_future(edge.run())
-                await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                if not running.done():
-                    running.cancel()
-                    await asyncio.wait({running})
+                if not await done_before(running, stopped):
                     raise Interrupted(f"The edge was stopped by {stopped.result()}.")
                 outcome = running.result()
             bytes_of = {name: readable_bytes(size) for name, size in edge.traffic.items()}

@@ -1,4 +1,4 @@
-"""How a future is made to fail, and how the failure of a task is heard for which nobody waits."""
+"""How a future is made to fail, how the failure of a task is heard for which nobody waits, and how a task is ended."""
 
 from __future__ import annotations
 
@@ -26,3 +26,17 @@ def listen(task: asyncio.Future[Any], failed: Callable[[BaseException], None]) -
             failed(error)
 
     task.add_done_callback(over)
+
+
+async def done_before(task: asyncio.Future[Any], *ends: asyncio.Future[Any]) -> bool:
+    """Wait until ``task`` is done, or one of ``ends``. Returns whether the task is done by itself.
+
+    If it is not, or if whoever waits is cancelled, the task is cancelled, and over when this ends.
+    """
+    try:
+        await asyncio.wait({task, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        return task.done()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedemu.protocol.host.futures import fail, listen
+from fedemu.protocol.host.futures import done_before, fail, listen
 
 
 async def test_the_first_error_counts() -> None:
@@ -57,3 +57,32 @@ async def test_the_error_of_a_task_for_which_nobody_waits_is_heard(end: str) -> 
     await asyncio.wait({task})
     await asyncio.sleep(0)
     assert [*map(str, heard)] == (["unheard"] if end == "error" else [])
+
+
+@pytest.mark.parametrize("how", ["done", "ended", "cancelled"])
+async def test_a_task_is_over_before_whoever_waits_for_it_goes_on(how: str) -> None:
+    loop = asyncio.get_running_loop()
+    end: asyncio.Future[None] = loop.create_future()
+    told: list[str] = []
+
+    async def work() -> str:
+        try:
+            await asyncio.sleep(0 if how == "done" else 3600)
+            return "result"
+        finally:
+            await asyncio.sleep(0)
+            told.append("over")
+
+    task = asyncio.ensure_future(work())
+    waiting = asyncio.ensure_future(done_before(task, end, loop.create_future()))
+    await asyncio.sleep(0)
+    if how == "ended":
+        end.set_result(None)
+    if how == "cancelled":
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    else:
+        assert await waiting == (how == "done")
+    assert told == ["over"]
+    assert task.cancelled() == (how != "done")
