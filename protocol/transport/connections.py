@@ -21,7 +21,7 @@ import zmq
 
 from fedemu.protocol.host.kernel import give_memory_back
 from fedemu.protocol.transport.handshakes import EVENTS, BrokenHandshakes, Ear
-from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, Handle, ReaderLoop
+from fedemu.protocol.transport.interface import Bounds, Handle, ReaderLoop
 
 LOOK_SECONDS: Final = 1.0
 """The time between two looks at up to a thousand connections. For more connections it is longer in proportion."""
@@ -74,10 +74,10 @@ class Connections:
         self,
         socket: zmq.Socket[bytes],
         loop: ReaderLoop,
-        bounds: Bounds | None,
+        bounds: Bounds,
         broken: BrokenHandshakes | None,
     ) -> None:
-        self._bounds = bounds or BOUNDLESS
+        self._bounds = bounds
         self._broken = broken
         self._open: dict[int, Connection] = {}
         self._by_peer: dict[bytes, Connection] = {}

@@ -22,6 +22,7 @@ from fedemu.protocol.lookup import Lookup, Lookups, Target
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.direct_router import DirectRouter
 from fedemu.protocol.transport.interface import (
+    BOUNDLESS,
     Bounds,
     Handle,
     Screen,
@@ -110,7 +111,7 @@ class DirectNetwork:
         received: Callable[[bytes, Envelope], None],
         rejected: Callable[[bytes, ProtocolError], None],
         screen: Screen = let_all_pass,
-        bounds: Bounds | None = None,
+        bounds: Bounds = BOUNDLESS,
     ) -> DirectRouter:
         hand_on, over = handing_on_from_peers(decoder, received, rejected, screen), self._open.discard
         made = DirectRouter(self._loop, address, decoder.limits, hand_on, bounds, self._linger, self._buffer, over)

@@ -20,7 +20,7 @@ from fedemu.protocol.codec import Buffer, Limits, Packed, encode
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.descriptors import Turns
-from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, Handle
+from fedemu.protocol.transport.interface import Bounds, Handle
 from fedemu.protocol.transport.line import Line, SocketLoop, incoming_for
 from fedemu.protocol.transport.outgoing import FullQueues
 
@@ -56,7 +56,7 @@ class DirectRouter:
         address: str,
         limits: Limits,
         hand_on: Callable[[bytes, Sequence[Buffer]], None],
-        bounds: Bounds | None,
+        bounds: Bounds,
         linger_seconds: float,
         buffer: memoryview,
         over: Callable[[DirectRouter], None],
@@ -67,7 +67,7 @@ class DirectRouter:
         self._loop = loop
         self._limits = limits
         self._hand_on = hand_on
-        self._bounds = bounds or BOUNDLESS
+        self._bounds = bounds
         self._linger = linger_seconds
         self._buffer = buffer
         self._over = over

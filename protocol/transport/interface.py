@@ -237,11 +237,11 @@ class Network(Dialer, Protocol):
         received: Callable[[bytes, Envelope], None],
         rejected: Callable[[bytes, ProtocolError], None],
         screen: Screen = let_all_pass,
-        bounds: Bounds | None = None,
+        bounds: Bounds = BOUNDLESS,
     ) -> Router:
         """A Router that listens at the address. Raises ConfigurationError if the address cannot be used.
 
-        ``screen`` sees the frames of each message before they are decoded. Without ``bounds`` connections are not
+        ``screen`` sees the frames of each message before they are decoded. Connections without ``bounds`` need not be
         counted.
         """
         ...

@@ -60,16 +60,14 @@ class MemoryNetwork:
         received: Callable[[bytes, Envelope], None],
         rejected: Callable[[bytes, ProtocolError], None],
         screen: Screen = let_all_pass,
-        bounds: Bounds | None = None,
+        bounds: Bounds = BOUNDLESS,
     ) -> MemoryRouter:
         if address.endswith((":0", "*")):
             address = f"{address.removesuffix('0').removesuffix('*')}{next(self._addresses)}"
         if address in self.routers:
             raise ConfigurationError(f"cannot listen at {address}: it is in use; choose another address")
-        closed = (bounds or BOUNDLESS).closed
-        router = self.routers[address] = MemoryRouter(
-            self, address, handing_on_from_peers(decoder, received, rejected, screen), closed
-        )
+        hand_on = handing_on_from_peers(decoder, received, rejected, screen)
+        router = self.routers[address] = MemoryRouter(self, address, hand_on, bounds.closed)
         for dealer in self.waiting.pop(address, []):
             dealer.attach(router)
         return router

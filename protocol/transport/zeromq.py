@@ -71,16 +71,15 @@ class ZmqNetwork:
         received: Callable[[bytes, Envelope], None],
         rejected: Callable[[bytes, ProtocolError], None],
         screen: Screen = let_all_pass,
-        bounds: Bounds | None = None,
+        bounds: Bounds = BOUNDLESS,
     ) -> ZmqRouter:
         keys = self._keys if isinstance(self._keys, ServerKeys) else None
         if keys is not None and self._gate is None:
             self._gate = KeyGate(self._context, self._running_loop(), keys)
-        queue = (bounds or BOUNDLESS).queue
-        socket = bound(self._context, address, decoder.limits, self._linger, keys, queue)
+        socket = bound(self._context, address, decoder.limits, self._linger, keys, bounds.queue)
         closed, loop = self._open.discard, self._running_loop()
         broken = BrokenHandshakes() if keys is not None else None
-        counted = keys is not None or bounds is not None
+        counted = keys is not None or bounds is not BOUNDLESS
         connections = Connections(socket, loop, bounds, broken) if counted else None
         hand_on = handing_on_from_peers(decoder, received, rejected, screen)
         router = ZmqRouter(socket, loop, decoder.limits, hand_on, rejected, closed, keys, connections)
