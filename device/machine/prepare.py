@@ -52,17 +52,17 @@ async def prepare_data(prepare: str, experiment: Path, expected: str, allow_code
     compare_data(said, expected)
 
 
+def command(prepare: str, experiment: str, allow_code: Sequence[str] | None) -> list[str]:
+    """The command of the process, which ends with this one. ``prepare_data`` explains the arguments."""
+    words = (prepare, experiment, str(os.getpid()), json.dumps(allow_code))
+    return [*interpreter(), "-m", "fedemu.device.machine.prepare", *words]
+
+
 async def _tried(prepare: str, experiment: Path, allow_code: Sequence[str] | None) -> tuple[int, str]:
     """The exit code of one such process, negative for a signal, and the last line that it has printed."""
     try:
         process = await asyncio.create_subprocess_exec(
-            *interpreter(),
-            "-m",
-            "fedemu.device.machine.prepare",
-            prepare,
-            str(experiment),
-            str(os.getpid()),
-            json.dumps(allow_code),
+            *command(prepare, str(experiment), allow_code),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             process_group=0,
@@ -99,11 +99,7 @@ def compare_data(found: str, expected: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the process.
-
-    ``arguments`` are the function's name, the experiment's file, the parent's process id and, as JSON, the code that is
-    allowed.
-    """
+    """Run the process. ``arguments`` are the words of ``command``."""
     function, experiment, parent, allow_code = arguments
     end_with_parent(int(parent))
     try:

@@ -14,7 +14,6 @@ from fedemu.ops.data.source import Place, entry_of, locate
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.extras import require_flwr
 from fedemu.ops.homes import data_folder
-from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.wording import ending
 
@@ -56,22 +55,15 @@ def decode_apart(experiment: Experiment, say: Callable[[str], None]) -> None:
     if read(entry_here(experiment)) is not None:
         return
     # It imports asyncio, which would delay every command.
-    from fedemu.device.machine.prepare import SAID, error_on
+    from fedemu.device.machine.prepare import SAID, command, error_on
 
     say(f"decoding the data set {experiment.data.dataset}, once on this machine")
     with tempfile.NamedTemporaryFile(prefix="fedemu-", suffix=".json") as file:
         file.write(experiment.to_bytes())
         file.flush()
         process = subprocess.Popen(
-            [
-                *interpreter(),
-                "-m",
-                "fedemu.device.machine.prepare",
-                "fedemu.ops.data.corpora:prepare",
-                file.name,
-                str(os.getpid()),
-                "null",  # the data of the user's own experiment may be made by any code
-            ],
+            # The data of the user's own experiment may be made by any code.
+            command("fedemu.ops.data.corpora:prepare", file.name, None),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
