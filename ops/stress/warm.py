@@ -16,8 +16,10 @@ import psutil
 
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
 from fedemu.device.machine.processes import ZYGOTE_ENVIRONMENT
-from fedemu.ops.stress.warm_process import MESSAGE_BYTES
+from fedemu.ops.stress.warm_process import MESSAGE_BYTES, TASKS
 from fedemu.protocol.code.source import interpreter
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.paths import exists
 
 
 class Started(psutil.Process):  # type: ignore[misc]
@@ -48,7 +50,7 @@ class Started(psutil.Process):  # type: ignore[misc]
 class WarmStart:
     """A process that forks commands (``warm_process.py``). It starts with the first command, and ends with ``close``.
 
-    Use it in one thread.
+    Use it in one thread. On a system without /proc the first command raises ConfigurationError.
     """
 
     def __init__(self) -> None:
@@ -102,6 +104,10 @@ class WarmStart:
 
     def _open(self) -> socket.socket:
         if self._line is None:
+            if not exists(TASKS):
+                raise ConfigurationError(
+                    "this system has no /proc, which tells what processes do; mount it, as by mount -t proc proc /proc"
+                )
             self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._process = subprocess.Popen(

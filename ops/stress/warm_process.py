@@ -20,6 +20,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 from fedemu.device.forking import Waiting
@@ -29,6 +30,8 @@ from fedemu.protocol.host.kernel import end_with_parent, name_process
 
 MESSAGE_BYTES = 2**18
 """The largest message on the line: arguments and an environment."""
+TASKS = Path("/proc/self/task")
+"""The threads of this process."""
 MODULES: Mapping[str, Callable[[list[str]], Callable[[], object]]] = {
     "fedemu.ops.cli": lambda words: lambda: _module("fedemu.ops.cli.__main__").main(words),
     "fedemu.ops.running.child": lambda words: lambda: _module("fedemu.ops.running.child").main(words),
@@ -260,7 +263,7 @@ def main(words: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in _IMPORTED:
         importlib.import_module(name)
-    if threads := len(os.listdir("/proc/self/task")) - 1:
+    if threads := len(os.listdir(TASKS)) - 1:
         raise RuntimeError(f"an import has started {threads} threads, beside which nothing may be forked")
     settle()
     with socket.socket(fileno=descriptor) as line:
