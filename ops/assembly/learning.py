@@ -119,10 +119,17 @@ def require_built_again(experiment: Experiment, corpus: Corpus, model: Model, al
     settings = experiment.algorithm
     named = [("algorithm", settings.name), *(("the local term", term) for term in settings.terms)]
     own = [f"{what} {name!r}" for what, name in named if ":" in name]
-    if own and (part := difference(algorithm, open_algorithm(experiment, corpus, model)[1])) is not None:
+    if not own:
+        return
+    try:
+        _, again = open_algorithm(experiment, corpus, model)
+    except Exception:  # each process of a run makes it once, and perhaps it cannot be made twice
+        return
+    if (part := difference(algorithm, again)) is not None:
         raise ConfigurationError(
-            f"{own[0]} has another {part!r} each time that it is made, and each process makes it; give a generator of "
-            "your own a fixed seed, or draw by torch, random or numpy.random, which follow from the experiment's seed"
+            f"{' or '.join(own)} has another {part!r} each time that it is made, and each process makes it; give a "
+            "generator of your own a fixed seed, or draw by torch, random or numpy.random, which follow from the "
+            "experiment's seed"
         )
 
 

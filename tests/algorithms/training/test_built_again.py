@@ -42,6 +42,11 @@ def test_an_item_of_a_list_has_the_name_of_the_list_and_shapes_count() -> None:
     assert difference(one, other) == "shares"
 
 
+def test_what_differs_by_rounding_alone_is_the_same() -> None:
+    one, other = (SimpleNamespace(basis=torch.tensor([1.0 + rounded, torch.nan])) for rounded in (0.0, 2**-22))
+    assert difference(one, other) is None
+
+
 def test_objects_that_hold_each_other_and_what_cannot_be_compared_are_no_difference() -> None:
     def built() -> Any:
         one, other = SimpleNamespace(), SimpleNamespace(chance=random.SystemRandom(), things=np.array([object()]))

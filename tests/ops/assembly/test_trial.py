@@ -156,6 +156,15 @@ OWN = """
             super().__init__(ingredients.local_sgd())
             self.chance = random.Random(seed) if seed >= 0 else random.Random()
 
+    class Once(FedAvg):
+        made = False
+
+        def __init__(self, ingredients):
+            super().__init__(ingredients.local_sgd())
+            if Once.made:
+                raise ValueError("it is there already")
+            Once.made = True
+
     def drawn(ingredients, seeded: bool = False):
         noise = torch.rand(()) if seeded else torch.from_numpy(np.random.default_rng().random(1))[0]
         return LocalTerm("drawn", lambda model, at: at.facts.lr * noise, previous=False)
@@ -491,6 +500,10 @@ def test_a_measure_of_replay_counts_among_those_that_a_reply_holds() -> None:
 
 def test_what_is_drawn_by_a_seed_is_not_another_one_each_time() -> None:
     tried("algorithm={name='tried:Unseeded',options={seed=3},terms={'tried:drawn'={seeded=true}}}")
+
+
+def test_a_method_need_not_be_made_twice_in_a_process() -> None:
+    tried("algorithm.name=tried:Once")
 
 
 def test_what_a_term_never_finds_is_not_tried() -> None:
