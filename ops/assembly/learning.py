@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
-
 from fedemu.algorithms.data.augment import augmentation
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.interface import LOGITS, Algorithm, Ask, Context, Model, Tree
@@ -17,11 +15,9 @@ from fedemu.algorithms.models.low_precision import with_precision
 from fedemu.algorithms.registry import (
     BIDIRECTIONAL,
     CLASSIFIERS,
-    CRITERIA,
     build_algorithm,
     build_model,
     build_terms,
-    find,
     find_criterion,
 )
 from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
@@ -131,20 +127,6 @@ def require_built_again(experiment: Experiment, corpus: Corpus, model: Model, al
             "generator of your own a fixed seed, or draw by torch, random or numpy.random, which follow from the "
             "experiment's seed"
         )
-
-
-def untrained_loss(experiment: Experiment) -> str:
-    """A line for people about parameters of a loss of the user's own. Empty if there are none."""
-    name = experiment.algorithm.loss
-    loss: object = find("algorithm.loss", name, CRITERIA)
-    parameters = loss.named_parameters() if isinstance(loss, nn.Module) else ()
-    first = next((parameter for parameter, leaf in parameters if leaf.requires_grad), "")
-    if not first:
-        return ""
-    return (
-        f"warning: nobody trains {first!r} of the loss {name!r}: devices train the model alone; put it into the model, "
-        "or give it requires_grad=False if it is to stay as it is"
-    )
 
 
 def _replaying(algorithm: Algorithm[Any], experiment: Experiment, ingredients: Ingredients) -> Algorithm[Any]:

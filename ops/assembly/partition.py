@@ -1,4 +1,4 @@
-"""Builds the partition of an experiment: which device has which training samples."""
+"""Divides the samples of an experiment: which are public, and which of the others each device has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from fedemu.algorithms.data import partitioners
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.data.flat import Indices
 from fedemu.algorithms.data.partition import Partition
-from fedemu.ops.assembly.public_data import split_public
+from fedemu.algorithms.data.public_split import PublicSplit, public_split
+from fedemu.algorithms.interface import Labelled, PublicData
 from fedemu.ops.experiment import Data, Dirichlet, DirichletEqual, Flwr, Iid, Natural, PartitionSpec, Resampled, Shards
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
@@ -36,6 +37,33 @@ def build_partition(corpus: Corpus, data: Data, *, devices: int, seed: int) -> P
             taken = len(train) - len(rest)
             raise type(error)(f"{error} (public data took {taken} of {len(train)} training samples)") from error
     return Partition.of(shares, data.validation, seeds.generator(seed, purpose="validation"))
+
+
+def split_public(corpus: Corpus, data: Data, seed: int) -> PublicSplit | None:
+    """Choose the public samples by ``data.public`` and the seed. None if the experiment asks for none."""
+    if not data.public.fraction:
+        return None
+    divided = data.partition
+    return public_split(
+        len(corpus.train),
+        fraction=data.public.fraction,
+        validation=data.public.validation,
+        generator=seeds.generator(seed, purpose="public"),
+        ids=corpus.train.columns[divided.column] if isinstance(divided, Natural) else None,
+        labels=corpus.train.y,
+        imbalance=data.public.imbalance,
+    )
+
+
+def open_public(corpus: Corpus, data: Data, seed: int) -> PublicData | None:
+    """The public samples as normalised tensors. None if the experiment asks for none."""
+    split = split_public(corpus, data, seed)
+    if split is None:
+        return None
+    return PublicData(
+        train=Labelled(*corpus.batch(corpus.train, split.train)),
+        validation=Labelled(*corpus.batch(corpus.train, split.validation)),
+    )
 
 
 def _shares(

@@ -11,8 +11,7 @@ from fedemu.algorithms.interface import Algorithm, Context, Model, PublicData, T
 from fedemu.algorithms.streams.period_tests import PeriodTests
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.ops.assembly.learning import initial_variables, open_algorithm, within_memory
-from fedemu.ops.assembly.partition import build_partition
-from fedemu.ops.assembly.public_data import open_public
+from fedemu.ops.assembly.partition import build_partition, open_public
 from fedemu.ops.assembly.stream import open_stream
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment import Experiment

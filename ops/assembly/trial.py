@@ -19,8 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedemu.algorithms.data.corpus import Corpus
-from fedemu.algorithms.interface import Forest, LocalProgram, Plan, Revealing, Tree, mixes
+from fedemu.algorithms.interface import Forest, LocalProgram, Plan, Tree, mixes
 from fedemu.algorithms.terms.importance import AskImportance
 from fedemu.algorithms.terms.remembering import IMPORTANCE, kept_at_first
 from fedemu.algorithms.training.local_sgd import LocalSGD
@@ -35,9 +34,9 @@ from fedemu.device.compute.rule import compute_rule, kind_of
 from fedemu.device.compute.trainer import open_executor
 from fedemu.device.host.limits import free_memory
 from fedemu.ops.assembly.computing import Computing, choose, own_part
-from fedemu.ops.assembly.learning import first_ask, require_built_again, untrained_loss
+from fedemu.ops.assembly.hints import warnings_of
+from fedemu.ops.assembly.learning import first_ask, require_built_again
 from fedemu.ops.assembly.parts import Parts
-from fedemu.ops.assembly.public_data import untrained
 from fedemu.ops.assembly.trial_of_model import (
     draws_outside,
     evaluate,
@@ -56,7 +55,6 @@ from fedemu.protocol.messages import MOST_METRICS
 SAMPLES = 2
 STACK_SIZE = 2
 """The number of devices that a vmapped executor takes at once: the smallest possible stack."""
-_MOST_NAMES = 10
 _FILLED = "filled up to local.batch_size with copies that have no weight in the loss"
 _NOT_OF_ALL = ("processed", "kind", "notes", "local_model", "measured")
 """What only some programs have: ``CountingSteps``, ``OfItsOwnKind``, ``Noting``, ``Revealing`` and ``Measuring``."""
@@ -65,11 +63,9 @@ _NOT_OF_ALL = ("processed", "kind", "notes", "local_model", "measured")
 def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
     """Put an experiment together as a coordinator needs it, and try it out.
 
-    ``say`` gets a line for people while data are decoded, which happens in a process of its own, one if the data look
-    like images whose channels come last, one if a table has columns without numbers, one if classes have no sample to
-    train on, one if the first tasks find no public data of their classes, one if the loss has parameters, one if there
-    are no validation samples on which to evaluate, one if no device sends a model to diagnose, and one if devices are
-    computed in another way than the experiment says. Its ``local.executor`` is then the one that is taken.
+    ``say`` gets a line for people while data are decoded, which happens in a process of its own, one for each of
+    ``warnings_of``, and one if devices are computed in another way than the experiment says. Its ``local.executor`` is
+    then the one that is taken.
     Raises ConfigurationError or DataError if a part cannot be made, or if the parts do not fit together.
     """
     decode_apart(experiment, say)
@@ -77,59 +73,13 @@ def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
     # These are made first, because a wrong name and an impossible partition are found quickly.
     _ = parts.algorithm, parts.stream
     computing = try_out(parts)
-    corpus = parts.corpus
-    warnings_of_data = (_channels_last(corpus.input_shape), _no_numbers(corpus.left_out), _untaught(corpus))
-    for warning in (*warnings_of_data, untrained(parts.public, parts.model), untrained_loss(experiment)):
-        if warning:
-            say(warning)
-    if experiment.evaluate.validation and not len(parts.partition.validation_indices):
-        say("warning: evaluate.validation has no effect, because no device holds samples back; raise data.validation")
-    if experiment.diagnose.every and not any(isinstance(one, Revealing) for one in parts.algorithm.programs.values()):
-        name = experiment.algorithm.name
-        say(f"warning: diagnose.every has no effect, because no device sends a model with the method {name!r}")
+    for warning in warnings_of(parts):
+        say(warning)
     if computing.why:
         say(computing.why)
         local = experiment.local.model_copy(update={"executor": computing.executor})
         parts.experiment = experiment.model_copy(update={"local": local})
     return parts
-
-
-def _channels_last(shape: Sequence[int]) -> str:
-    """A line for people about samples that look like images whose channels come last. Empty if they do not."""
-    if len(shape) != 3 or shape[2] not in (1, 3, 4) or min(shape[:2]) <= 4:
-        return ""
-    channels, height, width = shape
-    return (
-        f"warning: samples of shape {list(shape)} are images with {channels} channels of {height} × {width} pixels; if "
-        "their channels come last, move them to the front, as by x.transpose(0, 3, 1, 2)"
-    )
-
-
-def _no_numbers(left_out: Sequence[str]) -> str:
-    """A line for people about the columns of a table that are no part of a sample. Empty if there are none."""
-    if not left_out:
-        return ""
-    return (
-        f"warning: no part of a sample, because it holds no numbers: {_listed(left_out)}; make numbers of it, as by "
-        "one-hot codes, if it should count"
-    )
-
-
-def _untaught(corpus: Corpus) -> str:
-    """A line for people about classes without a sample to train on. Empty if there are none."""
-    counts = np.bincount(corpus.train.y, minlength=corpus.classes)
-    lacking = [name for name, count in zip(corpus.class_names, counts, strict=True) if not count]
-    if not lacking:
-        return ""
-    return (
-        f"warning: {len(lacking)} of {corpus.classes} classes have no sample to train on: {_listed(lacking)}; where y "
-        "is an array of whole numbers, every number from 0 to the largest is a class"
-    )
-
-
-def _listed(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f"{', '.join(map(repr, names[:_MOST_NAMES]))}{rest}"
 
 
 def try_out(parts: Parts) -> Computing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -37,16 +36,6 @@ OWN = """
 
     def noisy(logits, batch, facts):
         return cross_entropy(logits * (random.random() + np.random.rand()), batch, facts)
-
-    class Scaled(nn.Module):
-        def __init__(self, frozen):
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(()), requires_grad=not frozen)
-
-        def forward(self, logits, batch, facts):
-            return cross_entropy(logits * self.scale, batch, facts)
-
-    scaled, frozen = Scaled(False), Scaled(True)
 
     def branching(ingredients, later: bool = False):
         def term(model, at):
@@ -179,78 +168,6 @@ def experiment(*settings: str) -> Experiment:
     return load_experiment("digits-small", list(settings), {})[0]
 
 
-@pytest.mark.parametrize(("share", "warned"), [(0.0, True), (0.1, False)])
-def test_an_evaluation_on_validation_samples_that_nobody_has_is_told(share: float, warned: bool) -> None:
-    said: list[str] = []
-    tried_parts(experiment("evaluate.validation=true", f"data.validation={share}"), said.append)
-    told = "warning: evaluate.validation has no effect, because no device holds samples back; raise data.validation"
-    assert (told in said) == warned
-
-
-@pytest.mark.parametrize(
-    ("overrides", "warned"),
-    [
-        (["algorithm.name=afl"], True),
-        (["algorithm.name=afl", "algorithm.options.warm_up=1"], False),
-        (["algorithm.name=central", "data.public.fraction=0.2"], True),
-        (["algorithm.name=fedprox"], False),
-    ],
-)
-def test_a_diagnosis_of_models_that_nobody_sends_is_told(overrides: list[str], warned: bool) -> None:
-    said: list[str] = []
-    told = tried_parts(experiment("diagnose.every=1", *overrides), said.append).experiment
-    why = f"no device sends a model with the method {told.algorithm.name!r}"
-    assert (f"warning: diagnose.every has no effect, because {why}" in said) == warned
-
-
-@pytest.mark.parametrize(("shape", "warned"), [((28, 20, 3), True), ((3, 28, 20), False), ((1, 8, 1), False)])
-def test_images_whose_channels_come_last_are_told(
-    shape: tuple[int, ...], warned: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    x, y = np.random.default_rng(0).integers(0, 255, (200, *shape), np.uint8), np.arange(200) % 10
-    np.savez(tmp_path / "images.npz", x=x, y=y)
-    (tmp_path / "images.py").write_text(
-        "import numpy as np\n\ndef load():\n    return dict(np.load(__file__.replace('.py', '.npz')))\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    said: list[str] = []
-    tried_parts(experiment("data.dataset=images.py:load", "data.partition={kind='iid'}"), said.append)
-    channels, height, width = shape
-    told = (
-        f"warning: samples of shape {list(shape)} are images with {channels} channels of {height} × {width} pixels; if "
-        "their channels come last, move them to the front, as by x.transpose(0, 3, 1, 2)"
-    )
-    assert (told in said) == warned
-
-
-@pytest.mark.parametrize(("step", "warned"), [(1, False), (2, True)])
-def test_classes_without_a_sample_to_train_on_are_told(
-    step: int, warned: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "mine.py").write_text(
-        f"import numpy as np\n\ny = np.arange(300) % 3 * {step}\npair = (np.ones((300, 4), np.float32), y)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    said: list[str] = []
-    tried_parts(experiment("data.dataset=mine.py:pair", "data.partition={kind='iid'}"), said.append)
-    told = (
-        "warning: 2 of 5 classes have no sample to train on: '1', '3'; where y is an array of whole numbers, every "
-        "number from 0 to the largest is a class"
-    )
-    assert (told in said) == warned
-
-
-def test_columns_without_numbers_are_told(tmp_path: Path) -> None:
-    rows = [{"a": i % 10, "label": i % 10, **{f"c{n}": "x" for n in range(12)}} for i in range(200)]
-    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    said: list[str] = []
-    tried_parts(experiment("data.dataset=t.jsonl", "data.partition={kind='iid'}"), said.append)
-    assert said[-1] == (
-        "warning: no part of a sample, because it holds no numbers: 'c0', 'c1', 'c2', 'c3', 'c4', 'c5', 'c6', 'c7', "
-        "'c8', 'c9' and 2 more; make numbers of it, as by one-hot codes, if it should count"
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "executor", "reason"),
     [
@@ -308,13 +225,6 @@ def test_an_own_loss_or_term_is_computed_by_the_executor_that_can(
     parts = tried_parts(experiment(*settings), said.append)
     assert parts.experiment.local.executor == executor
     assert said[-1].startswith(reason)
-
-
-@pytest.mark.parametrize(("loss", "told"), [("mine:scaled", 1), ("mine:frozen", 0), ("cross_entropy", 0)])
-def test_parameters_of_a_loss_that_nobody_trains_are_told(loss: str, told: int) -> None:
-    said: list[str] = []
-    tried_parts(experiment(f"algorithm.loss={loss}"), said.append)
-    assert sum(line.startswith("warning: nobody trains 'scale' of the loss 'mine:scaled': ") for line in said) == told
 
 
 @pytest.mark.parametrize("executor", ["vmapped", "checked"])

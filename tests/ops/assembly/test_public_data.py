@@ -7,12 +7,7 @@ import pytest
 import torch
 
 from fedemu.algorithms.data.corpus import Corpus, Split
-from fedemu.algorithms.interface import Labelled, PublicData
-from fedemu.algorithms.models.feed_forward import mlp
-from fedemu.algorithms.models.growing import growing
-from fedemu.algorithms.streams.tasks import ClassTasks
-from fedemu.ops.assembly.partition import build_partition
-from fedemu.ops.assembly.public_data import open_public, split_public, untrained
+from fedemu.ops.assembly.partition import build_partition, open_public, split_public
 from fedemu.ops.experiment import Data, Experiment
 from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.ids import Digest
@@ -90,25 +85,6 @@ def test_which_samples_are_public_depends_on_the_seed_and_not_on_the_partition()
     ]
     first, same, other = ([] if split is None else split.train.tolist() for split in drawn)
     assert first == same != other
-
-
-@pytest.mark.parametrize(
-    ("train", "validation", "said"),
-    [
-        ([0, 2], [3, 1, 2], ""),
-        ([0, 2], [3, 0], "none of the 2 public samples for validation is of a class that comes before period 2;"),
-        ([3, 1, 1], [0], "none of the 3 public samples to train on is of a class that comes before period 3;"),
-    ],
-)
-def test_tasks_that_begin_before_public_data_of_their_classes_are_told(
-    train: list[int], validation: list[int], said: str
-) -> None:
-    public = PublicData(*(Labelled(torch.zeros(len(part), 1), torch.tensor(part)) for part in (train, validation)))
-    still = mlp((1,), 4, (2,))
-    line = untrained(public, growing(still, ClassTasks.of(4, 4, [2, 0, 3, 1]), (1,)))
-    assert line.startswith(f"warning: {said}" if said else "")
-    assert bool(line) == bool(said)
-    assert untrained(public, still) == untrained(None, still) == ""
 
 
 @pytest.mark.parametrize(
