@@ -178,7 +178,7 @@ def taken_names(target: Target) -> None:
                 dealer.setsockopt(zmq.ROUTING_ID, b"\0" + name.to_bytes(4))
             dealer.connect(target.address)
             dealer.send_multipart(encode(Heartbeat()))
-            time.sleep(0.005)
+            time.sleep(0.02)
             if number >= TAKEN:
                 dealer.close()
 
