@@ -194,8 +194,9 @@ async def test_a_device_that_is_asked_while_it_falls_asleep_begins_its_next_life
 
 
 async def test_the_death_of_a_pack_is_told_for_each_device_in_it_and_another_takes_its_place(
-    machine: Machine, zygotes: list[Zygote], until: Callable[..., Any]
+    machine: Machine, zygotes: list[Zygote], until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(processes, "MOST_FAILURES", 2)
     machine.packs.launch()
     machine.packs.wake([4, 7, 9])
     machine.join(4, 7, 9)
@@ -209,6 +210,11 @@ async def test_the_death_of_a_pack_is_told_for_each_device_in_it_and_another_tak
     machine.news()
     machine.packs.wake([7])
     assert machine.news() == [(0, [life(7, 2)])], "it is asked still, so the coordinator wakes it again"
+    for packs in (4, 5):
+        machine.packs.wake([7])
+        machine.join(7)  # the pack was of use, so its failures are counted anew
+        zygotes[0].say(Ended(number=0, code=1))
+        await until(lambda: len(zygotes[0].forked) == packs, "another pack")  # noqa: B023
 
 
 async def test_packs_of_a_zygote_that_died_are_forked_by_the_next_one(

@@ -52,6 +52,13 @@ def test_a_wake_that_came_again_before_the_device_joined_is_no_second_one(sleepe
 
 def test_a_device_whose_process_died_can_be_woken(sleepers: Sleepers) -> None:
     [(_, first)] = sleepers.wake([1])
-    sleepers.has_joined(1, first)
+    sleepers.has_joined(1, first + 5)
+    assert sleepers.incarnation(1) == first + 5
+    sleepers.wake([1])
     sleepers.died(1)
-    assert sleepers.wake([1]) == [(1, first + BIRTH_STRIDE)]
+    sleepers.has_joined(1, first + 5)
+    assert sleepers.joined == 0, "the word of it came after its end"
+    second = first + 5 + BIRTH_STRIDE
+    assert sleepers.wake([1]) == [(1, second)]
+    sleepers.has_joined(1, second)
+    assert sleepers.asleep(1, second) == [], "what was asked of its last life has become of this one"
