@@ -184,12 +184,12 @@ def test_memory_is_taken_only_if_both_sides_take_it(ours: bool, theirs: bool) ->
 
 def test_frames_lie_where_their_places_say() -> None:
     incoming = told(True, True)
-    incoming.passed([memoryview(b"abcdef"), memoryview(b"xyz")])
-    frames = [(9, 0, 1, 3), (9, 1, 0, 3), (8, 0, 0, 1)]
+    incoming.passed([memoryview(b"abcdef"), memoryview(b"xyz"), memoryview(b"next")])
+    frames = [(9, 0, 1, 3), (9, 1, 0, 3), (8, 0, 0, 1), (8, 0, 0, 4)]
     data = b"".join(bytes([flags, PLACE.size]) + PLACE.pack(*place) for flags, *place in frames)
-    assert list(incoming.feed(data)) == [[b"bcd", b"xyz", b"a"]]
-    incoming.passed([memoryview(b"next")])
-    assert list(incoming.feed(b"\x08" + bytes([PLACE.size]) + PLACE.pack(0, 0, 4))) == [[b"next"]]
+    assert list(incoming.feed(data)) == [[b"bcd", b"xyz", b"a"], [b"next"]]
+    incoming.passed([memoryview(b"last")])
+    assert list(incoming.feed(b"\x08" + bytes([PLACE.size]) + PLACE.pack(0, 0, 4))) == [[b"last"]]
 
 
 @pytest.mark.parametrize("place", [(0, 4, 3), (0, 0, 7), (1, 0, 1), (2, 0, 0), (0, 2**63, 1)])
@@ -200,9 +200,12 @@ def test_a_place_outside_of_the_memory_that_came_is_a_violation(place: tuple[int
         list(incoming.feed(b"\x08" + bytes([PLACE.size]) + PLACE.pack(*place)))
 
 
-def test_a_place_in_memory_of_which_none_came_is_a_violation() -> None:
+def test_a_place_in_memory_of_which_none_came_is_a_violation_and_so_is_one_of_another_size() -> None:
     with pytest.raises(ZmtpViolation, match="memory that has not come"):
         list(told(True, True).feed(b"\x08" + bytes([PLACE.size]) + PLACE.pack(0, 0, 1)))
+    for size in (PLACE.size - 1, PLACE.size + 1):
+        with pytest.raises(ZmtpViolation, match="unknown flags 0x8"):
+            list(told(True, True).feed(b"\x08" + bytes([size]) + bytes(size)))
 
 
 def test_a_frame_in_memory_may_not_be_larger_than_others() -> None:
