@@ -48,6 +48,7 @@ def test_sums_are_asked_for_when_nobody_else_is_awaited() -> None:
     kept.keep(DeviceId(0), b"a", "zero")
     kept.keep(DeviceId(1), b"b", "one")
     kept.collect(running, 0.0)
+    kept.collect(running[1:], 0.0)
     assert sent == []
     kept.collect(running[:2], 0.0)
     assert [(peer, message.devices) for peer, message in sent] == [(b"a", (0,)), (b"b", (1,))]
@@ -108,6 +109,7 @@ def test_a_sum_that_lacks_devices_costs_asking_these_again() -> None:
     assert kept.take(b"a", partial(0), running) == ({0: "0"}, [1])
     assert not kept.has(DeviceId(1))
     assert kept.take(b"a", partial(0), running) is None, "it has come before"
+    assert kept.overdue(100.0, 60.0) == {}
 
 
 def test_the_replies_of_an_edge_that_is_gone_are_lost() -> None:
@@ -121,6 +123,11 @@ def test_the_replies_of_an_edge_that_is_gone_are_lost() -> None:
     assert kept.overdue(100.0, 60.0) == {1: 100.0}, "nothing is awaited of the one that is gone"
     assert not kept.has(DeviceId(1))
     assert kept.overdue(100.0, 60.0) == {}
+    kept.keep(DeviceId(2), b"a", "two")
+    kept.collect([DeviceId(2)], 100.0)
+    kept.keep(DeviceId(2), b"b", "two")
+    assert kept.lose(b"b") == [2]
+    assert kept.take(b"a", partial(2), [DeviceId(2)]) is None, "it is asked again, and may reply otherwise"
 
 
 def test_a_peer_that_leaves_and_keeps_nothing_costs_the_same_however_much_edges_keep(calls_in: Any) -> None:

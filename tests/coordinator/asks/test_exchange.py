@@ -29,7 +29,7 @@ from fedemu.coordinator.sums.leaf import Leaf
 from fedemu.coordinator.sums.partial import Partial
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.ids import AskId, DeviceId, digest_of
-from fedemu.protocol.messages import BlobRef, Declined, Failed, Result, Scheduled, TensorSpec, Work
+from fedemu.protocol.messages import BlobRef, Declined, Failed, Invalid, Result, Scheduled, TensorSpec, Work
 from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.tensors import pack
 
@@ -70,6 +70,7 @@ class Play:
     ) -> None:
         self.sent: list[tuple[int, str]] = []
         self.works: dict[int, Work] = {}
+        self.invalid: list[tuple[str, str]] = []
         self.events: list[tuple[str, Any]] = []
         self.leaf = Leaf("float32", (size,))
         template = PayloadTemplate({"model/w": self.leaf})
@@ -98,6 +99,8 @@ class Play:
         self.sent.append((device, message.type))
         if isinstance(message, Work):
             self.works[device] = message
+        if isinstance(message, Invalid):
+            self.invalid.append((message.reason, message.detail))
 
     def refused(self, reason: str) -> None:
         self.events.append(("refused", reason))
@@ -135,6 +138,7 @@ async def test_a_small_reply_is_checked_at_once(tmp_path: Path, thread: Thread) 
         play.reply(device, 2.0, float("nan"))
     assert (play.verdicts, thread.asked) == ({0: "accepted", 1: "rejected", 2: "rejected"}, 0)
     assert (play.exchange.exploded, play.exchange.rejections) == (2, {"nonfinite": 2})
+    assert play.invalid == [("nonfinite", "model/w has values that are not finite")] * 2
 
 
 async def test_a_reply_that_cannot_be_used_is_late_after_the_deadline(tmp_path: Path, thread: Thread) -> None:
