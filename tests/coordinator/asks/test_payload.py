@@ -144,16 +144,19 @@ def test_a_small_payload_is_owned_in_memory(tmp_path: Path):
     assert payload.device == 7
     assert payload.load()["model/weight"].tolist() == [[3.0, 0.0], [0.0, 0.0]]
     assert payload.load()["model/steps"].tolist() == 1000
+    assert spill(tmp_path / "spill", 7, (), ()).load() == {}
     assert not (tmp_path / "spill").exists()
 
 
 def test_a_large_payload_lies_in_a_file_without_a_name(tmp_path: Path):
     values = torch.arange(payload_module.FILE_THRESHOLD // 4 + 1, dtype=torch.float32)
-    forest = {"model": {"odd": torch.tensor([1, 2, 3], dtype=torch.int8), "weight": values}}
+    forest = {"model": {"odd": torch.tensor([1, 2, 3], dtype=torch.int8), "weight": values, "zero": torch.zeros(0)}}
     payload = spill(tmp_path / "spill", 0, *on_the_wire(forest))
     assert list((tmp_path / "spill").iterdir()) == []
+    assert f"{tmp_path / 'spill'}/" in Path("/proc/self/maps").read_text(), "it takes the space of this disk"
     assert np.array_equal(payload.load()["model/weight"], values.numpy())
     assert payload.load()["model/odd"].tolist() == [1, 2, 3]
+    assert payload.load()["model/zero"].tolist() == []
 
 
 def test_a_process_that_is_killed_while_it_writes_a_payload_leaves_no_file(
