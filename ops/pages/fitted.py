@@ -195,9 +195,13 @@ def _wrap_labels(figure: Figure, panels: list[Any]) -> None:
         _break(axes.yaxis.label, box.height)
         for title in (axes._left_title, axes.title, axes._right_title):
             _break(title, box.width)
-    for text, room in ((figure._supylabel, figure.bbox.height), (figure._supxlabel, figure.bbox.width)):  # type: ignore[attr-defined]
-        if text is not None:
-            _break(text, room)
+    across, up = figure._supxlabel, figure._supylabel  # type: ignore[attr-defined]
+    if across is not None:
+        _break(across, figure.bbox.width)
+    if up is not None:  # it stands beside the panels, above the legend
+        below = max((legend.get_window_extent().y1 for legend in _legends(figure)), default=figure.bbox.y0)
+        up.set_y((below + figure.bbox.y1) / 2 / figure.bbox.height)
+        _break(up, figure.bbox.y1 - below)
 
 
 def _break(text: Text, room: float) -> None:

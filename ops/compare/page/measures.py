@@ -32,6 +32,8 @@ def measures(comparison: Comparison) -> Figure | None:
             if draw_curve(axes, entry, look, curve_of(entry, partial(_value, measure))):
                 named[shortened(entry.label)] = axes.lines[-1]
         axes.set_title(wrapped(measure.name, 60))
+        if len(chosen) == 1:  # figures for papers have no title, which would name the axis
+            axes.set_ylabel(wrapped(measure.name, 30))
         axes.xaxis.set_major_locator(round_ticks(integer=True))
     panels[-1].set_xlabel("round")
     figure.legend(named.values(), named, loc="outside lower center", ncols=legend_columns([*named]), fontsize=8.5)

@@ -28,6 +28,8 @@ def measures(rows: Rows) -> Figure | None:
             *zip(*points, strict=True), color=colour, linewidth=1.6, marker=marker(len(points)), label=measure.name
         )
         axes.set_title(wrapped(measure.name, 60))
+        if len(chosen) == 1:  # figures for papers have no title, which would name the axis
+            axes.set_ylabel(wrapped(measure.name, 30))
         axes.xaxis.set_major_locator(round_ticks(integer=True))
     figure.supxlabel("round", fontsize=9.5)
     return figure

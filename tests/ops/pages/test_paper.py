@@ -99,6 +99,21 @@ def test_dots_without_a_line_are_all_drawn() -> None:
     assert [line.get_markevery() for line in (first, second)] == [None, None]
 
 
+def test_the_name_beside_all_panels_stays_above_the_legend() -> None:
+    def draw() -> Figure | None:
+        figure = bare_figure(8.4, 3.9)
+        for axes in figure.subplots(1, 2, sharey=True):
+            axes.plot([1, 2], [3, 4], label="naive uniform")
+            axes.set_xlabel("tested on period")
+        figure.supylabel("accuracy, percentage points against no replay", fontsize=9.5)
+        return legend_below(figure, figure.axes[0])
+
+    figure = fitted(draw)
+    name = figure._supylabel.get_window_extent()  # type: ignore[attr-defined]
+    assert name.y0 >= figure.legends[0].get_window_extent().y1
+    assert name.y1 <= figure.bbox.y1
+
+
 def test_long_names_that_are_alike_in_the_legend_keep_their_lines() -> None:
     figure, axes = new_figure("a title")
     for letter, colour in (("x", "red"), ("y", "blue")):

@@ -62,6 +62,9 @@ def test_the_band_is_one_deviation_of_the_seeds(tmp_path: Path) -> None:
     _, data = shown([tmp_path / "runs"])
     assert [(x, y) for _, _, x, y, _, _ in data] == [(1, 2.0), (2, 3.0)]
     assert data[0][4:] == (2.0 - 2**0.5, 2.0 + 2**0.5)
+    figure = drawn(measures, compare([tmp_path / "runs"]))
+    assert figure is not None
+    assert {datum.y_name for datum in data_behind(figure)} == {"drift"}, "a single measure names the axis"
 
 
 def test_the_page_shows_the_picture_only_where_something_was_measured(tmp_path: Path) -> None:

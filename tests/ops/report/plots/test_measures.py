@@ -8,6 +8,7 @@ from typing import Any
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.pages.behind import data_behind
 from fedemu.ops.pages.colours import ORANGE, PURPLE
+from fedemu.ops.pages.fitted import fit
 from fedemu.ops.pages.style import drawn
 from fedemu.ops.report.plots.measures import measures
 from fedemu.ops.results.own_measures import MOST
@@ -30,6 +31,14 @@ def test_numbers_of_devices_and_of_the_method_are_drawn_by_round() -> None:
         ("norm", "norm", 3, 0.25, "round"),
     ]
     assert [axes.lines[0].get_color() for axes in figure.axes] == [PURPLE, ORANGE]
+
+
+def test_a_single_measure_names_the_axis_because_papers_have_no_title() -> None:
+    figure = drawn(measures, [row(1, {"norm": 0.5}, {}), row(2, {"norm": 0.25}, {})])
+    assert figure is not None
+    assert {datum.y_name for datum in data_behind(figure)} == {"norm"}
+    fit(figure, 3.25, 8, titles=False)
+    assert (figure.axes[0].get_title(loc="left"), figure.axes[0].get_ylabel()) == ("", "norm")
 
 
 def test_nothing_is_drawn_of_what_fedemu_itself_measures() -> None:
