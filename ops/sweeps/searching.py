@@ -57,7 +57,8 @@ def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int
                 prepare(folder, experiments)
                 left = unfinished(folder, runs, experiments)
                 if at_once is None or not over:
-                    at_once = begin(folder, runs, left, experiments, at_once)
+                    of = f"{counted(trials, 'trial')} with {counted(seeds, 'seed')}"
+                    at_once = begin(folder, f"search: {of}, {over} of them over already", experiments, at_once)
                 require_own_ports(experiments, left, at_once)
                 for number, choices in batch:
                     if number in of_trials:

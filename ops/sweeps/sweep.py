@@ -87,7 +87,8 @@ def run_sweep(
     try:
         with held(folder):
             left = unfinished(folder, runs, experiments)
-            progress = Progress(left, begin(folder, runs, left, experiments, at_once))
+            done = f"sweep: {counted(len(runs), 'run')}, {len(runs) - len(left)} of them done already"
+            progress = Progress(left, begin(folder, done, experiments, at_once))
             require_own_ports(experiments, left, progress.at_once)
             decode_first(experiments[run.folder][0] for run in left if run.folder in experiments)
             await_left([folder / run.folder for run in left])
@@ -114,17 +115,14 @@ def unfinished(folder: Path, runs: Iterable[Planned], experiments: Loaded) -> li
     return left
 
 
-def begin(
-    folder: Path, runs: Sequence[Planned], left: Sequence[Planned], experiments: Loaded, at_once: int | None
-) -> int:
-    """Say how much there is to do. Returns the number of runs at a time."""
+def begin(folder: Path, done: str, experiments: Loaded, at_once: int | None) -> int:
+    """Say how much there is to do, of which ``done`` tells. Returns the number of runs at a time."""
     why = ""
     if at_once is None:
         device_type = device_type_of(experiments)
         at_once, why = default_at_once((experiment for experiment, _ in experiments.values()), device_type)
         why = f" ({why}; --at-once says another number)"
-    done = len(runs) - len(left)
-    say(f"sweep: {counted(len(runs), 'run')}, {done} of them done already, {at_once} at a time{why}, in {folder}")
+    say(f"{done}, {counted(at_once, 'run')} at a time{why}, in {folder}")
     return at_once
 
 

@@ -97,7 +97,8 @@ def test_a_search_that_goes_on_finds_the_number_of_runs_at_a_time_again(
         study = Study(tmp_path, parse_space(["local.lr=0.1..1"]), "final_accuracy", seed=1)
         assert run_search(tmp_path, PART, study, trials, None, "again") == 0
         told = capsys.readouterr().err
-        assert " at a time (" in told
+        much = rf"search: {trials} trials? with 2 seeds, {trials - 1} of them over already, \d+ runs? at a time \("
+        assert re.match(much, told)
         assert f"\ntrial {trials} of {trials}: local.lr=0." in told
     assert fleet.played == [["001/seed-1", "001/seed-2"], ["002/seed-1", "002/seed-2"]]
 
