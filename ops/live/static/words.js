@@ -63,9 +63,16 @@ export function swatch(name, dash) {
   return field;
 }
 
-// Calls "shown" when an element comes into the window, and tells whether it is there.
+// Calls "shown" when an element comes into the window, or goes onto paper, and tells whether it is there.
 export function watchShown(element, shown) {
   const seen = { now: false };
+  element.dataset.watched = "";
+  element.addEventListener("printed", () => {
+    const before = seen.now;
+    seen.now = true;
+    if (!before) shown();
+    seen.now = before;
+  });
   new IntersectionObserver(([entry]) => {
     const before = seen.now;
     seen.now = entry.isIntersecting;
@@ -73,6 +80,11 @@ export function watchShown(element, shown) {
   }, { rootMargin: "150px" }).observe(element);
   return seen;
 }
+
+// One listener for the whole page, so that no element is kept that the page does not show any more.
+window.addEventListener("beforeprint", () => {
+  for (const element of document.querySelectorAll("[data-watched]")) element.dispatchEvent(new Event("printed"));
+});
 
 // A canvas whose pixels are those of the screen. Returns its context and its size in CSS pixels.
 export function prepare(canvas, width, height) {

@@ -337,6 +337,19 @@ def test_a_line_that_grows_has_no_dots_and_a_chart_numbers_its_rounds(made: Any,
     until(page, "window.dots > 0")  # a line of a single value is seen beside a longer one
 
 
+def test_a_print_has_the_charts_that_were_never_in_the_window(made: Any, watched: Callable[..., Any]) -> None:
+    made.append("metrics", *({"round": round, "accuracy": 0.5, "round_seconds": 1.0} for round in (1, 2)))
+    page = watched(viewport={"width": 1200, "height": 300})
+    page.locator(".chart figcaption", has_text="round 1.0 s").wait_for()
+    below = page.locator(".chart", has=page.locator("h3", has_text="Real time of a round"))
+    assert below.locator(".uplot").count() == 0, "it is far below the window"
+    page.pdf()
+    assert below.locator(".uplot").count() == 1
+    page.emulate_media(media="print")
+    kept = "getComputedStyle(document.querySelector('.keys i')).getPropertyValue('print-color-adjust')"
+    assert page.evaluate(kept) == "exact", "the colours of the lines are on paper, too"
+
+
 def test_a_run_whose_folder_was_removed_is_not_offered_to_be_resumed(made: Any, watched: Callable[..., Any]) -> None:
     made.row(1)
     page = watched()
