@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Never
+from typing import Literal, NamedTuple, Never
 
 from fedemu.device.machine.broker import Broker
 from fedemu.device.machine.enrolment import Enrolment
@@ -28,6 +28,18 @@ from fedemu.protocol.transport.curve import ClientKeys
 from fedemu.protocol.transport.interface import Network
 
 
+class Ways(NamedTuple):
+    """What an experiment wants of a machine.
+
+    ``environment`` are the variables with which processes that compute must start. ``shares_link`` says that the
+    devices share the machine's connection, and ``sleeping`` that they sleep until they are asked.
+    """
+
+    environment: Mapping[str, str]
+    shares_link: bool
+    sleeping: bool
+
+
 @dataclass(frozen=True)
 class ExperimentCode:
     """The functions that know what an experiment says, each as ``module:attribute`` or ``path/to/file.py:attribute``.
@@ -35,17 +47,13 @@ class ExperimentCode:
     They are named and not passed, because other processes than this one call them. Each takes the experiment's bytes.
     ``behaviours`` returns a function from a device's index to its ``Behaviour``. ``trainer`` also takes the device
     type and returns a ``Trainer``. ``prepare`` decodes the data into this machine's cache and returns their digest.
-    ``environment`` returns the environment variables with which processes that compute must start. ``link`` returns
-    ``shared`` if the devices of a machine share its connection, and ``wake`` returns ``on-demand`` if devices sleep
-    until they are asked.
+    ``ways`` returns the ``Ways`` of the experiment.
     """
 
     behaviours: str
     trainer: str
     prepare: str
-    environment: str
-    link: str
-    wake: str
+    ways: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,21 +119,9 @@ class Arrival:
         return sum(stop - start for start, stop in self.granted.ranges)
 
     @cached_property
-    def sleeping(self) -> bool:
-        """Whether the devices sleep until they are asked."""
-        said: str = load(self._plan.code.wake)(self.experiment.read_bytes())
-        return said == "on-demand"
-
-    @cached_property
-    def shares_link(self) -> bool:
-        """Whether the devices share the connection of this machine."""
-        said: str = load(self._plan.code.link)(self.experiment.read_bytes())
-        return said == "shared"
-
-    @cached_property
-    def environment(self) -> Mapping[str, str]:
-        """The variables that this experiment's processes must start with."""
-        wanted: Mapping[str, str] = load(self._plan.code.environment)(self.experiment.read_bytes())
+    def ways(self) -> Ways:
+        """What the experiment wants of this machine."""
+        wanted: Ways = load(self._plan.code.ways)(self.experiment.read_bytes())
         return wanted
 
     def open_broker(self, network: Network, address: str, token: str, stack: AsyncExitStack) -> Broker:
@@ -156,7 +152,7 @@ class Arrival:
         A trainer that does not find the GPU, because it has failed since, must not go on with other bits on a
         processor. For an experiment with an environment of its own, which is that of a processor, it stays open.
         """
-        if self._plan.device_type != "auto" or self._compute is None or self.environment:
+        if self._plan.device_type != "auto" or self._compute is None or self.ways.environment:
             return self._plan.device_type
         return self._compute.device
 

@@ -86,10 +86,10 @@ async def _run(plan: EmbeddedPlan, stack: AsyncExitStack) -> Never:
         folder=here.folder.devices,
     )
     first = here.folder.first_incarnation
-    lives = [] if here.sleeping else [(device, first + BIRTH_STRIDE) for device in here.devices]
+    lives = [] if here.ways.sleeping else [(device, first + BIRTH_STRIDE) for device in here.devices]
     attach = Attach(token=_TOKEN, role="process", number=0)
     broker.joined = _count_joined(plan.observer, here.count)
-    if here.sleeping:
+    if here.ways.sleeping:
         _let_sleep(here, broker, Sleepers(here.granted.ranges, first))
     devices = DeviceProcess(
         asyncio.get_running_loop(),

@@ -138,11 +138,11 @@ class Supervision:
         self._trainer_count = plan.trainers or default_trainers(plan.device_type)
         # Devices that sleep need little. How many will be awake at once only shows.
         pack = pack_size(plan.per_process)
-        count, packed = (pack, pack) if here.sleeping else (plan.count, plan.per_process)
+        count, packed = (pack, pack) if here.ways.sleeping else (plan.count, plan.per_process)
         require_room(count, packed, self._trainer_count, plan.keys is not None)
         allow_files(count, packed, self._trainer_count)
         mark("devices", "arrival")
-        environment = here.environment
+        environment = here.ways.environment
         if lacking(os.environ, environment):  # it was not known before which variables this experiment needs
             await nursery.stop()
             nursery = await start_nursery(plan.code.trainer, environment)
@@ -150,8 +150,8 @@ class Supervision:
             await zygote.stop()
             zygote = await start_zygote(environment)
             stack.push_async_callback(zygote.stop)
-        if here.shares_link:
-            connected = SPARE_PACKS if here.sleeping else -(-here.count // plan.per_process)
+        if here.ways.shares_link:
+            connected = SPARE_PACKS if here.ways.sleeping else -(-here.count // plan.per_process)
             share_link(here, within, f"{self._bus}-link", connected, stack)
         broker = here.open_broker(within, self._bus, self._token, stack)
         trainers = Trainers(
@@ -204,7 +204,7 @@ class Supervision:
             "failed": here.fail,
         }
         setup = self._setup(here)
-        if not here.sleeping:
+        if not here.ways.sleeping:
             return DeviceProcesses(zygote, setup, here.devices, plan.per_process, first, plan.observer, **told)
         sleepers = Sleepers(here.granted.ranges, first)
         packs = Packs(zygote, setup, sleepers, plan.per_process, first, plan.observer, rouse=broker.rouse, **told)
@@ -234,7 +234,7 @@ class Supervision:
                 trainers.kill(number)
 
     def _setup(self, here: Arrival) -> Setup:
-        plan, granted, shared = self._plan, here.granted, here.shares_link
+        plan, granted, shared = self._plan, here.granted, here.ways.shares_link
         keys = None if shared or plan.keys is None else (plan.keys.public, plan.keys.secret, plan.keys.server)
         return Setup(
             coordinator=f"{self._bus}-link" if shared else plan.address,

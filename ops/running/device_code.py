@@ -7,13 +7,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from fedemu.device.machine.arrival import ExperimentCode
+from fedemu.device.machine.arrival import ExperimentCode, Ways
+from fedemu.ops.experiment import Experiment
+from fedemu.ops.running.portable import environment_for
 
 DEVICE_CODE: Final = ExperimentCode(
     behaviours="fedemu.ops.assembly.behaviours:open_behaviours",
     trainer="fedemu.ops.assembly.trainer:open_trainer",
     prepare="fedemu.ops.assembly.agreement:prepare",
-    environment="fedemu.ops.running.portable:environment",
-    link="fedemu.ops.edges.link:link",
-    wake="fedemu.ops.edges.link:wake",
+    ways="fedemu.ops.running.device_code:ways",
 )
+
+
+def ways(experiment: bytes) -> Ways:
+    """What an experiment in bytes wants of a machine."""
+    wanted = Experiment.from_bytes(experiment)
+    fleet = wanted.fleet
+    return Ways(environment_for(wanted), fleet.link == "shared", fleet.wake == "on-demand")

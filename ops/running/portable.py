@@ -21,11 +21,6 @@ def environment_for(experiment: Experiment) -> Mapping[str, str]:
     return PORTABLE_ENVIRONMENT if experiment.compute.portable else {}
 
 
-def environment(experiment: bytes) -> Mapping[str, str]:
-    """The same for an experiment that is given as bytes. Supervisors call it."""
-    return environment_for(Experiment.from_bytes(experiment))
-
-
 def start_again_portably(experiment: Experiment) -> None:
     """Replace this process by one with the variables that the experiment needs, if it lacks them.
 

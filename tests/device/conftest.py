@@ -51,9 +51,7 @@ TOY_CODE = ExperimentCode(
     behaviours=f"{HERE / 'toys.py'}:open_behaviours",
     trainer=f"{HERE / 'toy_trainer.py'}:open_runner",
     prepare=f"{HERE / 'toys.py'}:prepare",
-    environment=f"{HERE / 'toys.py'}:environment",
-    link=f"{HERE / 'toys.py'}:link",
-    wake=f"{HERE / 'toys.py'}:wake",
+    ways=f"{HERE / 'toys.py'}:ways",
 )
 DATA = digest_of(b"toy data")
 

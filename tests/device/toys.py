@@ -9,12 +9,15 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedemu.device.behaviour.behaviour import Assignment, Schedule
 from fedemu.protocol.code.named import load
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import Digest, digest_of
+
+if TYPE_CHECKING:
+    from fedemu.device.machine.arrival import Ways
 
 DATA = digest_of(b"toy data")
 
@@ -27,16 +30,10 @@ def prepare(experiment: bytes) -> Digest:
     return Digest(settings.get("data", DATA))
 
 
-def environment(experiment: bytes) -> dict[str, str]:
-    return {}
+def ways(experiment: bytes) -> Ways:
+    from fedemu.device.machine.arrival import Ways  # device processes import this file, too, and need no machine
 
-
-def link(experiment: bytes) -> str:
-    return "own"
-
-
-def wake(experiment: bytes) -> str:
-    return "at-once"
+    return Ways({}, shares_link=False, sleeping=False)
 
 
 class ToyBehaviour:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fedemu.device.machine.arrival import ExperimentCode, MachinePlan, arrive
+from fedemu.device.machine.arrival import ExperimentCode, MachinePlan, Ways, arrive
 from fedemu.device.machine.lease import LeaseSearch
 from fedemu.device.machine.link import RunOver
 from fedemu.device.machine.observer import Silent
@@ -49,12 +49,12 @@ async def test_a_machine_that_arrived_has_its_devices_and_its_files(memory_coord
 GPU = Compute(fedemu="1", torch="2", numpy="2", device="cuda")
 
 
-def portable(experiment: bytes) -> dict[str, str]:
-    return {"MKL_CBWR": "COMPATIBLE"}
+def portable(experiment: bytes) -> Ways:
+    return Ways({"MKL_CBWR": "COMPATIBLE"}, shares_link=False, sleeping=False)
 
 
 @pytest.mark.parametrize(
-    ("told", "chosen", "environment", "device_type"),
+    ("told", "chosen", "ways", "device_type"),
     [
         (GPU, "auto", None, "cuda"),
         (msgspec.structs.replace(GPU, device="cpu"), "auto", None, "cpu"),
@@ -66,14 +66,14 @@ def portable(experiment: bytes) -> dict[str, str]:
 async def test_trainers_compute_where_the_coordinator_was_told_and_on_no_processor_if_a_gpu_is_lost(
     told: Compute | None,
     chosen: str,
-    environment: str | None,
+    ways: str | None,
     device_type: str,
     memory_coordinator: Any,
     plan: Any,
     toy_code: ExperimentCode,
 ) -> None:
     server = memory_coordinator(devices=3)
-    code = toy_code if environment is None else replace(toy_code, environment=environment)
+    code = toy_code if ways is None else replace(toy_code, ways=ways)
     async with AsyncExitStack() as stack:
         machine = plan(server, device_type=chosen, compute=lambda: told, code=code)
         here = await arrive(machine, server.network, "here", stack)

@@ -12,8 +12,9 @@ from fedemu.device.compute.environment import PORTABLE_ENVIRONMENT, hold_to_port
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import read_frozen
 from fedemu.ops.running import portable
+from fedemu.ops.running.device_code import ways
 from fedemu.ops.running.launch import child_command
-from fedemu.ops.running.portable import environment, environment_for, start_again_portably
+from fedemu.ops.running.portable import environment_for, start_again_portably
 from fedemu.ops.running.words import is_complete
 from fedemu.protocol.errors import ConfigurationError
 
@@ -77,8 +78,8 @@ def test_five_methods_have_the_same_bits_on_every_processor(tmp_path: Path) -> N
 
 
 def test_the_variables_are_those_of_portable_experiments_only() -> None:
-    assert environment_for(Experiment()) == environment(Experiment().to_bytes()) == {}
-    assert environment(PORTABLE.to_bytes()) == environment_for(PORTABLE) == PORTABLE_ENVIRONMENT
+    assert environment_for(Experiment()) == ways(Experiment().to_bytes()).environment == {}
+    assert ways(PORTABLE.to_bytes()).environment == environment_for(PORTABLE) == PORTABLE_ENVIRONMENT
     assert lacking(PORTABLE_ENVIRONMENT, PORTABLE_ENVIRONMENT) == {}
     assert lacking({**PORTABLE_ENVIRONMENT, "MKL_CBWR": "AVX512"}, PORTABLE_ENVIRONMENT) == {"MKL_CBWR": "COMPATIBLE"}
 
