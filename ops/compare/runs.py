@@ -19,7 +19,7 @@ from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.sources import CONFIG_FILE
 from fedemu.ops.experiment.traces import TRACES_FILE
-from fedemu.ops.results.listing import find
+from fedemu.ops.results.listing import counting_order, find
 from fedemu.ops.results.words import Keys, Table, at, shown
 from fedemu.protocol.code.named import SHOWN, without_cells
 from fedemu.protocol.errors import ConfigurationError
@@ -61,7 +61,7 @@ def find_runs(path: Path) -> list[Path]:
         raise ConfigurationError(f"{path} is no folder; name run directories, or folders of run directories")
     if is_run(path):
         return [path]
-    inside = sorted((child for child in path.iterdir() if is_run(child)), key=_in_counting_order)
+    inside = sorted((child for child in path.iterdir() if is_run(child)), key=lambda child: counting_order(child.name))
     below = [run for run in find(path) if run.parent != path and is_run(run)]
     if not inside and not below:
         raise ConfigurationError(f"{path} holds neither a run nor a group of runs; name run directories")
@@ -307,10 +307,3 @@ def _folder(group: Group) -> str:
     folder = (group.place if own else group.runs[0].path).resolve()
     name = (folder.parent if re.fullmatch(r"seed-\d+", folder.name) else folder).name
     return name.encode(errors="backslashreplace").decode()
-
-
-def _in_counting_order(path: Path) -> tuple[str, int, str]:
-    """A sort key that puts seed-2 before seed-10."""
-    stem = path.name.rstrip("0123456789")
-    number = path.name[len(stem) :]
-    return stem, int(number) if number else -1, path.name

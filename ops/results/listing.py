@@ -129,14 +129,15 @@ def _find(folder: Path, left: int) -> Iterator[Path]:
         return
     below = [entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
     if left:
-        for name in sorted(below, key=_in_counting_order):
+        for name in sorted(below, key=counting_order):
             yield from _find(folder / name, left - 1)
 
 
-def _in_counting_order(name: str) -> tuple[str, int]:
+def counting_order(name: str) -> tuple[str, int, str]:
     """A sort key that puts seed-2 before seed-10."""
-    found = re.fullmatch(r"(.*-)(\d{1,18})", name)
-    return (found[1], int(found[2])) if found else (name, -1)
+    stem = name.rstrip("0123456789")
+    number = name[len(stem) :]
+    return stem, int(number) if number else -1, name
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -187,9 +187,10 @@ def test_the_accuracy_of_the_latest_row_that_has_one_counts(tmp_path: Path) -> N
 
 
 def test_runs_are_found_six_levels_down_in_counting_order_and_not_inside_runs(tmp_path: Path) -> None:
-    for name in ("b/seed-10", "b/seed-2", "a", "a/inside", "c/d/e/f/g/h", "d/e/f/g/h/i/j", ".hidden/k"):
+    names = ("b/seed-10", "b/seed-2", "b/try10", "b/try2", "a", "a/inside", "c/d/e/f/g/h", "d/e/f/g/h/i/j", ".hidden/k")
+    for name in names:
         run(tmp_path / name)
     (tmp_path / "loop").symlink_to(tmp_path)
     found = [str(path.relative_to(tmp_path)) for path in find(tmp_path)]
-    assert found == ["a", "b/seed-2", "b/seed-10", "c/d/e/f/g/h"]
+    assert found == ["a", "b/seed-2", "b/seed-10", "b/try2", "b/try10", "c/d/e/f/g/h"]
     assert list(find(tmp_path / "a")) == [tmp_path / "a"]
