@@ -167,7 +167,7 @@ class Supervision:
 
         def placed_again() -> None:
             processes.wanted_again(broker.rouse)
-            if not here.shares_link:
+            if not here.ways.shares_link:
                 broker.coordinator_reachable()
 
         link.placed_again = placed_again
