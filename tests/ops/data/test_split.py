@@ -19,6 +19,11 @@ def test_a_stratified_part_is_the_ceiling_shared_by_largest_remainder():
     # Four samples give one, without a remainder. So the third goes to the five.
     y = np.array([0] * 4 + [1] * 5)
     assert np.bincount(y[stratified(y, 0.25)]).tolist() == [1, 2]
+    chosen = np.flatnonzero(stratified(np.tile([0, 1], 100), 0.05))
+    assert chosen.tolist() == [4, 37, 52, 59, 110, 129, 145, 150, 172, 185], "the same samples on every machine"
+    # Ten give two and a half, five give one and a quarter: the 38 that lack are of the first classes of ten.
+    y = np.repeat(np.arange(100), [10, 5] * 50)
+    assert np.bincount(y[stratified(y, 0.25)]).tolist() == [3, 1] * 38 + [2, 1] * 12
 
 
 def test_a_class_keeps_a_sample_for_training():
