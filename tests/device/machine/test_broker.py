@@ -185,14 +185,19 @@ async def test_a_job_that_its_trainer_leaves_unanswered_fails(bus: Bus, until: C
     assert bus.observer.jobs_given_up == 1
 
 
-async def test_a_job_that_is_withdrawn_before_it_begins_is_not_run(bus: Bus, until: Callable[..., Any]) -> None:
+async def test_a_job_that_is_withdrawn_or_whose_process_ends_before_it_begins_is_not_run(
+    bus: Bus, until: Callable[..., Any]
+) -> None:
     bus.store.put(MODEL)
-    process = bus.peer("process")
+    process, ending = bus.peer("process"), bus.peer("process", number=1)
+    ending.submit(5)
+    ending.dealer.send(Joined(device=5, incarnation=1))
     for device in (3, 4):
         process.submit(device)
     process.dealer.send(Withdraw(device=3, ask="1.0.0"))
     process.dealer.send(Joined(device=4, incarnation=1))
-    await until(lambda: bus.joined, "what was said before")
+    await until(lambda: len(bus.joined) == 2, "what was said before")
+    bus.broker.process_ended(1)
     trainer = bus.peer("trainer")
     trainer.dealer.send(Ready(capacity={"train": 4}))
     await until(lambda: trainer.heard, "the group")
