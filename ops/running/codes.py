@@ -10,6 +10,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -101,6 +102,22 @@ def leaving_at_once(first: Callable[[], object] = lambda: None) -> Iterator[None
             gc.enable()
         for sign in changed:
             signal.signal(sign, _interrupt)
+
+
+@contextmanager
+def keeping_handlers() -> Iterator[None]:
+    """After this block the signals that stop a process have the handlers that they have now.
+
+    It is for a run within this process: asyncio leaves the default handlers, which end a process that has more to do,
+    or to undo, without a word. A thread that is not the main one changes no handlers.
+    """
+    former = {sign: signal.getsignal(sign) for sign in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for sign, handler in former.items():
+            if handler is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(sign, handler)
 
 
 def keep_the_code() -> None:

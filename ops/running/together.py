@@ -15,7 +15,7 @@ from fedemu.device.host.processors import likely_trainers, require_processor
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.keys.choice import in_words, server_keys
 from fedemu.ops.keys.store import KeyFolder
-from fedemu.ops.running.codes import COMPLAINT, INTERNAL_ERROR, INTERRUPTED, USAGE, leaving_at_once
+from fedemu.ops.running.codes import COMPLAINT, INTERNAL_ERROR, INTERRUPTED, USAGE, keeping_handlers, leaving_at_once
 from fedemu.ops.running.exits import complain, exit_code_of
 from fedemu.ops.running.folder import give_back, require_alone
 from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command, last_words, launch, with_port
@@ -120,7 +120,8 @@ def _play(directory: Path, experiment: Experiment, runtime: Runtime, begins: str
             from fedemu.ops.running.coordinator import coordinate
 
         place = f"{begins}\n  everything in process {os.getpid()}\n  results      {directory}"
-        return exit_code_of(lambda: coordinate(directory, experiment, runtime, lambda address: say(place)))
+        with keeping_handlers():
+            return exit_code_of(lambda: coordinate(directory, experiment, runtime, lambda address: say(place)))
     with private_folder() as folder:
         return _launch_both(directory, experiment, runtime, begins, f"ipc://{folder}/coordinator")
 

@@ -1,12 +1,15 @@
 """How the processes of one machine find each other."""
 
+import asyncio
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
 from fedemu.ops.experiment import Experiment, Runtime
-from fedemu.ops.running import together
+from fedemu.ops.running import coordinator, together
+from fedemu.ops.running.codes import STOP_SIGNALS
 from fedemu.ops.running.launch_rules import Launch
 from fedemu.ops.running.together import reachable, require_metrics_ports, run_together
 from fedemu.ops.running.words import at_address
@@ -53,6 +56,36 @@ def test_a_run_whose_folder_cannot_be_written_may_go_on_in_a_copy(
     assert run_together(tmp_path, Experiment.parse({}), Runtime(), new=False, print_summary=False) == 2
     told = "cannot be written: File exists; make it writable, or go on in a copy of it"
     assert f"fedemu: {tmp_path} {told}" in capsys.readouterr().err
+
+
+def test_after_a_run_in_this_process_the_signals_that_stop_it_have_their_former_handlers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a command does with several runs is undone when it is stopped after the first one."""
+
+    async def hear_signals() -> None:
+        loop = asyncio.get_running_loop()
+        for sign in STOP_SIGNALS:
+            loop.add_signal_handler(sign, lambda: None)
+        for sign in STOP_SIGNALS:
+            loop.remove_signal_handler(sign)
+
+    def coordinate(*given: object) -> int:
+        asyncio.run(hear_signals())
+        return 2
+
+    def tidy_up(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(coordinator, "coordinate", coordinate)
+    former = {sign: signal.signal(sign, tidy_up) for sign in STOP_SIGNALS}
+    try:
+        runtime = Runtime(transport="memory")
+        assert run_together(tmp_path, Experiment.parse({}), runtime, new=False, print_summary=False) == 2
+        assert [signal.getsignal(sign) for sign in STOP_SIGNALS] == [tidy_up] * 3
+    finally:
+        for sign, handler in former.items():
+            signal.signal(sign, handler)
 
 
 def test_metrics_need_the_port_after_the_coordinators_unless_there_is_one_process() -> None:
