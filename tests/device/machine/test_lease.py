@@ -144,9 +144,10 @@ def test_many_supervisors_of_a_run_that_goes_on_find_all_of_their_leases_one_aft
 
 
 def test_a_run_may_have_any_name(tmp_path: Path) -> None:
-    lease = LeaseSearch(tmp_path, 3).claim(a_grant(run="../../ö b/c"))
-    assert tmp_path in lease.folder.parents
-    lease.close()
+    for run, folder in (("../../ö b/c", "_..___b_c"), ("..", "run"), ("digits-1", "digits-1")):
+        lease = LeaseSearch(tmp_path, 3).claim(a_grant(run=run))
+        assert lease.folder.parent == tmp_path / folder
+        lease.close()
 
 
 def test_a_state_folder_that_is_a_file_is_one_sentence(tmp_path: Path) -> None:
