@@ -14,14 +14,14 @@ from torch.nn import functional
 
 from fedemu.algorithms.incremental.fedprox_plus import fedprox_plus
 from fedemu.algorithms.incremental.task_by_task import TaskByTask, with_tasks
-from fedemu.algorithms.interface import Context, Facts, Model, Picturing, Reply, Script, Tree
+from fedemu.algorithms.interface import Batch, Context, Facts, Model, Picturing, Reply, Script, Tree
 from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState, fedavg
 from fedemu.algorithms.methods.scaffold import scaffold
 from fedemu.algorithms.models.feed_forward import cnn, mlp
 from fedemu.algorithms.models.growing import APART, SEEN, Head, growing, head_of
 from fedemu.algorithms.models.resnet import resnet18
 from fedemu.algorithms.models.torch_module import from_module
-from fedemu.algorithms.registry import build_algorithm
+from fedemu.algorithms.registry import build_algorithm, find_criterion
 from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
@@ -380,3 +380,28 @@ def test_a_method_keeps_zeros_for_the_rows_of_unseen_classes(
         assert tree["fc2.weight"][[1, 3]].abs().max() == 0
         assert tree["fc2.bias"][[1, 3]].abs().max() == 0
         assert tree["fc2.weight"][[0, 2]].abs().min() > 0
+
+
+@pytest.mark.parametrize(
+    ("loss", "begun", "later"),
+    [
+        # In the second task 3 and 1 are new: one row of them has a likelihood of 3/4 between these two.
+        ("new_classes", np.log(4 / 3), np.log(4 / 3)),
+        # All four compete then, at the temperature 0.9 of old classes and 1.1 of new ones.
+        (
+            "task_temperature",
+            np.log(4 / 3),
+            1.1 * np.log(1 + 3 * 3 ** (-1 / 0.9)) + 0.9 * np.log(1 + 3 * 3 ** (-1 / 1.1)),
+        ),
+    ],
+)
+def test_losses_of_tasks_tell_the_classes_of_the_present_task_from_earlier_ones(
+    loss: str, begun: float, later: float
+) -> None:
+    criterion = find_criterion(loss, MODEL)
+    facts = Facts(*[torch.tensor(0)] * 4, torch.tensor(1), torch.tensor(False), torch.zeros(4))
+    # The samples are of the classes 0, 3 and 1, of which the last is padding.
+    batch = Batch(torch.zeros(3, 1), torch.tensor([0, 3, 1]), torch.tensor([1.0, 1.0, 0.0]))
+    logits = torch.eye(4)[batch.y] * np.log(3) * batch.weight[:, None]
+    assert float(criterion(logits, batch, facts)) == pytest.approx(later, rel=1e-6)
+    assert float(criterion(logits, batch, facts._replace(task=torch.tensor(0)))) == pytest.approx(begun, rel=1e-6)
