@@ -29,8 +29,8 @@ ORDER = {
         "| transport | blobs sharing"
     ),
     "algorithms": (
-        "names interface layouts measures replay/selection models/randomness | trees data scripts | graphs streams "
-        "| models | training | analytic methods replay incremental/generator terms | incremental "
+        "built_again names interface layouts measures replay/selection models/randomness | trees data scripts "
+        "| graphs streams | models | training | analytic methods replay incremental/generator terms | incremental "
         "| incremental/data_free | registry former"
     ),
     "device": (

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
+from fedemu.algorithms.built_again import difference
 from fedemu.algorithms.data.augment import augmentation
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.interface import LOGITS, Algorithm, Ask, Context, Model, Tree
@@ -24,7 +25,6 @@ from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
 from fedemu.algorithms.scripts import first_state, next_request
 from fedemu.algorithms.terms.local_term import with_local_terms
 from fedemu.algorithms.terms.remembering import with_terms
-from fedemu.algorithms.training.built_again import difference
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.mixing import OwnModel
 from fedemu.coordinator.record.outline import taken_apart

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedemu.algorithms.training.built_again import difference
+from fedemu.algorithms.built_again import difference
 
 
 def around(value: Any) -> Callable[[], Any]:
