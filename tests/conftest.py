@@ -1,4 +1,4 @@
-"""What holds for all tests: logs that they open are closed, and what needs an NVIDIA GPU is skipped elsewhere.
+"""What holds for all tests: logs that they open are closed, modules that they write are forgotten, GPUs may be missing.
 
 One process for all tests starts commands of fedemu.
 """
@@ -66,6 +66,18 @@ def _own_logs() -> Iterator[None]:
         handler.close()
     root.setLevel(level)
     logging.captureWarnings(False)
+
+
+@pytest.fixture(autouse=True)
+def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No later test finds modules of this one's folder, to which fedemu adds the path as it looks for a user's code."""
+    path, before = [*sys.path], {*sys.modules}
+    yield
+    sys.path[:] = path
+    written = str(tmp_path_factory.getbasetemp())
+    for name in {*sys.modules} - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(written):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

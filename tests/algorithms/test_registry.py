@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +103,12 @@ broken = 5
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A user's module in the working folder, which is not on the import path."""
     (tmp_path / "registry_example.py").write_text(OWN)
     (tmp_path / "registry_fails.py").write_text("import no_such_package\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", list(sys.path))
-    yield "registry_example"
-    sys.modules.pop("registry_example", None)
+    return "registry_example"
 
 
 @pytest.fixture

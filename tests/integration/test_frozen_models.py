@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[nn.Module]:
     (tmp_path / "tuned_here.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "tuned_here", raising=False)
     import tuned_here  # type: ignore[import-not-found]
 
     found: type[nn.Module] = tuned_here.Tuned

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ def test_a_model_with_bfloat16_variables_trains(
 ) -> None:
     (tmp_path / "half_here.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "half_here", raising=False)
     settings = ("model={name='half_here:Half'}", "fleet.devices=3", "fleet.per_round=3", "rounds=2")
     summary = in_one_process(tmp_path / "run", *settings, experiment=f"digits-small{part}")
     assert summary.outcome == "completed"

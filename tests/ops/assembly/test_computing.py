@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -149,13 +147,11 @@ OWN = """
 
 
 @pytest.fixture(autouse=True)
-def _own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDEMU_CACHE", str(tmp_path_factory.getbasetemp() / "trial-cache"))
     (tmp_path / "mine.py").write_text(textwrap.dedent(OWN))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    yield
-    sys.modules.pop("mine", None)
 
 
 def tried(*settings: str) -> tuple[Parts, list[str]]:

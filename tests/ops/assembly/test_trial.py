@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -313,12 +311,10 @@ CANNOT = "'fedavg' can't train the model '{model}' by the loss '{loss}': the pro
 
 
 @pytest.fixture(autouse=True)
-def _own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDEMU_CACHE", str(tmp_path_factory.getbasetemp() / "trial-cache"))
     (tmp_path / "tried.py").write_text(textwrap.dedent(OWN))
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    sys.modules.pop("tried", None)
 
 
 def tried(*settings: str, preset: str = "digits-small") -> None:

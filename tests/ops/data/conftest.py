@@ -20,7 +20,6 @@ def own_cache(tmp_path, monkeypatch):
 def own_data(tmp_path, monkeypatch, own_cache):
     """Writes a module whose function ``make`` has this body, and loads what it returns as a data set."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
 
     def write(body, name="my_data"):
         (tmp_path / f"{name}.py").write_text(f"import numpy as np\ndef make():\n    {body}\n")

@@ -74,8 +74,6 @@ def test_labels_that_are_words_are_numbered_in_the_order_of_the_class_names(own_
 def test_a_function_is_called_again_if_its_module_is_in_another_folder_or_imports_another_text(
     tmp_path, monkeypatch, own_cache
 ):
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
     def first_value(folder, value):
         """The first number of the data of a module whose text is always the same."""
         (tmp_path / folder).mkdir(exist_ok=True)

@@ -6,7 +6,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,15 +19,10 @@ from fedemu.protocol.ids import Digest
 
 
 @pytest.fixture
-def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working folder that is not on the import path; modules that a test imports from it are forgotten afterwards."""
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder that is not on the import path."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", list(sys.path))
-    before = {*sys.modules}
-    yield tmp_path
-    for name in {*sys.modules} - before:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+    return tmp_path
 
 
 def test_an_attribute_of_a_module() -> None:

@@ -33,7 +33,6 @@ UNUSED = {"apart.py", "alone.py", "user.py", "loose/part.py", "broken.py"}
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [*sys.path])
     for name, text in FILES.items():
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
