@@ -2,7 +2,8 @@
 
 Each namespace has one interface, a TUN device. Whatever a machine sends goes through this process, which delays it,
 drops it, holds it to a bandwidth, or lets it through. So nothing is needed of the kernel but namespaces and TUN, and
-the retransmissions are those of its real TCP.
+the retransmissions are those of its real TCP. The namespaces have no names: each lasts as long as a process in it,
+which waits for the end of this one. So nothing stays behind, however this process ends.
 """
 
 from __future__ import annotations
@@ -46,14 +47,16 @@ class Wires:
     """
 
     def __init__(self, names: Sequence[str], quality: Quality) -> None:
-        if shutil.which("ip") is None:
-            raise ConfigurationError("network namespaces need the command ip; install iproute2")
+        for command, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("nsenter", "util-linux")):
+            if shutil.which(command) is None:
+                raise ConfigurationError(f"network namespaces need the command {command}; install {package}")
         self.addresses = {name: f"10.77.0.{number}" for number, name in enumerate(names, 1)}
         self._quality = quality
         self._chance = random.Random(1)
         self._cut: frozenset[str] = frozenset()
         self._busy: dict[str, float] = defaultdict(float)
-        self._spaces = {name: f"fedemu-{os.getpid()}-{name}" for name in names}
+        self._keepers: dict[str, subprocess.Popen[bytes]] = {}
+        """A process in each namespace."""
         self._descriptors: dict[str, int] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="wires", daemon=True)
@@ -70,7 +73,7 @@ class Wires:
 
     def inside(self, name: str) -> list[str]:
         """The words before a command that make it run on this machine."""
-        return ["ip", "netns", "exec", self._spaces[name]]
+        return ["nsenter", "--target", str(self._keepers[name].pid), "--net"]
 
     def cut(self, names: Iterable[str]) -> None:
         """Drop everything that these machines send or are sent, without a word to anybody, until ``heal``."""
@@ -81,30 +84,30 @@ class Wires:
         self._cut = frozenset()
 
     def close(self) -> None:
-        """Remove the namespaces and what is in them."""
+        """Remove the interfaces, and the namespaces once no process is in them."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
         self._loop.close()
         for descriptor in self._descriptors.values():
             os.close(descriptor)
-        for space in self._spaces.values():
-            subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
+        for keeper in self._keepers.values():
+            keeper.communicate()  # closes its input
 
     def _join(self, name: str) -> None:
         """Make the namespace of a machine, with its interface."""
-        space, device = self._spaces[name], f"fe{os.getpid() % 10**7}{len(self._descriptors)}"
-        _ip("netns", "add", space)
+        keeper = self._keepers[name] = _keep_namespace()
+        device = f"fe{os.getpid() % 10**7}{len(self._descriptors)}"
         try:
             descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             self._descriptors[name] = descriptor
             fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", device.encode(), _IFF_TUN_NO_PI))
         except OSError as error:
             raise ConfigurationError(f"no network device can be made here ({error.strerror}); be root") from error
-        _ip("link", "set", device, "netns", space)
-        _ip("-n", space, "addr", "add", f"{self.addresses[name]}/24", "dev", device)
+        _run("ip", "link", "set", device, "netns", str(keeper.pid))
+        _run(*self.inside(name), "ip", "addr", "add", f"{self.addresses[name]}/24", "dev", device)
         for link in (device, "lo"):
-            _ip("-n", space, "link", "set", link, "up")
+            _run(*self.inside(name), "ip", "link", "set", link, "up")
 
     def _read(self, name: str, descriptor: int) -> None:
         """Take what a machine sends, and see to its way."""
@@ -130,8 +133,26 @@ class Wires:
                 os.write(self._descriptors[to], packet)
 
 
-def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+def _keep_namespace() -> subprocess.Popen[bytes]:
+    """A process in a new namespace, which ends when its input does. Ctrl-C of the terminal does not reach it."""
+    pipe = subprocess.PIPE
+    keeper = subprocess.Popen(["unshare", "--net", "cat"], stdin=pipe, stdout=pipe, stderr=pipe, process_group=0)
+    assert keeper.stdin is not None
+    assert keeper.stdout is not None
+    with suppress(BrokenPipeError):
+        keeper.stdin.write(b"\n")
+        keeper.stdin.flush()
+    if not keeper.stdout.readline():  # it is not in its namespace: it has ended
+        raise _refused(keeper.communicate()[1].decode(errors="replace"))
+    return keeper
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = " ".join(done.stderr.split())
-        raise ConfigurationError(f"network namespaces are not permitted here ({said}); be root, or let a container be")
+        raise _refused(done.stderr)
+
+
+def _refused(said: str) -> ConfigurationError:
+    why = " ".join(said.split())
+    return ConfigurationError(f"network namespaces are not permitted here ({why}); be root, or let a container be")
