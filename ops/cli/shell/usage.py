@@ -33,7 +33,12 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words behind the name of the command."""
         if not ctx.resilient_parsing:
-            given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+            try:
+                given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+            except Exception as error:
+                if getattr(error, "ctx", ctx) is None:  # the parser does not say of which command an option is
+                    vars(error)["ctx"] = ctx
+                raise
             parameter: Any
             for parameter in self.params:
                 value = given.get(parameter.name)
@@ -126,7 +131,7 @@ def _tell(error: Any) -> int:
         return int(error.exit_code)
     command = error.ctx.command_path if error.ctx else "fedemu"
     told = next(_better(error, said), f"{said[:1].lower()}{said[1:]}")
-    complain(f"{told}; see {command} --help")
+    complain(f"{told}{' See' if told.endswith('?') else '; see'} {command} --help")
     return int(error.exit_code)
 
 

@@ -106,7 +106,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     # Options.
     (["run", "--rounds", "many"], "--rounds many must be a whole number"),
     (["run", "--rounds", "1.5"], "--rounds 1.5 must be a whole number"),
-    (["run", "--rounds", ""], "--rounds is empty; is a variable of the shell not set?; see fedemu run --help"),
+    (["run", "--rounds", ""], "--rounds is empty; is a variable of the shell not set? See fedemu run --help"),
     (["run", ""], "EXPERIMENT is empty; is a variable of the shell not set?"),
     (["report", "taken", "--figures="], "--figures is empty"),
     (["compare", "group", ""], "RUN... is empty"),
@@ -114,7 +114,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["export", "taken", "--to", "tensorboard", "--out", ""], "--out is empty"),
     (["slurm", "digits-small", "--partition", "", "--nodes", "1000"], "--nodes 1000 is more than the 20 devices"),
     ([""], "there is no command ''; see fedemu --help"),
-    (["run", "--rounds"], "--rounds needs a value after it"),
+    (["run", "--rounds"], "--rounds needs a value after it; see fedemu run --help"),
     (["run", "--round", "3"], "there is no option --round; did you mean --rounds"),
     (["run", "--banana"], "there is no option --banana; see fedemu run --help"),
     (["run", "--seeds", "3-1"], "3-1 is no list of seeds"),
