@@ -77,13 +77,20 @@ def _so_far(run: Run, key: str) -> Iterator[tuple[int, float]]:
             yield row.round, value
 
 
+def draws_class_order(entry: Entry) -> bool:
+    """Whether each seed draws the order in which the classes come."""
+    stream = entry.experiment.get("stream", {})
+    return stream.get("kind") == "classes" and not stream.get("order")
+
+
 def class_table(entry: Entry) -> tuple[list[int], Floats]:
     """The rounds with accuracies by class, and their mean over the runs that have them, ``[classes, rounds]``.
 
-    NaN where no run has test samples of a class. Runs may have been tested on data with more classes than others.
+    NaN where no run has test samples of a class. Runs may have been tested on data with more classes than others. Where
+    each seed draws an order of the classes, a mean over them would show none: the table is that of the first run.
     """
     by_round: dict[int, list[Values]] = defaultdict(list)
-    for run in entry.runs:
+    for run in entry.runs[:1] if draws_class_order(entry) else entry.runs:
         for row in run.rows:
             if row.class_accuracy:
                 by_round[row.round].append(row.class_accuracy)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from fedemu.ops.compare.compare import Comparison
-from fedemu.ops.compare.curves import MOVED, Curve, class_table, curve, spent
+from fedemu.ops.compare.curves import MOVED, Curve, class_table, curve, draws_class_order, spent
 from fedemu.ops.compare.entry import Entry
 from fedemu.ops.compare.page.lines import draw_curve, looks
 from fedemu.ops.figures import percent, readable_bytes, time_unit
@@ -184,8 +184,11 @@ def round_forgetting(comparison: Comparison) -> Figure | None:
 
 
 def class_accuracy(comparison: Comparison) -> Figure | None:
-    """One heat map per experiment, the mean over its seeds, all with the same scale (Aljahdali et al., figure 1b)."""
-    maps = [(entry.label, *class_table(entry)) for entry in comparison.entries]
+    """One heat map per experiment, the mean over its seeds, all with the same scale (Aljahdali et al., figure 1b).
+
+    It is that of one seed, which its title names, where each seed draws the order in which the classes come.
+    """
+    maps = [(_label_of_map(entry), *class_table(entry)) for entry in comparison.entries]
     maps = [(label, rounds, table) for label, rounds, table in maps if rounds]
     if not maps:
         return None
@@ -211,6 +214,10 @@ def class_accuracy(comparison: Comparison) -> Figure | None:
     figure.supylabel("class", fontsize=9.5)
     accuracy_bar(figure, image, cells.flat[: len(maps)], aspect=20 * down)
     return figure
+
+
+def _label_of_map(entry: Entry) -> str:
+    return f"{entry.label}, seed {entry.seeds[0]}" if draws_class_order(entry) and len(entry.runs) > 1 else entry.label
 
 
 def _names_of_classes(comparison: Comparison) -> tuple[str, ...]:

@@ -547,6 +547,25 @@ def test_a_class_is_the_mean_over_the_seeds_that_have_samples_of_it(tmp_path: Pa
     assert saved(drawn(WIDE_COMPARISON_PLOTS["class_accuracy"], comparison), "png")
 
 
+@pytest.mark.parametrize(
+    ("stream", "seen", "title"),
+    [
+        ({"kind": "classes", "tasks": 2}, 0.25, "fedavg, seed 3"),
+        ({"kind": "classes", "tasks": 2, "order": [1, 0]}, 0.5, "fedavg"),
+    ],
+)
+def test_where_seeds_draw_the_order_of_the_classes_their_map_is_that_of_one_seed(
+    tmp_path: Path, stream: dict[str, Any], seen: float, title: str
+) -> None:
+    for seed, accuracy in ((3, 0.25), (4, 0.75)):
+        write_run(tmp_path / "group" / f"seed-{seed}", [accuracy], seed=seed, stream=stream)
+    comparison = compare([tmp_path / "group"])
+    assert class_table(comparison.entries[0])[1].tolist() == [[seen], [0.5]]
+    figure = WIDE_COMPARISON_PLOTS["class_accuracy"](comparison)
+    assert figure is not None
+    assert figure.axes[0].get_title() == title
+
+
 def test_what_seeds_have_spent_never_falls_where_one_of_them_ended(tmp_path: Path) -> None:
     write_run(tmp_path / "seed-0", [0.5, 0.6, 0.7, 0.8], seed=0)
     slow = write_run(tmp_path / "seed-1", [], seed=1, outcome="diverged")
