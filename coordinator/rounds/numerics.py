@@ -32,7 +32,7 @@ class Numerics:
     async def compute(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call ``function`` in the thread, after all earlier calls, and return its result."""
         call = self._thread.submit(function, *arguments)
-        if self._patience and not self._under_way:
+        if not self._under_way:
             with suppress(TimeoutError):
                 result = call.result(self._patience)
                 await asyncio.sleep(0)  # many short calls in a row must not keep the loop from all else

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 import torch
@@ -16,11 +16,24 @@ LONG = 60.0
 """A patience that no call of these tests exhausts."""
 
 
-async def test_a_long_call_does_not_hold_the_loop() -> None:
-    heard = threading.Event()
+async def test_a_long_call_does_not_hold_the_loop_and_none_behind_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits, result, heard = list[float](), Future.result, threading.Event()
+
+    def waited(call: Future[object], timeout: float | None = None) -> object:
+        if timeout is not None:
+            waits.append(timeout)
+        return result(call, timeout)
+
+    monkeypatch.setattr(Future, "result", waited)
     with Numerics(1, patience=0.001) as numerics:
+        calls = [asyncio.create_task(numerics.compute(call)) for call in (lambda: heard.wait(LONG), int, int)]
         asyncio.get_running_loop().call_soon(heard.set)
-        assert await numerics.compute(heard.wait, LONG)
+        assert await asyncio.gather(*calls) == [True, 0, 0]
+        assert waits == [0.001]
+        assert await numerics.compute(int) == 0
+    assert waits == [0.001, 0.001]
 
 
 async def test_without_patience_the_loop_goes_on_at_once() -> None:
