@@ -13,13 +13,14 @@ from typing import Any, TextIO, cast
 def keep_streams() -> None:
     """Let every standard stream be open, and let nothing fail that is written to stderr. What cannot be told is lost.
 
-    stdout still fails: what is written there is the result of a command.
+    Processes that this one starts find them open, too. stdout still fails: what is written there is the result of a
+    command.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # it gets this number, the lowest that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets this number, the lowest that is free
     if sys.stdin is None:
         sys.stdin = open(0)  # noqa: SIM115 - it lives as long as the process
     if sys.stdout is None:
