@@ -7,7 +7,7 @@ sessions of their own, so Ctrl-C reaches only this process. They end if this pro
 from __future__ import annotations
 
 import os
-import random
+import secrets
 import select
 import signal
 import socket
@@ -181,9 +181,12 @@ def child_command(name: str, module: str, *arguments: str) -> list[str]:
 
 
 def free_address() -> str:
-    """A loopback address whose port is free now. Raises ConfigurationError if none is found."""
+    """A loopback address whose port is free now. Raises ConfigurationError if none is found.
+
+    Programs that have seeded their generators alike get different ports.
+    """
     for _ in range(_PORT_TRIES):
-        port = random.choice(_FREE_PORTS)
+        port = secrets.choice(_FREE_PORTS)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return f"tcp://127.0.0.1:{port}"

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 import os
-import random
+import secrets
 import socket
 import time
 from collections import deque
@@ -72,7 +72,7 @@ class DirectRouter:
         self._buffer = buffer
         self._over = over
         self._peers: dict[bytes, _Peer] = {}
-        self._names = itertools.count(random.getrandbits(32))
+        self._names = itertools.count(secrets.randbits(32))
         self._timer: Handle | None = None
         self._closed = False
         self._full_queues = FullQueues()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -25,6 +24,7 @@ from fedemu.device.machine.supervisor import SupervisorPlan
 from fedemu.device.pipe import TrainerSetup
 from fedemu.device.process.birth import Birthplace
 from fedemu.ops.bench.fleet.scripted import ScriptedCoordinator, Terms
+from fedemu.ops.running.launch import free_address
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.code.named import load
 from fedemu.protocol.codec import Buffer, Envelope
@@ -338,10 +338,8 @@ def leaves_nothing(
 
 @pytest.fixture
 def free_port() -> int:
-    """A port of this machine at which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of this machine at which nobody listens, and which the system gives to nobody who asks for any port."""
+    return int(free_address().rpartition(":")[2])
 
 
 _MAIN = """

@@ -6,7 +6,6 @@ import os
 import re
 import runpy
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import chdir, suppress
@@ -22,6 +21,7 @@ from fedemu.ops.live.found import supervisors_of
 from fedemu.ops.live.machine import Crew, Machine
 from fedemu.ops.report.report import write_report
 from fedemu.ops.results.holder import holder_of
+from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import Start, start_interpreter
 from fedemu.ops.stress.warm import WarmStart
 
@@ -81,10 +81,8 @@ def until(page: Any, script: str, argument: Any = None) -> None:
 
 
 def free_port() -> str:
-    """A port that is free, and none of the first ones, which other pages take when they are free for a moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    """A port that nobody else takes when it is free for a moment: none of a page's first ones, nor of the system's."""
+    return free_address().rpartition(":")[2]
 
 
 class Shown:

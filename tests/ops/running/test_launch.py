@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 import re
 import signal
 import subprocess
@@ -207,8 +208,10 @@ def test_the_children_end_when_the_launcher_is_killed() -> None:
     assert alive == []
 
 
-def test_a_free_address_lies_below_the_ports_that_the_system_gives_out() -> None:
+def test_a_free_address_lies_below_the_ports_that_the_system_gives_out_and_takes_no_draw_from_the_user() -> None:
+    before = random.getstate()
     assert 20_000 <= int(free_address().rpartition(":")[2]) < 32_000
+    assert random.getstate() == before
 
 
 @pytest.mark.parametrize("port", ["0", "*"])
