@@ -15,11 +15,13 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from types import FunctionType, ModuleType
 
 import pytest
 
 from fedemu.ops.stress.warm import WarmStart
+from fedemu.protocol.host.private import private_folder
 
 
 def pytest_configure() -> None:
@@ -85,6 +87,13 @@ def warm() -> Iterator[WarmStart]:
     """Starts commands of fedemu without an interpreter and its imports for each."""
     with WarmStart() as started:
         yield started
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """A new folder whose path is short enough for sockets, which that of ``tmp_path`` need not be."""
+    with private_folder() as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -94,7 +94,11 @@ def refuse_once(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[int]]:
 
 @pytest.mark.timeout(300)
 def test_a_run_of_foreign_devices_learns_what_a_run_of_own_devices_learns(
-    foreign_device: Path, in_one_process: Callable[..., Summary], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    foreign_device: Path,
+    in_one_process: Callable[..., Summary],
+    tmp_path: Path,
+    socket_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each device is forgotten once, and refused once when it comes back, as by an edge that was started again."""
     own = in_one_process(tmp_path / "own", *SETTINGS)
@@ -107,7 +111,7 @@ def test_a_run_of_foreign_devices_learns_what_a_run_of_own_devices_learns(
     directory.mkdir()
     write_frozen(experiment, directory)
     network = ZmqNetwork(keys=ServerKeys(public, secret, {approved}.__contains__))
-    address = f"ipc://{tmp_path}/coordinator"
+    address = f"ipc://{socket_folder}/coordinator"
     command = ["node", str(foreign_device), address]
     command += ["--server-key", str(tmp_path / "server" / "machine.key"), "--keys", str(tmp_path / "keys")]
 
@@ -168,7 +172,7 @@ class Forgetful(ScriptedCoordinator):
 
 @pytest.mark.timeout(120)
 def test_a_foreign_device_that_is_forgotten_while_it_fetches_says_hello_again(
-    foreign_device: Path, tmp_path: Path
+    foreign_device: Path, tmp_path: Path, socket_folder: Path
 ) -> None:
     experiment, _ = load_experiment("digits-small", list(SETTINGS), {})
     parts = Parts(experiment)
@@ -177,7 +181,7 @@ def test_a_foreign_device_that_is_forgotten_while_it_fetches_says_hello_again(
     async def play() -> None:
         content = experiment.to_bytes(), encode_tree(parts.stream.to_arrays())
         coordinator = Forgetful(ZmqNetwork(), tmp_path / "blobs", terms, *content)
-        coordinator.open(f"ipc://{tmp_path}/coordinator")
+        coordinator.open(f"ipc://{socket_folder}/coordinator")
         device = await asyncio.create_subprocess_exec("node", str(foreign_device), coordinator.address)
         try:
             async with asyncio.timeout(60):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,9 +122,9 @@ def eventually() -> Eventually:
 
 
 @pytest.fixture
-def socket_path(tmp_path: Path) -> Path:
-    """A path in a new folder. It is short enough for a socket."""
-    return Path(os.path.relpath(tmp_path)) / "s"
+def socket_path(socket_folder: Path) -> Path:
+    """The path of a socket in a new folder."""
+    return socket_folder / "s"
 
 
 @pytest.fixture(params=["tcp", "ipc", "direct-tcp", "direct-ipc", "direct-direct", "ipc-direct", "memory"])

@@ -62,12 +62,12 @@ class Bus:
 
 
 async def test_a_trainer_whose_connection_broke_waits_for_its_own_end_before_it_tells_a_fault(
-    tmp_path: Path, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    socket_folder: Path, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     slept: list[tuple[float, int]] = []
     waits = MagicMock(wraps=time, sleep=lambda seconds: slept.append((seconds, len(caplog.records))))
     monkeypatch.setattr(shell, "time", waits)
-    bus = Bus(tmp_path)
+    bus = Bus(socket_folder)
     await bus.ready(until)
     bus.close()
     assert await asyncio.wait_for(bus.task, 30) == 1
@@ -78,13 +78,13 @@ async def test_a_trainer_whose_connection_broke_waits_for_its_own_end_before_it_
 
 
 async def test_a_trainer_that_gets_no_connection_does_not_try_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(shell, "time", MagicMock(wraps=time, sleep=lambda seconds: None))
     monkeypatch.setattr(shell, "ATTACH_SECONDS", 0.0)
     setup = TrainerSetup(
         number=0,
-        bus=f"ipc://{tmp_path}/nobody",
+        bus=f"ipc://{socket_folder}/nobody",
         token="token",
         trainer="t",
         experiment="e",
@@ -99,12 +99,12 @@ async def test_a_trainer_that_gets_no_connection_does_not_try_for_ever(
 
 
 async def test_a_trainer_for_which_the_machine_has_not_enough_tells_a_line_and_no_traceback(
-    tmp_path: Path, until: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    socket_folder: Path, until: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    bus = Bus(tmp_path)
+    bus = Bus(socket_folder)
     await bus.ready(until)
     asyncio.get_running_loop().call_soon(fail)
     assert await asyncio.wait_for(bus.task, 60) == 1
@@ -123,10 +123,10 @@ async def test_a_trainer_for_which_the_machine_has_not_enough_tells_a_line_and_n
     ],
 )
 async def test_a_trainer_that_cannot_go_on_tells_why_and_runs_no_other_group(
-    tmp_path: Path, until: Callable[..., Any], caplog: pytest.LogCaptureFixture, error: Exception, said: str
+    socket_folder: Path, until: Callable[..., Any], caplog: pytest.LogCaptureFixture, error: Exception, said: str
 ) -> None:
     runner = MagicMock(capacity={}, **{"run.side_effect": error})
-    bus = Bus(tmp_path, lambda setup: runner)
+    bus = Bus(socket_folder, lambda setup: runner)
     await bus.ready(until)
     bus.train()
     bus.train()
@@ -143,8 +143,8 @@ async def test_a_trainer_that_cannot_go_on_tells_why_and_runs_no_other_group(
     await bus.end()
 
 
-async def test_a_trainer_that_cannot_be_opened_tells_why(tmp_path: Path, until: Callable[..., Any]) -> None:
-    bus = Bus(tmp_path, MagicMock(side_effect=RuntimeError("there is no GPU")))
+async def test_a_trainer_that_cannot_be_opened_tells_why(socket_folder: Path, until: Callable[..., Any]) -> None:
+    bus = Bus(socket_folder, MagicMock(side_effect=RuntimeError("there is no GPU")))
     await until(lambda: bus.told, "its reason")
     assert (bus.heard, bus.told) == ([Attach, Faulty], ["RuntimeError: there is no GPU"])
     assert not bus.task.done(), "it waits to be killed"

@@ -31,11 +31,11 @@ def a_link(folder: Path) -> tuple[str, socket.socket]:
     """An address, and the socket of a process that is about to connect there."""
     sock = socket.socket(socket.AF_UNIX)
     sock.setblocking(False)
-    return os.path.relpath(folder / "s"), sock
+    return str(folder / "s"), sock
 
 
 async def test_a_machine_whose_shared_connection_was_removed_ends_with_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared, "LOOK_SECONDS", 0.01)
     loop = asyncio.get_running_loop()
@@ -43,7 +43,7 @@ async def test_a_machine_whose_shared_connection_was_removed_ends_with_a_sentenc
     granted = SimpleNamespace(heartbeat_seconds=60.0, patience=5)
     network, trunk = DirectNetwork(loop), Trunk(MemoryNetwork(), loop)
     here: Any = SimpleNamespace(trunk=trunk, granted=granted, fail=failed.set_result)
-    path, sock = a_link(tmp_path)
+    path, sock = a_link(socket_folder)
     async with AsyncExitStack() as stack:
         stack.callback(sock.close)
         stack.callback(network.close)
@@ -52,13 +52,15 @@ async def test_a_machine_whose_shared_connection_was_removed_ends_with_a_sentenc
         assert "was removed, so no process can connect there any more" in str(await asyncio.wait_for(failed, 30))
 
 
-async def test_a_process_that_reads_late_gets_all_that_came_for_its_devices(tmp_path: Path, toy_work: Work) -> None:
+async def test_a_process_that_reads_late_gets_all_that_came_for_its_devices(
+    socket_folder: Path, toy_work: Work
+) -> None:
     loop = asyncio.get_running_loop()
     network, trunk = DirectNetwork(loop), Trunk(MemoryNetwork(), loop)
     granted = SimpleNamespace(heartbeat_seconds=60.0, patience=5)
     here: Any = SimpleNamespace(trunk=trunk, granted=granted, fail=pytest.fail)
     trunk.open = True
-    path, sock = a_link(tmp_path)
+    path, sock = a_link(socket_folder)
     async with AsyncExitStack() as stack:
         stack.callback(network.close)
         share_link(here, network, f"ipc://{path}", 1, stack)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -32,7 +31,6 @@ class Machine:
 
     def __init__(self, folder: Path, work: Work) -> None:
         loop = asyncio.get_running_loop()
-        place = os.path.relpath(folder)
         self.network = DirectNetwork(loop)
         self.work = work
         self.heard: Counter[str] = Counter()
@@ -41,10 +39,10 @@ class Machine:
         self.begun: list[tuple[int, int]] = []
         self.gone: list[bytes] = []
         self.peers: dict[int, bytes] = {}
-        self.bus = self.network.bind(f"ipc://{place}/b", TO_SUPERVISOR, self._on_bus, lambda peer, error: None)
+        self.bus = self.network.bind(f"ipc://{folder}/b", TO_SUPERVISOR, self._on_bus, lambda peer, error: None)
         self.hub = Hub(
             self.network,
-            f"ipc://{place}/c",
+            f"ipc://{folder}/c",
             UP,
             self._from_device,
             lambda peer, error: None,
@@ -94,9 +92,9 @@ WELCOME = Welcome(device=0, clock="virtual", horizon=1.0, heartbeat_seconds=60.0
 
 
 async def test_no_job_is_lost_if_thousands_of_devices_of_a_process_begin_at_once(
-    toy_birthplace: Callable[[int], Birthplace], toy_work: Work, tmp_path: Path, until: Callable[..., Any]
+    toy_birthplace: Callable[[int], Birthplace], toy_work: Work, socket_folder: Path, until: Callable[..., Any]
 ) -> None:
-    machine = Machine(tmp_path, toy_work)
+    machine = Machine(socket_folder, toy_work)
     setup = setup_for(machine)
     lives = [(device, 0) for device in range(DEVICES)]
     running = asyncio.create_task(asyncio.to_thread(process.run, setup, toy_birthplace(DEVICES), 0, lives))
@@ -114,9 +112,9 @@ async def test_no_job_is_lost_if_thousands_of_devices_of_a_process_begin_at_once
 
 
 async def test_a_process_begins_the_lives_of_those_that_have_retired_while_others_live(
-    toy_birthplace: Callable[[int], Birthplace], toy_work: Work, tmp_path: Path, until: Callable[..., Any]
+    toy_birthplace: Callable[[int], Birthplace], toy_work: Work, socket_folder: Path, until: Callable[..., Any]
 ) -> None:
-    machine = Machine(tmp_path, toy_work)
+    machine = Machine(socket_folder, toy_work)
     lives = [(device, 0) for device in range(3)]
     running = asyncio.create_task(asyncio.to_thread(process.run, setup_for(machine), toy_birthplace(3), 0, lives))
     try:
@@ -133,9 +131,9 @@ async def test_a_process_begins_the_lives_of_those_that_have_retired_while_other
 
 
 async def test_a_device_whose_hello_is_lost_with_its_connection_says_it_again_on_the_next_one(
-    toy_birthplace: Callable[[int], Birthplace], toy_work: Work, tmp_path: Path, until: Callable[..., Any]
+    toy_birthplace: Callable[[int], Birthplace], toy_work: Work, socket_folder: Path, until: Callable[..., Any]
 ) -> None:
-    machine = Machine(tmp_path, toy_work)
+    machine = Machine(socket_folder, toy_work)
     address, loop = f"{machine.hub.address}-own", asyncio.get_running_loop()
     told: list[int] = []
 

@@ -90,7 +90,13 @@ class Plan:
     ],
 )
 def test_server_jobs_compute_on_the_gpu_that_a_coordinator_begins_with_and_never_on_one_if_a_run_is_portable(
-    device_type: Any, portable: bool, there: bool, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device_type: Any,
+    portable: bool,
+    there: bool,
+    found: str,
+    tmp_path: Path,
+    socket_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Trainers elsewhere may have a GPU where the coordinator has none."""
 
@@ -103,14 +109,14 @@ def test_server_jobs_compute_on_the_gpu_that_a_coordinator_begins_with_and_never
     monkeypatch.setattr(computing, "cuda_here", lambda: Cuda(("H200",), "13.0") if there else None)
     monkeypatch.setattr(coordinator, "assemble", lambda *_: Plan(settings))
     monkeypatch.setattr(coordinator, "serve", serve)
-    runtime = Runtime(bind=f"ipc://{tmp_path}/c", device_type=device_type)
+    runtime = Runtime(bind=f"ipc://{socket_folder}/c", device_type=device_type)
     asyncio.run(coordinator._serve(tmp_path, experiment, runtime, [], print))
     assert served == [found]
 
 
 @pytest.mark.parametrize(("device_type", "opened"), [("auto", []), ("cpu", ["a GPU"])])
 def test_own_code_that_asks_for_a_gpu_opens_none_beside_server_jobs_which_are_forked_and_could_not_use_it(
-    device_type: Any, opened: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device_type: Any, opened: list[str], tmp_path: Path, socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def assemble(*_: Any) -> Plan:
         torch.cuda.is_available()
@@ -129,7 +135,7 @@ def test_own_code_that_asks_for_a_gpu_opens_none_beside_server_jobs_which_are_fo
     monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", open_gpu, raising=False)
     monkeypatch.setattr(coordinator, "assemble", assemble)
     monkeypatch.setattr(coordinator, "serve", serve)
-    runtime = Runtime(bind=f"ipc://{tmp_path}/c", device_type=device_type)
+    runtime = Runtime(bind=f"ipc://{socket_folder}/c", device_type=device_type)
     asyncio.run(coordinator._serve(tmp_path, Experiment(), runtime, [], print))
     assert found == opened
 

@@ -18,7 +18,7 @@ STARTS = """
 import pathlib, sys
 from fedemu.ops.stress.fleet import LiveFleet
 
-fleet = LiveFleet(pathlib.Path(sys.argv[1]), address=f"ipc://{sys.argv[1]}/nobody")
+fleet = LiveFleet(pathlib.Path(sys.argv[1]), address=sys.argv[2])
 device = fleet.start_devices(1)
 fleet.wait_until(lambda: "process" in fleet.log_of(device).read_text(), "the beginning of its command", 60.0)
 print(device.pid, flush=True)
@@ -70,8 +70,10 @@ def test_a_process_that_ends_by_itself_while_the_fleet_is_ended_is_no_error(tmp_
     assert process.returncode == -signal.SIGKILL
 
 
-def test_a_fleet_ends_with_the_process_that_has_started_it_even_if_that_is_killed(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", STARTS, str(tmp_path)]
+def test_a_fleet_ends_with_the_process_that_has_started_it_even_if_that_is_killed(
+    tmp_path: Path, socket_folder: Path
+) -> None:
+    words = [sys.executable, "-c", STARTS, str(tmp_path), f"ipc://{socket_folder}/nobody"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starting:
         assert starting.stdout is not None
         machine = psutil.Process(int(starting.stdout.readline()))

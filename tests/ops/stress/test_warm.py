@@ -14,9 +14,11 @@ from fedemu.ops.stress.warm import WarmStart
 from fedemu.protocol.errors import ConfigurationError
 
 
-def test_a_command_ends_with_the_process_that_has_forked_it_even_if_it_stands_still(tmp_path: Path) -> None:
+def test_a_command_ends_with_the_process_that_has_forked_it_even_if_it_stands_still(
+    tmp_path: Path, socket_folder: Path
+) -> None:
     started = WarmStart()
-    words = ["device", "--connect", f"ipc://{tmp_path}/nobody", "--state", str(tmp_path / "state")]
+    words = ["device", "--connect", f"ipc://{socket_folder}/nobody", "--state", str(tmp_path / "state")]
     command = psutil.Process(started.start(words, tmp_path / "log", os.environ).pid)
     command.send_signal(signal.SIGSTOP)
     forking = command.parent()

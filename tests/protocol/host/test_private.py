@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -27,11 +27,10 @@ from fedemu.protocol.host.private import (
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The first place in which folders are made. Its path is short, as those of sockets have to be."""
-    with tempfile.TemporaryDirectory(prefix="t-") as folder:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
-        yield Path(folder)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(socket_folder))
+    return socket_folder
 
 
 def test_only_this_user_can_enter_and_it_is_removed_at_the_end(place: Path) -> None:

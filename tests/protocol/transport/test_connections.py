@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -100,12 +99,12 @@ async def make(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
 
 
 @pytest.fixture(params=["zeromq", "plain"])
-def make_any(request: pytest.FixtureRequest, make: Make, tmp_path: Path) -> Make:
+def make_any(request: pytest.FixtureRequest, make: Make, socket_folder: Path) -> Make:
     """Makes Routers of ZeroMQ, then Routers on plain sockets."""
     if request.param == "zeromq":
         return make
     numbers = itertools.count()
-    return lambda known=False, **more: make(known, f"ipc://{os.path.relpath(tmp_path)}/{next(numbers)}", True, **more)
+    return lambda known=False, **more: make(known, f"ipc://{socket_folder}/{next(numbers)}", True, **more)
 
 
 def is_over(connection: socket.socket) -> bool:
