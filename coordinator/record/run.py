@@ -30,7 +30,7 @@ _PAGE = ("x", "y", "real", "real_y", "names")
 
 @dataclass(frozen=True)
 class Run:
-    """A run, finished or not. ``summary`` is None while it is unfinished.
+    """A run, finished or not. ``summary`` is empty while it is unfinished.
 
     ``events`` and ``diagnosis`` are the lines of ``events.jsonl`` and ``diagnosis.jsonl``. ``diagnosis`` is empty
     if the run was not diagnosed. ``class_names`` are those of the data, by number; empty if the run does not have them.
@@ -40,7 +40,7 @@ class Run:
     config: str
     rows: tuple[Row, ...]
     events: Sequence[Line]
-    summary: Mapping[str, Any] | None
+    summary: Mapping[str, Any]
     diagnosis: Sequence[Line] = ()
     class_names: tuple[str, ...] = ()
 
@@ -72,10 +72,10 @@ def read_run(path: Path) -> Run:
         raise ConfigurationError(f"The run in {path} cannot be read: {error}") from error
 
 
-def read_summary(path: Path) -> dict[str, Any] | None:
-    """The summary of a run; None while it is unfinished. Raises ConfigurationError if it is damaged."""
+def read_summary(path: Path) -> dict[str, Any]:
+    """The summary of a run; empty while it is unfinished. Raises ConfigurationError if it is damaged."""
     file = path / "summary.json"
-    return read_object(file.read_bytes(), file) if is_file(file) else None
+    return read_object(file.read_bytes(), file) if is_file(file) else {}
 
 
 def read_generated(path: Path) -> dict[int, dict[str, NDArray[Any]]]:

@@ -42,7 +42,7 @@ def compares(one: Table, other: Table, key: str) -> bool:
 
 def data_of(runs: Sequence[Run]) -> str:
     """The digest of the data set of runs of one experiment. Empty if none of them tells it (yet)."""
-    return next((str(found) for run in runs if (found := (run.summary or {}).get("data_digest"))), "")
+    return next((str(found) for run in runs if (found := run.summary.get("data_digest"))), "")
 
 
 def incomparable(tables: Sequence[Table]) -> list[str]:

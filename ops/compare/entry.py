@@ -122,7 +122,7 @@ def figures_of(runs: Sequence[Run], target: float | None, last: int = LAST_ROUND
 
 def outcome_of(run: Run) -> str:
     """How a run ended, ``unfinished`` if it has no summary."""
-    return str((run.summary or {}).get("outcome") or "unfinished")
+    return str(run.summary.get("outcome") or "unfinished")
 
 
 def cut_short(runs: Iterable[tuple[Run, Any]]) -> list[tuple[Run, int]]:

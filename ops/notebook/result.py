@@ -45,7 +45,7 @@ class Result(Results):
         """Read a run. Raises ConfigurationError if ``directory`` holds none, or a file of it is damaged."""
         run = read_run(directory)
         settings = read_toml(directory / CONFIG_FILE) if run.config else {}
-        return cls(directory.absolute(), Rows(run.rows), run.events, run.summary or {}, settings)
+        return cls(directory.absolute(), Rows(run.rows), run.events, run.summary, settings)
 
     def figure(self, name: str) -> Figure:
         """One figure of the report as a matplotlib figure, such as ``accuracy``. The run may be unfinished.

@@ -12,7 +12,7 @@ from fedemu.ops.results.words import command_again, date_of, settings_in_words, 
 
 def head(run: Run) -> list[Fact]:
     """The facts of a run, finished or not. What its files do not tell is left out."""
-    summary = run.summary or {}
+    summary = run.summary
     table = table_of(run)
     seed = summary.get("seed", table.get("seed"))
     told = [

@@ -56,7 +56,7 @@ def require_writable(folder: Path) -> None:
 
 def _context(run: Run, results: PeriodResults | None) -> dict[str, object]:
     """The values that the template shows of every run, apart from its pictures."""
-    summary = run.summary or {}
+    summary = run.summary
     name = run.path.resolve().name
     return {
         "name": str(summary.get("name") or name),

@@ -33,7 +33,7 @@ class Results:
     def read(cls, directory: Path) -> Results:
         """Read a run. Raises ConfigurationError if ``directory`` holds none, or a file of it is damaged."""
         run = read_run(directory)
-        return cls(directory, run.rows, run.events, run.summary or {})
+        return cls(directory, run.rows, run.events, run.summary)
 
     @property
     def accuracy(self) -> float | None:

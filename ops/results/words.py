@@ -106,7 +106,7 @@ def command_again(table: Table, directory: Path) -> str:
 
 def date_of(run: Run) -> str:
     """The date and the time of a run in UTC: of its end, or if it has none, of the last row that it wrote."""
-    ended = (run.summary or {}).get("ended")
+    ended = run.summary.get("ended")
     with suppress(ValueError):  # the summary may be damaged
         if ended is not None:
             return _readable(datetime.fromisoformat(str(ended)))

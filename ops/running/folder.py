@@ -12,6 +12,7 @@ from typing import Any
 from fedemu.coordinator.record.json_lines import read_object
 from fedemu.coordinator.record.records import newest_record
 from fedemu.coordinator.record.row import read_rows
+from fedemu.coordinator.record.run import read_summary
 from fedemu.coordinator.record.run_directory import alone_in, claim_folder, require_kinds
 from fedemu.device.machine.lease import sizes_with_own_states
 from fedemu.ops.experiment import Experiment, Runtime
@@ -94,9 +95,8 @@ def version_of(directory: Path) -> str:
     ways = [] if newest is None else newest["record"].get("compute", {}).get("coordinator", [])
     if ways:
         return str(ways[0].get("fedemu", ""))
-    summary = directory / "summary.json"
     with suppress(ConfigurationError, OSError):  # a damaged one is named elsewhere
-        known = read_object(summary.read_bytes(), summary).get("versions", {})
+        known = read_summary(directory).get("versions", {})
         return str(known.get("fedemu", "")) if isinstance(known, dict) else ""
     return ""
 

@@ -195,7 +195,7 @@ def run_group(group: SeedGroup, *, print_summaries: bool) -> int:
 def _is_over(member: Member) -> bool:
     if member.new:
         return False
-    outcome = (read_run(member.directory).summary or {}).get("outcome")
+    outcome = read_run(member.directory).summary.get("outcome")
     return outcome == "diverged" or is_complete(member.directory, member.experiment)
 
 

@@ -30,7 +30,7 @@ def title(experiment: Experiment) -> str:
 
 def is_complete(directory: Path, experiment: Experiment) -> bool:
     """Whether a run has completed all rounds of its experiment, so that there is nothing to resume."""
-    summary = read_summary(directory) or {}
+    summary = read_summary(directory)
     return summary.get("outcome") == "completed" and summary.get("rounds") == experiment.rounds
 
 

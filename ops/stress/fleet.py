@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import psutil
 
 from fedemu.coordinator.record.json_lines import read_lines
 from fedemu.coordinator.record.row import Row, read_rows
+from fedemu.coordinator.record.run import read_summary
 from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import FedemuError
@@ -141,7 +141,7 @@ class LiveFleet:
 
     def summary(self) -> dict[str, Any]:
         """The summary of the run, which has to be over."""
-        return dict(json.loads((self.run_directory / "summary.json").read_text()))
+        return read_summary(self.run_directory)
 
     def setting(self, section: str, key: str) -> Any:
         """A setting from the frozen configuration of the run."""

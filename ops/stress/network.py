@@ -83,7 +83,7 @@ def play_network(folder: Path, weathers: Sequence[Weather] = WEATHERS, rounds: i
     say("a run alone, for comparison ...")
     alone = claim(experiment, folder / "alone")
     run_together(alone, experiment, runtime, new=True, print_summary=False)
-    expected = (read_summary(alone) or {})["model_digest"]
+    expected = read_summary(alone)["model_digest"]
     results = []
     for weather in weathers:
         say(f"{weather.name}: {weather.what} ...")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedemu.coordinator.record.run import read_summary
 from fedemu.ops.stress.fleet import FleetTimeout
 from fedemu.ops.stress.warm import WarmStart
 
@@ -21,4 +21,4 @@ def undisturbed(experiment: str, settings: Sequence[str], directory: Path, warm:
     run = warm.start(["run", experiment, "--transport", "memory", *words, "--out", str(directory)], log, os.environ)
     if (code := run.wait(600)) != 0:
         raise FleetTimeout(f"the undisturbed run of {experiment} ended with exit {code}: {log.read_text()[-500:]}")
-    return str(json.loads((directory / "summary.json").read_text())["model_digest"])
+    return str(read_summary(directory)["model_digest"])

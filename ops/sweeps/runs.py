@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from fedemu.coordinator.record.run import read_summary
 from fedemu.ops.experiment import Experiment
@@ -155,7 +154,7 @@ def is_over(directory: Path, wanted: Experiment | None = None) -> bool:
     if not is_file(directory / CONFIG_FILE):
         return False
     try:
-        outcome = (read_summary(directory) or {}).get("outcome")
+        outcome = read_summary(directory).get("outcome")
         return outcome == "diverged" or is_complete(directory, wanted or read_frozen(directory))
     except FedemuError:
         return False
@@ -226,7 +225,7 @@ def _words(log: Path) -> str:
 def _result(directory: Path) -> str:
     """How a run ended, in words."""
     try:
-        summary: Any = read_summary(directory) or {}
+        summary = read_summary(directory)
     except FedemuError as error:
         return str(error)
     accuracy = summary.get("final_accuracy")

@@ -66,7 +66,7 @@ def _of_run(directory: Path, figures: Sequence[str]) -> tuple[Mapping[str, Any],
     told = {
         "outcome": outcome_of(run),
         "rounds": len(run.rows),
-        "model_digest": (run.summary or {}).get("model_digest"),
+        "model_digest": run.summary.get("model_digest"),
         **{key: values[key].mean for key in figures},
     }
     measured = {measure: value for row in run.rows for measure, value in own_measures(row).items()}

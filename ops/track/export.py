@@ -73,7 +73,7 @@ class Export:
         """Tell the rows that are new, and the end of the run if it is over and was not told yet."""
         self.more()
         summary = read_summary(self._directory)
-        if summary is not None and summary != self._summary:
+        if summary and summary != self._summary:
             model = self._directory / MODEL
             figures = sorted((self._directory / "plots").glob("*.png"))
             self._tracker.ended(Ended(summary, figures, model if is_file(model) else None))

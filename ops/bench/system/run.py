@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 from collections import defaultdict
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from fedemu.coordinator.record.row import read_rows
+from fedemu.coordinator.record.run import read_summary
 from fedemu.ops.bench.measuring.processes import cpu_seconds, end
 from fedemu.ops.bench.measuring.worker import BenchmarkError
 from fedemu.ops.stress.fleet import finished_rounds
@@ -80,7 +80,7 @@ def run_observed(preset: str, directory: Path, overrides: Sequence[str], first: 
         accepted=sum(row.accepted or 0 for row in rows[first:last]),
         wall=(rows[last - 1].wall_time or 0.0) - (rows[first - 1].wall_time or 0.0),
         cpu_per_update={kind: (after[kind] - before[kind]) / counted for kind in dict.fromkeys(_KINDS.values())},
-        digest=str(json.loads((directory / "summary.json").read_text())["model_digest"]),
+        digest=str(read_summary(directory)["model_digest"]),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import tempfile
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedemu.coordinator.record.json_lines import read_lines
+from fedemu.coordinator.record.run import read_summary
 from fedemu.ops.bench.measuring.images import IMAGES, PLAIN_SGD
 from fedemu.ops.bench.measuring.measure import Effort, Figure, Sample, Tell, cost, rate
 from fedemu.ops.bench.measuring.worker import BenchmarkError, Worker
@@ -160,4 +160,4 @@ def find_accepted(preset: str, overrides: Sequence[str]) -> Accepted:
         for ask in read_lines(directory / "asks.jsonl"):
             outcomes = zip(ask["devices"], ask["outcomes"], strict=True)
             accepted[ask["round"]] += [device for device, outcome in outcomes if outcome == "a"]
-        return Accepted(accepted, json.loads((directory / "summary.json").read_text())["model_digest"])
+        return Accepted(accepted, read_summary(directory)["model_digest"])

@@ -172,7 +172,7 @@ def _runs(comparison: Comparison) -> Table:
             outcome_of(run),
             date_of(run),
             command_again(table_of(run), run.path) if run.config else "–",
-            str((run.summary or {}).get("model_digest") or "–")[:16],
+            str(run.summary.get("model_digest") or "–")[:16],
             str(run.path),
         )
         for entry in comparison.entries

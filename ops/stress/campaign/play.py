@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from fedemu.coordinator.record.run import read_summary
 from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.campaign.accidents import ACCIDENTS, NETWORK, TO_EDGES, Scene
 from fedemu.ops.stress.campaign.cases import COMMON, DEVICES, METHODS, Case, CaseResult
@@ -22,7 +22,6 @@ from fedemu.ops.stress.campaign.relay import Relay
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet
 from fedemu.ops.stress.invariants import ended_as_undisturbed
 from fedemu.ops.stress.warm import WarmStart
-from fedemu.protocol.host.paths import is_file
 
 MOST_SECONDS = 240.0
 STARTS = 12
@@ -214,8 +213,7 @@ class _Played:
 
     def _is_over(self) -> bool:
         """Whether the run has completed all its rounds."""
-        file = self.fleet.run_directory / "summary.json"
-        return is_file(file) and json.loads(file.read_text())["outcome"] == "completed"
+        return read_summary(self.fleet.run_directory).get("outcome") == "completed"
 
     def _start_coordinator(self) -> None:
         if len(self._coordinators) >= STARTS:

@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> Path:
 def test_a_run_is_read_finished_or_not(run: Path) -> None:
     unfinished = read_run(run)
     assert (unfinished.config, unfinished.rows) == ('name = "digits"\n', (Row(round=1),))
-    assert (unfinished.events, unfinished.diagnosis, unfinished.summary) == ([], [], None)
+    assert (unfinished.events, unfinished.diagnosis, unfinished.summary) == ([], [], {})
     (run / "summary.json").write_text(json.dumps({"rounds": 1}))
     assert read_run(run).summary == {"rounds": 1}
 

@@ -112,7 +112,6 @@ async def test_a_run_without_quorum_ends_with_an_error_and_its_last_round(
         await play(plan)
     assert late.value.__cause__ is None
     left = read_run(plan.directory)
-    assert left.summary is not None
     assert (left.summary["outcome"], left.summary["rounds"]) == ("quorum", 2)
     assert [event["attempt"] for event in left.named("retry")] == [0, 1], "the last attempt is followed by none"
     assert -1 in fleet.stopped

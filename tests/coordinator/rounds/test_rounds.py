@@ -83,7 +83,6 @@ async def test_the_last_round_of_a_period_and_of_the_run_are_always_evaluated(
     columns = ("perplexity", "seen_accuracy", "seen_loss", "period_accuracy", "period_loss")
     assert [getattr(unknown, column) for column in columns] == [None] * 5
     assert [getattr(known, column) for column in columns] == [7.5, 1.0, None, (1.0, 1.0), (2.0, 2.0)]
-    assert left.summary is not None
     assert left.summary["periods"]["rounds"] == [2, 5]
     assert left.summary["periods"]["accuracy"] == [[1.0, 0.0], [1.0, 1.0]]
     assert left.summary["periods"]["all_period_perplexity"] == [7.5, 7.5]
@@ -149,7 +148,6 @@ async def test_without_periods_their_columns_are_there_and_empty(
     for row in left.rows:
         assert (row.seen_accuracy, row.period_accuracy, row.perplexity) == (None, None, None)
         assert row.remarks == {}
-    assert left.summary is not None
     assert left.summary["periods"] is None
 
 
@@ -159,7 +157,7 @@ async def test_the_page_names_the_keys_of_a_summary(make_plan: MakePlan, make_fl
     section = PAGE.partition("## summary.json\n")[2].partition("\n## ")[0].partition("\n\n`periods` ")[0]
     named = re.findall(r"^\| (`[^|]*`) \|", section, re.MULTILINE)
     keys = {key for names in named for key in re.findall(r"`(\w+)`", names)}
-    assert keys == {field.name for field in fields(Summary)} == set(left.summary or ())
+    assert keys == {field.name for field in fields(Summary)} == set(left.summary)
 
 
 async def test_evaluation_is_done_as_often_as_asked_and_at_the_end(

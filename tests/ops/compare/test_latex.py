@@ -32,7 +32,7 @@ NEAR = (0.9, 0.94, 0.94, 0.92)
 def entry(label: str, accuracies: tuple[float | None, ...], **figures: tuple[float | None, ...]) -> Entry:
     none = Statistic((None,) * len(accuracies))
     given = {key: Statistic(values) for key, values in {"final_accuracy": accuracies, **figures}.items()}
-    runs = tuple(Run(Path(f"{label}-{n}"), "", [], [], None) for n in range(len(accuracies)))
+    runs = tuple(Run(Path(f"{label}-{n}"), "", [], [], {}) for n in range(len(accuracies)))
     return Entry(label, runs, tuple(range(len(runs))), dict.fromkeys(FIGURES, none) | given)
 
 

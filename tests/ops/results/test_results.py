@@ -30,7 +30,7 @@ def test_periods_may_lack_a_loss_and_a_single_perplexity_tells_language_data() -
         Row(round=round, task=task, period_accuracy=(0.5, 0.25, round / 10), perplexity=perplexity)
         for round, task, perplexity in reached
     ]
-    found = period_results(Run(Path(), "", rows, (), None))
+    found = period_results(Run(Path(), "", rows, (), {}))
     assert found is not None
     assert (found.rounds, found.language) == ((2, 3), True)
     assert found.accuracy.tolist() == [[0.5, 0.25, 0.2], [0.5, 0.25, 0.3]]

@@ -47,8 +47,8 @@ def test_an_experiment_is_told_in_words() -> None:
 
 
 def test_a_file_that_cannot_be_read_is_no_table() -> None:
-    assert table_of(Run(Path(), 'name = "mine"', (), [], None)) == {"name": "mine"}
-    assert table_of(Run(Path(), "name = ", (), [], None)) == {}
+    assert table_of(Run(Path(), 'name = "mine"', (), [], {})) == {"name": "mine"}
+    assert table_of(Run(Path(), "name = ", (), [], {})) == {}
 
 
 def test_an_old_file_without_settings_tells_nothing_of_them() -> None:
@@ -99,13 +99,13 @@ def test_an_experiment_that_is_no_preset_is_run_from_its_file() -> None:
     assert command_again(table, Path("my runs/one")) == "fedemu run 'my runs/one/config.toml'"
 
 
-def run(path: Path, summary: dict[str, Any] | None) -> Run:
+def run(path: Path, summary: dict[str, Any]) -> Run:
     return Run(path, "", (), [], summary)
 
 
 def test_the_date_is_that_of_the_end_or_of_the_last_row(tmp_path: Path) -> None:
     assert date_of(run(tmp_path, {"ended": "2026-03-01T12:30:10+00:00"})) == "2026-03-01 12:30 UTC"
-    assert date_of(run(tmp_path, None)) == ""
+    assert date_of(run(tmp_path, {})) == ""
     (tmp_path / "metrics.jsonl").write_text("")
     os.utime(tmp_path / "metrics.jsonl", (86400, 86400))
     assert date_of(run(tmp_path, {})) == "1970-01-02 00:00 UTC"

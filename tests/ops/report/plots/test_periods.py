@@ -50,7 +50,7 @@ def row(round: int, accuracy: Sequence[float | None], **more: Any) -> dict[str, 
 def run(rows: list[dict[str, Any]], *, language: bool = False) -> Run:
     if language:
         rows = [line | {"perplexity": math.exp(line["loss"])} for line in rows]
-    return Run(Path("run"), "", tuple(map(Row.read, rows)), [], None)
+    return Run(Path("run"), "", tuple(map(Row.read, rows)), [], {})
 
 
 def results(*, language: bool = False) -> PeriodResults:
