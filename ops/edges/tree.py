@@ -21,8 +21,8 @@ from fedemu.ops.experiment import Runtime
 from fedemu.ops.running.codes import INTERNAL_ERROR, STOP_SIGNALS
 from fedemu.ops.running.devices import called
 from fedemu.ops.running.exits import exit_code_of
-from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command, last_words
-from fedemu.ops.terminal import say
+from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command
+from fedemu.ops.terminal import last_words, say
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.private import private_folder
 from fedemu.protocol.wording import ending, refusal

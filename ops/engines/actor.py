@@ -24,8 +24,8 @@ from fedemu.ops.data.corpora import SENT
 from fedemu.ops.engines.sending import SentFile, folder_of, node_folder, receive
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.keys.store import KeyFolder
-from fedemu.ops.running.codes import COMPLAINT
-from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command, last_words
+from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command
+from fedemu.ops.terminal import COMPLAINT, last_words
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.files import write_whole
 from fedemu.protocol.host.paths import exists

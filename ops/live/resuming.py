@@ -16,6 +16,7 @@ import psutil
 
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.results.holder import UNNAMED
+from fedemu.ops.terminal import COMPLAINT, complaint_in
 from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted
 from fedemu.protocol.host.files import GO_ON, usable
@@ -42,8 +43,6 @@ _MACHINE_OPTIONS: Final = frozenset(
 """The options of a command that a resumed run needs again. The others are a part of the experiment."""
 _MACHINE_SETTING: Final = re.compile(r"""\s*["']?(?:runtime|track)["']?\s*[.=]""")
 """How a setting begins that belongs to a machine: ``runtime.trainers=2``, or ``runtime={ trainers = 2 }``."""
-_COMPLAINT: Final = "fedemu: "
-"""The beginning of a sentence that tells why a command has failed."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,8 @@ class Resumed:
             return ""
         with suppress(OSError):
             lines = self.output.read_bytes()[self.began :].decode(errors="replace").splitlines()
-            if said := [line for line in lines if line.startswith(_COMPLAINT)]:
-                return said[-1].removeprefix(_COMPLAINT)
+            if said := complaint_in(lines).partition("\n")[0].removeprefix(COMPLAINT):
+                return said
         return f"the command has ended with code {code}; see {self.output}"
 
 

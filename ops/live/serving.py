@@ -17,7 +17,7 @@ from aiohttp.log import server_logger
 
 from fedemu.ops.live.guards import is_own_fault
 from fedemu.ops.live.server import Page
-from fedemu.ops.terminal import say
+from fedemu.ops.terminal import WARNING, say
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import shortage
 from fedemu.protocol.host.stopping import hearing_stop
@@ -82,7 +82,7 @@ def _told_once() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
             loop.default_exception_handler(context)
         elif lacking not in told:
             told.add(lacking)
-            say(f"fedemu: warning: a connection to the page has to wait: {lacking}")
+            say(f"{WARNING}a connection to the page has to wait: {lacking}")
 
     return handle
 

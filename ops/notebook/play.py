@@ -13,6 +13,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +23,16 @@ from fedemu.ops.experiment import Runtime
 from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.ops.notebook.settings import without_settings
 from fedemu.ops.notebook.shown import Shown
-from fedemu.ops.running.codes import COMPLAINT
 from fedemu.ops.running.exits import TOLD
 from fedemu.ops.running.launch import child_command
+from fedemu.ops.terminal import COMPLAINT, complaint_in
 from fedemu.protocol.code.own_code import Told
 from fedemu.protocol.host.paths import exists
 
 STOP_PATIENCE = 60.0
 """The real seconds that an interrupted run may take to end."""
+_KEPT_LINES = 1000
+"""The last lines of a run, among which its complaint is."""
 _COLOURS = frozenset({"FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"})
 """Environment variables that make programs draw in colours, and in place, where there is no terminal."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f]")
@@ -79,16 +82,11 @@ def _play(folder: Path, runtime: Runtime, shown: Shown, seeds: Sequence[int], to
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     reader = threading.Thread(target=_read, args=(process.stderr, lines), daemon=True)
     reader.start()
-    complaints: list[str] = []
-    within = False
+    said: deque[str] = deque(maxlen=_KEPT_LINES)
     try:
         try:
             while (line := lines.get()) is not None:
-                if line.startswith(COMPLAINT):
-                    complaints.append(line.removeprefix(COMPLAINT).strip())
-                    within = True
-                elif within := within and line.startswith("    "):
-                    complaints[-1] += f"\n{line.rstrip()}"
+                said.append(line)
                 shown.line(line)
             process.wait()
         except KeyboardInterrupt:
@@ -104,7 +102,7 @@ def _play(folder: Path, runtime: Runtime, shown: Shown, seeds: Sequence[int], to
             process.wait()
         reader.join()
         process.stderr.close()
-    return process.returncode, complaints[-1] if complaints else ""
+    return process.returncode, complaint_in(said).removeprefix(COMPLAINT)
 
 
 def environment_of_a_run(environment: Mapping[str, str]) -> dict[str, str]:

@@ -6,8 +6,9 @@ import gc
 import importlib
 import sys
 
-from fedemu.ops.running.codes import COMPLAINT, INTERNAL_ERROR, keep_the_code
+from fedemu.ops.running.codes import INTERNAL_ERROR, keep_the_code
 from fedemu.ops.running.processes import begin_child
+from fedemu.ops.terminal import COMPLAINT
 from fedemu.protocol.errors import lacks_memory
 from fedemu.protocol.host.phases import mark
 

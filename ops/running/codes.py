@@ -39,8 +39,6 @@ IN_WORDS = (
 )
 """The exit codes, in the help of every command."""
 
-COMPLAINT = "fedemu: "
-"""The beginning of a sentence that tells why something ended or went wrong."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TOGETHER_SECONDS = 0.5
 """Signals that come within so many seconds are one request to stop.

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import typer
 
-from fedemu.ops.running.codes import COMPLAINT, INTERNAL_ERROR, INTERRUPTED, USAGE
+from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE
+from fedemu.ops.terminal import COMPLAINT
 from fedemu.ops.watching.logs import log_crash, log_failure
 from fedemu.protocol.code.own_code import Elsewhere, account, cause_of, own_frames, told, whole
 from fedemu.protocol.errors import FedemuError, lacks_memory

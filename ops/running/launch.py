@@ -15,13 +15,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import takewhile
 from pathlib import Path
 from signal import Signals
 from types import FrameType
 from typing import IO
 
-from fedemu.ops.running.codes import COMPLAINT, STOP_SIGNALS
+from fedemu.ops.running.codes import STOP_SIGNALS
 from fedemu.ops.running.launch_rules import Action, CallDevices, Child, Launch, Patience, Say, Send, StartDevices
 from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import ConfigurationError
@@ -156,23 +155,6 @@ class _Children:
         for child, process in self._processes.items():
             self.send(child, signal.SIGKILL)
             process.wait()
-
-
-def last_words(path: Path) -> str:
-    """The last complaint in the file of a child's output, with the lines of its account.
-
-    Without a complaint it is the last line that says something, and without such a line it is empty.
-    """
-    try:
-        lines = [line.rstrip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
-    except OSError:
-        return ""
-    lines = [line for line in lines if line]
-    first = next((number for number in reversed(range(len(lines))) if lines[number].startswith(COMPLAINT)), None)
-    if first is None:
-        return lines[-1].strip() if lines else ""
-    account = takewhile(lambda line: line.startswith(" "), lines[first + 1 :])
-    return "\n".join([lines[first], *account])
 
 
 def child_command(name: str, module: str, *arguments: str) -> list[str]:

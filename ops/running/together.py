@@ -15,15 +15,15 @@ from fedemu.device.host.processors import likely_trainers, require_processor
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.keys.choice import in_words, server_keys
 from fedemu.ops.keys.store import KeyFolder
-from fedemu.ops.running.codes import COMPLAINT, INTERNAL_ERROR, INTERRUPTED, USAGE, keeping_handlers, leaving_at_once
+from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE, keeping_handlers, leaving_at_once
 from fedemu.ops.running.exits import complain, exit_code_of
 from fedemu.ops.running.folder import give_back, require_alone
-from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command, last_words, launch, with_port
+from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command, launch, with_port
 from fedemu.ops.running.launch_rules import Child
 from fedemu.ops.running.portable import environment_for
 from fedemu.ops.running.timing import read_timing, table, timing
 from fedemu.ops.running.words import at_address, conclude, liveness_line, processes, title
-from fedemu.ops.terminal import can_redraw, say
+from fedemu.ops.terminal import COMPLAINT, can_redraw, last_words, say
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import GO_ON, usable
 from fedemu.protocol.host.paths import exists

@@ -20,9 +20,10 @@ from pathlib import Path
 
 import psutil
 
-from fedemu.ops.running.launch import free_address, last_words
+from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start, send_home
 from fedemu.ops.stress.slopes import Slope, slope_of
+from fedemu.ops.terminal import last_words
 from fedemu.protocol.host.files import write_for_people
 from fedemu.protocol.host.paths import is_folder
 

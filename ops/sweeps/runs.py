@@ -23,12 +23,12 @@ from fedemu.coordinator.record.run import read_summary
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import CONFIG_FILE, differences, read_frozen
 from fedemu.ops.figures import counted, percent, span
-from fedemu.ops.running.codes import COMPLAINT, INTERRUPTED
+from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.folder import clear_claim
-from fedemu.ops.running.launch import child_command, last_words
+from fedemu.ops.running.launch import child_command
 from fedemu.ops.running.words import is_complete
 from fedemu.ops.sweeps.plan import Planned
-from fedemu.ops.terminal import say
+from fedemu.ops.terminal import COMPLAINT, last_words, say
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.paths import is_file
 
@@ -127,7 +127,8 @@ def play(
                 if one.process.returncode:
                     # A run that was killed has a negative code, which no command ends with.
                     code = one.process.returncode if one.process.returncode > 0 else INTERRUPTED
-                    words = _words(_log_of(directory)) or f"exit code {one.process.returncode}"
+                    said = last_words(_log_of(directory)).partition("\n")[0].removeprefix(COMPLAINT)
+                    words = said or f"exit code {one.process.returncode}"
                     failed.append(Failed(one.planned, code, words))
                     result = f"failed: {words} (all its lines are in {_log_of(directory)})"
                 say(progress.line(one.planned, time.monotonic() - one.began, result))
@@ -210,16 +211,6 @@ def _start(directory: Path, planned: Planned, command: Command, gpu: str | None)
 
 def _log_of(directory: Path) -> Path:
     return directory.with_name(f"{directory.name}.log")
-
-
-def _words(log: Path) -> str:
-    """What a run that failed has said of it: the last sentence that begins like an error, or its last line."""
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    said = [line.removeprefix(COMPLAINT) for line in lines if line.startswith(COMPLAINT) and "warning:" not in line]
-    return said[-1] if said else last_words(log)
 
 
 def _result(directory: Path) -> str:

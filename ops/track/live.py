@@ -16,6 +16,7 @@ from typing import Final
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.experiment.runtime import Track
+from fedemu.ops.terminal import last_words
 from fedemu.ops.track.export import FOLDER
 from fedemu.ops.track.kinds import check, places, whole
 from fedemu.protocol.errors import ConfigurationError, FedemuError
@@ -56,7 +57,7 @@ class Followers(Observers):
             except BlockingIOError:
                 pass  # it has not read hundreds of lines yet, and the next one it reads tells it of this round, too
             except OSError:
-                self._fail(name, self._last_words(name))
+                self._fail(name, last_words(self._logs[name]).partition("\n")[0] or "it ended without a word")
 
     def close(self) -> None:
         """Let the trackers tell the end of the run. One that takes longer than ``track.patience`` is killed."""
@@ -74,7 +75,7 @@ class Followers(Observers):
                 self._fail(name, f"it was not done {self._track.patience:g} s after the run, and was ended")
             else:
                 if code:
-                    self._fail(name, self._last_words(name))
+                    self._fail(name, last_words(self._logs[name]).partition("\n")[0] or "it ended without a word")
 
     def _start(self, name: str, words: Sequence[str]) -> None:
         folder = self._directory / "logs"
@@ -85,12 +86,6 @@ class Followers(Observers):
         self._children[name] = child
         if child.stdin is not None:
             os.set_blocking(child.stdin.fileno(), False)
-
-    def _last_words(self, name: str) -> str:
-        with contextlib.suppress(OSError):
-            lines = self._logs[name].read_text(encoding="utf-8", errors="replace").split("\n")
-            return next((line.strip() for line in reversed(lines) if line.strip()), "it ended without a word")
-        return "it ended without a word"
 
     def _fail(self, name: str, why: str) -> None:
         if name in self._told:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from fedemu.ops.cli import commands
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import load_experiment, read_frozen
 from fedemu.ops.notebook import calls, play, settings
-from fedemu.ops.notebook.shown import Shown
+from fedemu.ops.notebook.shown import Shown, Silence
 from fedemu.ops.running.folder import claim, keep_grown
 from fedemu.ops.running.launch import child_command
 from fedemu.ops.stress.warm import WarmStart
@@ -103,6 +104,12 @@ def test_several_seeds_are_one_group_that_goes_on_and_is_compared_as_by_the_comm
     assert compared.page("page") == Path("page/compare.html")
     assert Path("page/compare.html").exists()
     assert capfd.readouterr().err == "", "without progress a run writes nothing"
+
+
+def test_a_warning_is_not_why_a_run_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import sys; print('fedemu: warning: slow', file=sys.stderr); raise SystemExit(5)"
+    monkeypatch.setattr(play, "child_command", lambda *_: [sys.executable, "-c", code])
+    assert play.play(tmp_path, Runtime(), Silence()) == play.Ended(5)
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from fedemu.ops.running.child import _failed
-from fedemu.ops.running.launch import child_command, free_address, last_words, launch, with_port
+from fedemu.ops.running.launch import child_command, free_address, launch, with_port
 from fedemu.ops.running.launch_rules import Child, Patience
 from fedemu.protocol.errors import ConfigurationError
 
@@ -220,15 +220,3 @@ def test_devices_are_told_the_port_that_stands_for_any_free_one(port: str) -> No
         assert re.fullmatch(rf"tcp://{re.escape(place)}:[23]\d{{4}}", with_port(f"tcp://{place}:{port}"))
     for address in ("tcp://127.0.0.1:5577", "ipc://there:0", "tcp://127.0.0.1:10"):
         assert with_port(address) == address
-
-
-def test_the_last_words_are_the_last_line_that_says_something(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("first\nfedemu: no room for 300 devices\n\n")
-    assert last_words(tmp_path / "out") == "fedemu: no room for 300 devices"
-    assert last_words(tmp_path / "absent") == ""
-
-
-def test_the_last_words_are_a_whole_account_if_there_is_one(tmp_path: Path) -> None:
-    account = "fedemu: ValueError: no, in mine.py line 3\n    3  raise ValueError('no')\n    the traceback is there"
-    (tmp_path / "out").write_text(f"fedemu: an earlier one\n{account}\n13.6 MB came from below\n")
-    assert last_words(tmp_path / "out") == account
