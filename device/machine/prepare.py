@@ -19,7 +19,8 @@ from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError
 from fedemu.protocol.host.files import shortage
 from fedemu.protocol.host.kernel import end_with_parent
 from fedemu.protocol.host.phases import mark
-from fedemu.protocol.wording import ending, refusal
+from fedemu.protocol.host.starting import starting
+from fedemu.protocol.wording import ending
 
 log = logging.getLogger(__name__)
 
@@ -60,15 +61,13 @@ def command(prepare: str, experiment: str, allow_code: Sequence[str] | None) -> 
 
 async def _tried(prepare: str, experiment: Path, allow_code: Sequence[str] | None) -> tuple[int, str]:
     """The exit code of one such process, negative for a signal, and the last line that it has printed."""
-    try:
+    with starting(FedemuError):
         process = await asyncio.create_subprocess_exec(
             *command(prepare, str(experiment), allow_code),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             process_group=0,
         )
-    except OSError as error:
-        raise FedemuError(f"no process can be started on this machine: {refusal(error)}") from error
     try:
         output, _ = await process.communicate()
     except asyncio.CancelledError:

@@ -15,6 +15,7 @@ from fedemu.ops.experiment import Experiment
 from fedemu.ops.extras import require_flwr
 from fedemu.ops.homes import data_folder
 from fedemu.protocol.errors import DataError
+from fedemu.protocol.host.starting import starting
 from fedemu.protocol.wording import ending
 
 
@@ -49,8 +50,9 @@ def at_hand(experiment: Experiment) -> bool:
 def decode_apart(experiment: Experiment, say: Callable[[str], None]) -> None:
     """Decode the experiment's data, unless this machine's cache holds them. Raises DataError if that fails.
 
-    If the disk of the cache is full, that is a FedemuError. It happens in another process, because decoding imports
-    much and leaves much in memory. ``say`` gets a line for people before it begins.
+    It happens in another process, because decoding imports much and leaves much in memory. ``say`` gets a line for
+    people before it begins. If the disk of the cache is full, that is a FedemuError, and a ConfigurationError if no
+    process can be started.
     """
     if read(entry_here(experiment)) is not None:
         return
@@ -61,14 +63,15 @@ def decode_apart(experiment: Experiment, say: Callable[[str], None]) -> None:
     with tempfile.NamedTemporaryFile(prefix="fedemu-", suffix=".json") as file:
         file.write(experiment.to_bytes())
         file.flush()
-        process = subprocess.Popen(
-            # The data of the user's own experiment may be made by any code.
-            command("fedemu.ops.data.corpora:prepare", file.name, None),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            process_group=0,
-        )
+        with starting():
+            process = subprocess.Popen(
+                # The data of the user's own experiment may be made by any code.
+                command("fedemu.ops.data.corpora:prepare", file.name, None),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                text=True,
+                process_group=0,
+            )
         try:
             output, _ = process.communicate()
         except BaseException:

@@ -23,9 +23,9 @@ from fedemu.ops.running.devices import called
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command
 from fedemu.ops.terminal import last_words, say
-from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.private import private_folder
-from fedemu.protocol.wording import ending, refusal
+from fedemu.protocol.host.starting import starting
+from fedemu.protocol.wording import ending
 
 MOST_RESTARTS = 200
 LOOK_SECONDS = 0.1
@@ -60,10 +60,8 @@ class Member:
 
 def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a process. Raises ConfigurationError if this machine starts none."""
-    try:
+    with starting():
         return subprocess.Popen(command)
-    except OSError as error:
-        raise ConfigurationError(f"no process can be started on this machine: {refusal(error)}") from error
 
 
 def plan(levels: Sequence[int], count: int, runtime: Runtime, state: Path, logs: Path, place: str) -> Iterator[Member]:

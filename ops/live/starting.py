@@ -11,6 +11,7 @@ from typing import Final
 
 from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.starting import starting
 
 OUTPUT: Final = "page.out"
 """What the page's process prints goes into this file of the run's logs."""
@@ -25,7 +26,7 @@ def start_page(directory: Path) -> None:
     logs = directory / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     readable, writable = os.pipe()
-    with (logs / OUTPUT).open("ab") as output:
+    with (logs / OUTPUT).open("ab") as output, starting():
         subprocess.Popen(
             [
                 *interpreter(),

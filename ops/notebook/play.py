@@ -28,6 +28,7 @@ from fedemu.ops.running.launch import child_command
 from fedemu.ops.terminal import COMPLAINT, complaint_in
 from fedemu.protocol.code.own_code import Told
 from fedemu.protocol.host.paths import exists
+from fedemu.protocol.host.starting import starting
 
 STOP_PATIENCE = 60.0
 """The real seconds that an interrupted run may take to end."""
@@ -67,17 +68,18 @@ def _play(folder: Path, runtime: Runtime, shown: Shown, seeds: Sequence[int], to
         command += ["--seeds", ",".join(map(str, seeds))]
     for key, value in runtime.model_dump(exclude_unset=True).items():
         command += ["--set", f"{'' if key == 'track' else 'runtime.'}{key}={toml_value(value)}"]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=environment_of_a_run(os.environ) | {TOLD: str(told)},
-        # Ctrl-C must not reach the run directly, as it is passed on below.
-        start_new_session=True,
-    )
+    with starting():
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=environment_of_a_run(os.environ) | {TOLD: str(told)},
+            # Ctrl-C must not reach the run directly, as it is passed on below.
+            start_new_session=True,
+        )
     assert process.stderr is not None
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     reader = threading.Thread(target=_read, args=(process.stderr, lines), daemon=True)

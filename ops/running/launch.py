@@ -24,7 +24,7 @@ from fedemu.ops.running.codes import STOP_SIGNALS
 from fedemu.ops.running.launch_rules import Action, CallDevices, Child, Launch, Patience, Say, Send, StartDevices
 from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.wording import refusal
+from fedemu.protocol.host.starting import starting
 
 DEFAULT_PATIENCE = Patience()
 DEVICES_OUTPUT = "devices.out"
@@ -208,7 +208,7 @@ def _popen(
     stdout: int | IO[bytes],
     stderr: IO[bytes] | None,
 ) -> subprocess.Popen[bytes]:
-    try:
+    with starting():
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -218,8 +218,6 @@ def _popen(
             env=environment,
             start_new_session=True,
         )
-    except OSError as error:
-        raise ConfigurationError(f"no process can be started on this machine: {refusal(error)}") from error
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from fedemu.ops.sweeps.plan import Planned
 from fedemu.ops.terminal import COMPLAINT, last_words, say
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.paths import is_file
+from fedemu.protocol.host.starting import starting
 
 Command = Callable[[Path, Planned], list[str]]
 """Makes the command of a run from its directory."""
@@ -195,11 +196,12 @@ class _Running:
 def _start(directory: Path, planned: Planned, command: Command, gpu: str | None) -> _Running:
     """Start a run. Its lines for people go to the file ``seed-N.log`` beside its directory."""
     directory.parent.mkdir(parents=True, exist_ok=True)
+    words = command(directory, planned)
     clear_claim(directory)  # nobody else is claiming it, because this process holds the folder of the sweep
     environment = os.environ if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
-    with _log_of(directory).open("wb") as log:
+    with _log_of(directory).open("wb") as log, starting():
         process = subprocess.Popen(
-            command(directory, planned),
+            words,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

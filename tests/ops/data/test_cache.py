@@ -5,7 +5,9 @@ import fcntl
 import json
 import math
 import os
+import subprocess
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -142,6 +144,13 @@ def test_a_full_disk_is_no_fault_of_the_data_also_when_another_process_decodes_t
         decode_apart(experiment(), lambda line: None)
     assert told.value.exit_code == 5
     assert not [*own_cache.glob("datasets/*/")]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_machine_that_starts_no_process_to_decode_in_says_so(monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", MagicMock(side_effect=BlockingIOError(errno.EAGAIN, "")))
+    with pytest.raises(ConfigurationError, match="no process can be started on this machine: the limit of processes"):
+        decode_apart(experiment(), lambda line: None)
 
 
 def test_the_cache_is_where_the_environment_says():

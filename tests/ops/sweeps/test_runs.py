@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -129,6 +131,13 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path, capsys: p
         r"3 of 3: part/good/seed-1 in .*: completed, accuracy 75\.0 %$",
     ):
         assert re.search(line, said, re.MULTILINE)
+
+
+def test_a_machine_that_starts_no_further_process_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", MagicMock(side_effect=BlockingIOError(errno.EAGAIN, "")))
+    runs = [Planned("part", "digits-small", 1, ())]
+    with pytest.raises(ConfigurationError, match="no process can be started on this machine: the limit of processes"):
+        play(tmp_path, runs, Progress(runs, 1), lambda *_: ["true"])
 
 
 def test_runs_beside_each_other_see_a_gpu_each(tmp_path: Path) -> None:
