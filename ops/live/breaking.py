@@ -15,97 +15,98 @@ import psutil
 
 from fedemu.ops.figures import counted
 from fedemu.ops.live.machine import Crew
-from fedemu.ops.live.resuming import Resuming
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.results.holder import UNNAMED
 from fedemu.protocol.errors import ConfigurationError
 
 
-class Breaking:
-    """Performs what a button asks for, and says in a sentence what was done. Raises FedemuError if it can't."""
+async def act(run: LiveRun, wanted: Mapping[str, Any]) -> str:
+    """Do ``wanted["action"]``, for ``wanted["devices"]`` if it is about devices. Says in a sentence what was done.
 
-    def __init__(self) -> None:
-        self.resuming = Resuming()
+    Raises FedemuError if it can't be done.
+    """
+    try:
+        return await _act(run, wanted)
+    except psutil.Error as error:
+        raise ConfigurationError(f"the process has ended by itself, or can't be reached ({error})") from error
 
-    async def act(self, run: LiveRun, wanted: Mapping[str, Any]) -> str:
-        """Do ``wanted["action"]``, for ``wanted["devices"]`` if it is about devices."""
-        try:
-            return await self._act(run, wanted)
-        except psutil.Error as error:
-            raise ConfigurationError(f"the process has ended by itself, or can't be reached ({error})") from error
 
-    async def _act(self, run: LiveRun, wanted: Mapping[str, Any]) -> str:
-        action = wanted.get("action")
-        if action in ("kill", "freeze", "release"):
-            return await asyncio.to_thread(self._devices, run, str(action), _indices(run, wanted.get("devices")))
-        if action == "kill_trainer":
-            return self._trainer(run, wanted.get("trainer"))
-        if action == "kill_supervisor":
-            return self._supervisor(run)
-        if action == "kill_coordinator":
-            return self._coordinator(run)
-        if action == "resume":
-            return self.resuming.resume(run)
-        raise ConfigurationError(f"there is no action {str(action)[:40]!r}")
+async def _act(run: LiveRun, wanted: Mapping[str, Any]) -> str:
+    action = wanted.get("action")
+    if action in ("kill", "freeze", "release"):
+        return await asyncio.to_thread(_devices, run, str(action), _indices(run, wanted.get("devices")))
+    if action == "kill_trainer":
+        return _trainer(run, wanted.get("trainer"))
+    if action == "kill_supervisor":
+        return _supervisor(run)
+    if action == "kill_coordinator":
+        return _coordinator(run)
+    if action == "resume":
+        return run.resume()
+    raise ConfigurationError(f"there is no action {str(action)[:40]!r}")
 
-    def _devices(self, run: LiveRun, action: str, devices: Iterable[int]) -> str:
-        crews = _crews(run)
-        process_of = {device: (pid, crew) for crew in crews for device, pid in crew.devices.items()}
-        wanted = {process_of[device][0]: process_of[device][1] for device in devices if device in process_of}
-        if not wanted:
-            raise ConfigurationError("none of these devices has a process on this machine now")
-        done = 0
-        for pid, crew in wanted.items():
-            process = _member(pid, crew, "fedemu-device")
-            if process is None:
-                continue
-            with suppress(psutil.Error):
-                if action == "kill":
-                    process.send_signal(signal.SIGKILL)
-                    run.machine.frozen.pop(pid, None)
-                elif action == "freeze":
-                    process.send_signal(signal.SIGSTOP)
-                    run.machine.frozen[pid] = process, time.monotonic()
-                else:
-                    process.send_signal(signal.SIGCONT)
-                    run.machine.frozen.pop(pid, None)
-                done += 1
-        verb = {"kill": "killed", "freeze": "frozen", "release": "let go on"}[action]
-        word = "device process" if done == 1 else "device processes"
-        return f"{done:,} {word} {verb}"
 
-    def _trainer(self, run: LiveRun, number: Any) -> str:
-        for crew in _crews(run):
-            for trainer, pid in sorted(crew.trainers.items()):
-                if number in (None, trainer) and (process := _member(pid, crew, "")) is not None:
-                    process.send_signal(signal.SIGKILL)
-                    return f"trainer {trainer + 1} killed (process {pid})"
-        raise ConfigurationError("no trainer of this run is on this machine now")
+def _devices(run: LiveRun, action: str, devices: Iterable[int]) -> str:
+    crews = _crews(run)
+    process_of = {device: (pid, crew) for crew in crews for device, pid in crew.devices.items()}
+    wanted = {process_of[device][0]: process_of[device][1] for device in devices if device in process_of}
+    if not wanted:
+        raise ConfigurationError("none of these devices has a process on this machine now")
+    done = 0
+    for pid, crew in wanted.items():
+        process = _member(pid, crew, "fedemu-device")
+        if process is None:
+            continue
+        with suppress(psutil.Error):
+            if action == "kill":
+                process.send_signal(signal.SIGKILL)
+                run.machine.frozen.pop(pid, None)
+            elif action == "freeze":
+                process.send_signal(signal.SIGSTOP)
+                run.machine.frozen[pid] = process, time.monotonic()
+            else:
+                process.send_signal(signal.SIGCONT)
+                run.machine.frozen.pop(pid, None)
+            done += 1
+    verb = {"kill": "killed", "freeze": "frozen", "release": "let go on"}[action]
+    word = "device process" if done == 1 else "device processes"
+    return f"{done:,} {word} {verb}"
 
-    def _supervisor(self, run: LiveRun) -> str:
-        crew = _crews(run)[0]
-        pid = crew.supervisor.pid
-        words = crew.supervisor.cmdline()
-        crew.supervisor.send_signal(signal.SIGKILL)
-        told = f"supervisor killed (process {pid}), and its {counted(len(crew.devices), 'device')} with it"
-        if "device" not in words:  # that of fedemu run, which starts it again
-            return told
-        return f"{told}; start it again by {shlex.join(['fedemu', *words[words.index('device') :]])}"
 
-    def _coordinator(self, run: LiveRun) -> str:
-        pid = run.coordinator
-        if pid is None:
-            raise ConfigurationError("no coordinator is at work in this run directory")
-        if pid == UNNAMED:
-            raise ConfigurationError("the coordinator is in another container or on another machine; kill it there")
-        process = psutil.Process(pid)
-        if process.uids().real != os.getuid():
-            raise ConfigurationError("the coordinator belongs to another user")
-        self.resuming.remember(run, process)
-        if run.coordinator != pid:  # it ended meanwhile, and its number may belong to another process
-            raise ConfigurationError("the coordinator has ended by itself")
-        process.send_signal(signal.SIGKILL)
-        return f"coordinator killed (process {pid}); {self.resuming.command(run)} goes on with the run"
+def _trainer(run: LiveRun, number: Any) -> str:
+    for crew in _crews(run):
+        for trainer, pid in sorted(crew.trainers.items()):
+            if number in (None, trainer) and (process := _member(pid, crew, "")) is not None:
+                process.send_signal(signal.SIGKILL)
+                return f"trainer {trainer + 1} killed (process {pid})"
+    raise ConfigurationError("no trainer of this run is on this machine now")
+
+
+def _supervisor(run: LiveRun) -> str:
+    crew = _crews(run)[0]
+    pid = crew.supervisor.pid
+    words = crew.supervisor.cmdline()
+    crew.supervisor.send_signal(signal.SIGKILL)
+    told = f"supervisor killed (process {pid}), and its {counted(len(crew.devices), 'device')} with it"
+    if "device" not in words:  # that of fedemu run, which starts it again
+        return told
+    return f"{told}; start it again by {shlex.join(['fedemu', *words[words.index('device') :]])}"
+
+
+def _coordinator(run: LiveRun) -> str:
+    pid = run.coordinator
+    if pid is None:
+        raise ConfigurationError("no coordinator is at work in this run directory")
+    if pid == UNNAMED:
+        raise ConfigurationError("the coordinator is in another container or on another machine; kill it there")
+    process = psutil.Process(pid)
+    if process.uids().real != os.getuid():
+        raise ConfigurationError("the coordinator belongs to another user")
+    run.resuming.remember(process)
+    if run.coordinator != pid:  # it ended meanwhile, and its number may belong to another process
+        raise ConfigurationError("the coordinator has ended by itself")
+    process.send_signal(signal.SIGKILL)
+    return f"coordinator killed (process {pid}); {run.resuming.command} goes on with the run"
 
 
 def _indices(run: LiveRun, given: Any) -> list[int]:

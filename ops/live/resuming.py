@@ -14,14 +14,13 @@ from typing import Final
 
 import psutil
 
-from fedemu.ops.live.run import LiveRun
 from fedemu.ops.results.holder import UNNAMED
 from fedemu.ops.terminal import COMPLAINT, complaint_in
 from fedemu.protocol.code.source import interpreter
-from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted
+from fedemu.protocol.errors import ConfigurationError, Interrupted
 from fedemu.protocol.host.files import GO_ON, usable
 from fedemu.protocol.host.paths import is_folder
-from fedemu.protocol.wording import refusal
+from fedemu.protocol.host.starting import starting
 
 OUTPUT: Final = "resumed.out"
 """What a resumed run prints goes into this file of its logs."""
@@ -78,73 +77,65 @@ class Resumed:
 
 
 class Resuming:
-    """Knows how each run was started, and goes on with it in the same way."""
+    """Knows how the run in ``directory`` was started, and goes on with it in the same way."""
 
-    def __init__(self) -> None:
-        self._commands: dict[int, Command] = {}
-        self._noted: dict[int, int] = {}
-        self._resumed: dict[int, Resumed] = {}
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._command = Command(["run", "--resume", str(directory)], None, os.environ)
+        self._noted: int | None = None
+        self._resumed: Resumed | None = None
 
-    def note(self, run: LiveRun) -> None:
-        """Remember how the run was started, so that it can be resumed in the same way."""
-        pid = run.coordinator
-        if pid is not None and pid not in (UNNAMED, self._noted.get(run.number)):
-            self._noted[run.number] = pid
-            if run.number in self._resumed and self._resumed[run.number].process.poll() is not None:
-                del self._resumed[run.number]  # somebody else goes on with the run
-            with suppress(psutil.Error, OSError):
-                self.remember(run, psutil.Process(pid))
+    def note(self, coordinator: int | None) -> None:
+        """Remember how the run was started, if its coordinator is another process than at the last call."""
+        if coordinator in (None, UNNAMED, self._noted):
+            return
+        self._noted = coordinator
+        if not self.is_under_way:
+            self._resumed = None  # somebody else goes on with the run
+        with suppress(psutil.Error, OSError):
+            self.remember(psutil.Process(coordinator))
 
-    def remember(self, run: LiveRun, coordinator: psutil.Process) -> None:
+    def remember(self, coordinator: psutil.Process) -> None:
         """Remember the command that resumes the run as this coordinator runs it. Raises psutil.Error."""
-        self._commands[run.number] = _command(coordinator, run.directory)
+        self._command = _command(coordinator, self._directory)
 
-    def command(self, run: LiveRun) -> str:
+    @property
+    def command(self) -> str:
         """The command that resumes the run."""
-        return shlex.join(["fedemu", *self._command(run).words])
+        return shlex.join(["fedemu", *self._command.words])
 
-    def resume(self, run: LiveRun) -> str:
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a command that was started here has not ended."""
+        return self._resumed is not None and self._resumed.process.poll() is None
+
+    @property
+    def failure(self) -> str:
+        """Why the command that was started here last has failed. Empty if it has not, or if there is none."""
+        return "" if self._resumed is None else self._resumed.failure()
+
+    def start(self) -> str:
         """Start the command that resumes the run, and say so. Raises FedemuError if it can't be started."""
-        if run.coordinator is not None or self.is_about_to_go_on(run):
-            raise ConfigurationError("the run goes on already")
-        command = self._command(run)
-        if not is_folder(run.directory):
-            raise ConfigurationError(f"the folder {run.directory} is gone")
-        path = run.directory / "logs" / OUTPUT
+        if not is_folder(self._directory):
+            raise ConfigurationError(f"the folder {self._directory} is gone")
+        path = self._directory / "logs" / OUTPUT
         with usable(path, GO_ON):
             path.parent.mkdir(exist_ok=True)
             output = path.open("ab")
-        with output:
+        folder = self._command.folder if self._command.folder and is_folder(self._command.folder) else None
+        with output, starting():
             began = output.tell()
-            try:
-                process = subprocess.Popen(
-                    [*interpreter(), "-m", "fedemu.ops.cli", *command.words],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    cwd=command.folder if command.folder and is_folder(command.folder) else None,
-                    env=command.environment,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise FedemuError(f"no process can be started on this machine: {refusal(error)}") from error
-        self._resumed[run.number] = Resumed(process, path, began)
-        return f"{self.command(run)} was started (process {process.pid})"
-
-    def _command(self, run: LiveRun) -> Command:
-        if run.number in self._commands:
-            return self._commands[run.number]
-        return Command(["run", "--resume", str(run.directory)], None, os.environ)
-
-    def is_about_to_go_on(self, run: LiveRun) -> bool:
-        """Whether a command that was started here is about to go on with the run."""
-        started = self._resumed.get(run.number)
-        return started is not None and started.process.poll() is None and run.coordinator is None
-
-    def failure(self, run: LiveRun) -> str:
-        """Why a command that was started here does not go on with the run. Empty if it does, or was not needed."""
-        started = self._resumed.get(run.number)
-        return "" if started is None or run.coordinator is not None else started.failure()
+            process = subprocess.Popen(
+                [*interpreter(), "-m", "fedemu.ops.cli", *self._command.words],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=folder,
+                env=self._command.environment,
+                start_new_session=True,
+            )
+        self._resumed = Resumed(process, path, began)
+        return f"{self.command} was started (process {process.pid})"
 
 
 def _command(coordinator: psutil.Process, directory: Path) -> Command:

@@ -18,11 +18,13 @@ from fedemu.ops.figures import counted
 from fedemu.ops.live.devices import Devices
 from fedemu.ops.live.forms import is_ask, is_event, is_row
 from fedemu.ops.live.machine import Machine
+from fedemu.ops.live.resuming import Resuming
 from fedemu.ops.live.rows import MOST_POINTS, Rows
 from fedemu.ops.live.stream import Stream
 from fedemu.ops.live.tail import Tail
 from fedemu.ops.results.holder import UNNAMED, holder_of
 from fedemu.ops.watching.feed import FLEET, LIVE, read_feed, watch
+from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.paths import is_file
 
 KEPT_EVENTS: Final = 1000
@@ -53,12 +55,8 @@ class LiveRun:
         self.stream = stream
         self._messages = 0
         self.machine = Machine(directory)
-        self.resume_command = ""
+        self.resuming = Resuming(directory)
         """The command that goes on with the run."""
-        self.resuming = False
-        """Whether the page has started this command, and it has not come so far as to play rounds."""
-        self.failure = ""
-        """Why this command, started by the page, does not go on with the run."""
         self.is_behind = False
         """Whether the last look left lines of the logs unread, so that another one should follow at once."""
         self._begin()
@@ -82,6 +80,7 @@ class LiveRun:
         or if very many rows have come at once.
         """
         self._mark()
+        self.resuming.note(self.coordinator)
         looks = {log: tail.look() for log, tail in self._logs.items()}
         frozen_at = self._changed(CONFIG)
         anew = any(look.anew for look in looks.values()) or frozen_at not in (None, self._frozen_at)
@@ -150,6 +149,12 @@ class LiveRun:
         except OSError:
             return {}
         return self._summary[1]
+
+    def resume(self) -> str:
+        """Start the command that goes on with the run, and say so. Raises FedemuError if it can't be started."""
+        if self.coordinator is not None or self.resuming.is_under_way:
+            raise ConfigurationError("the run goes on already")
+        return self.resuming.start()
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, for a viewer who comes new. Messages up to ``message`` hold nothing else."""
@@ -221,7 +226,7 @@ class LiveRun:
         rounds = int(row.get("round") or 0)
         if self.coordinator is not None:
             state = "running" if feed.get("ask") or rounds else "waiting"
-        elif self.resuming:
+        elif self.resuming.is_under_way:
             state = "resuming"
         else:
             state = str(summary.get("outcome", "stopped" if is_file(self.directory / CONFIG) else "gone"))
@@ -247,8 +252,8 @@ class LiveRun:
             "absence": feed.get("absence"),
             "job": feed.get("job"),
             "coordinator": self.coordinator,
-            "resume": self.resume_command,
-            "failure": self.failure,
+            "resume": self.resuming.command,
+            "failure": "" if self.coordinator is not None else self.resuming.failure,
         }
 
 

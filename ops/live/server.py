@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from fedemu.ops.live.breaking import Breaking
+from fedemu.ops.live import breaking
 from fedemu.ops.live.guards import add_headers, guard, may_act, told
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.story import Stories
@@ -49,7 +49,6 @@ class Page:
         self._find = find
         self.token = token
         self._stories = Stories()
-        self._breaking = Breaking()
         self._looked = 0.0
         self.viewers = 0
         self.left = time.monotonic()
@@ -108,12 +107,7 @@ class Page:
 
     async def _look(self) -> None:
         self._looked = time.monotonic()
-        resuming = self._breaking.resuming
         for run in self._runs:
-            resuming.note(run)
-            run.resume_command = resuming.command(run)
-            run.resuming = resuming.is_about_to_go_on(run)
-            run.failure = resuming.failure(run)
             run.look()
             await asyncio.sleep(0)
             while run.is_behind:
@@ -193,7 +187,7 @@ class Page:
         if not isinstance(wanted, dict):
             return told(400, "the request is no JSON object")
         try:
-            done = await self._breaking.act(run, wanted)
+            done = await breaking.act(run, wanted)
         except FedemuError as error:
             return told(409, str(error))
         await self._look()

@@ -12,8 +12,6 @@ import psutil
 import pytest
 
 from fedemu.ops.live.resuming import Resuming, resume_words
-from fedemu.ops.live.run import LiveRun
-from fedemu.ops.live.stream import Stream
 from fedemu.protocol.errors import FedemuError
 
 
@@ -44,32 +42,32 @@ def test_the_settings_of_the_machine_are_kept(started: str, resumed: str) -> Non
     assert resume_words(started.split(), Path("DIR")) == resumed.split()
 
 
-def failure(resuming: Resuming, run: LiveRun) -> str:
+def failure(resuming: Resuming) -> str:
     """Resume a run, and wait for the reason why it does not go on."""
-    assert "was started" in resuming.resume(run)
+    assert "was started" in resuming.start()
     end = time.monotonic() + 60
-    while not (told := resuming.failure(run)):
+    while not (told := resuming.failure):
         assert time.monotonic() < end
         time.sleep(0.05)
-    assert not resuming.is_about_to_go_on(run)
+    assert not resuming.is_under_way
     return told
 
 
 def test_a_command_that_does_not_go_on_with_its_run_tells_why(made: Any) -> None:
     made.row(1)
-    resuming, run = Resuming(), LiveRun(0, made.directory, Stream())
+    resuming = Resuming(made.directory)
     config = made.directory / "config.toml"
     settings = config.read_text()
     config.write_text(settings + "[")
-    assert failure(resuming, run).startswith(f"{config} is not valid TOML")
+    assert failure(resuming).startswith(f"{config} is not valid TOML")
     config.unlink()
-    assert failure(resuming, run) == f"{made.directory} is no run directory: it has no config.toml"
+    assert failure(resuming) == f"{made.directory} is no run directory: it has no config.toml"
     made.directory.joinpath("logs", "resumed.out").unlink()
-    assert failure(resuming, run).startswith(f"{made.directory} is no run directory")
+    assert failure(resuming).startswith(f"{made.directory} is no run directory")
 
 
 def test_a_run_goes_on_with_the_environment_variables_of_its_command(made: Any) -> None:
-    resuming, run = Resuming(), LiveRun(0, made.directory, Stream())
+    resuming = Resuming(made.directory)
     variables = {**os.environ, "FEDEMU_OF_THE_RUN": "1"}
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables) as process:
         assert process.stdin is not None
@@ -77,12 +75,12 @@ def test_a_run_goes_on_with_the_environment_variables_of_its_command(made: Any) 
         process.stdin.write(b"begun\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"begun\n"  # Before that the system may not know its variables.
-        resuming.remember(run, psutil.Process(process.pid))
-    assert failure(resuming, run).startswith("the environment variable FEDEMU_OF_THE_RUN names no setting")
+        resuming.remember(psutil.Process(process.pid))
+    assert failure(resuming).startswith("the environment variable FEDEMU_OF_THE_RUN names no setting")
 
 
 def test_a_run_whose_folder_takes_no_file_is_not_resumed(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    resuming, run = Resuming(), LiveRun(0, made.directory, Stream())
+    resuming = Resuming(made.directory)
 
     def is_full(path: Path, **_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -90,21 +88,21 @@ def test_a_run_whose_folder_takes_no_file_is_not_resumed(made: Any, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", is_full)
         with pytest.raises(FedemuError, match=r"logs/resumed.out cannot be written: the disk is full; make room there"):
-            resuming.resume(run)
+            resuming.start()
     (made.directory / "logs").touch()
     with pytest.raises(FedemuError, match=r"logs/resumed.out cannot be written: File exists"):
-        resuming.resume(run)
+        resuming.start()
     shutil.rmtree(made.directory)
     with pytest.raises(FedemuError, match=f"the folder {made.directory} is gone"):
-        resuming.resume(run)
+        resuming.start()
 
 
 def test_a_process_that_can_not_be_started_is_told(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    resuming, run = Resuming(), LiveRun(0, made.directory, Stream())
+    resuming = Resuming(made.directory)
 
     def refuses(*_: Any, **__: Any) -> None:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr("fedemu.ops.live.resuming.subprocess.Popen", refuses)
     with pytest.raises(FedemuError, match="no process can be started on this machine: the limit of processes"):
-        resuming.resume(run)
+        resuming.start()
