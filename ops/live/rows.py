@@ -75,11 +75,11 @@ class Rows:
         return self._latest
 
     def add(self, line: Mapping[str, Any]) -> dict[str, Any]:
-        """Add a line of ``metrics.jsonl``, and return what the page gets of it."""
-        row: dict[str, Any] = {name: _number(line.get(name)) for name in COLUMNS}
-        row["forgetting"] = self._forgotten(line.get("class_accuracy"))
-        row["class_accuracy"] = _numbers(line.get("class_accuracy"))
-        row["period_accuracy"] = _numbers(line.get("period_accuracy"))
+        """Add a line of ``metrics.jsonl`` of the form of ``is_row``, and return what the page gets of it."""
+        row: dict[str, Any] = {name: line.get(name) for name in COLUMNS}
+        row["class_accuracy"] = _rounded(line.get("class_accuracy"))
+        row["period_accuracy"] = _rounded(line.get("period_accuracy"))
+        row["forgetting"] = self._forgotten(row["class_accuracy"])
         for name in ("selected", "accepted", "dropped", "late", "cancelled", "failed", "rejected", "round_seconds"):
             self.totals[name] = self.totals.get(name, 0) + (row[name] or 0)
         if row["accuracy"] is not None:
@@ -113,9 +113,8 @@ class Rows:
             for number, row in enumerate(kept)
         ]
 
-    def _forgotten(self, values: Any) -> float | None:
+    def _forgotten(self, now: Sequence[float | None] | None) -> float | None:
         """F after this row: the mean over classes of the best earlier accuracy minus the present one."""
-        now = _numbers(values)
         if now is None:
             return None
         known = [-1.0 if value is None else value for value in now]
@@ -134,11 +133,5 @@ def _standing_for(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return next((row for row in reversed(rows) if row["accuracy"] is not None), rows[-1])
 
 
-def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _numbers(values: Any) -> list[float | None] | None:
-    if not isinstance(values, Sequence) or isinstance(values, str):
-        return None
-    return [None if value is None else round(float(value), 4) for value in map(_number, values)]
+def _rounded(values: Sequence[float | None] | None) -> list[float | None] | None:
+    return [None if value is None else round(float(value), 4) for value in values] if values else None
