@@ -20,6 +20,7 @@ from fedemu.ops.figures import span
 from fedemu.ops.running.folder import claim
 from fedemu.ops.running.together import run_together
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, start_interpreter
+from fedemu.ops.stress.invariants import ended_as_undisturbed
 from fedemu.ops.stress.wires import Quality, Wires
 from fedemu.ops.terminal import say
 
@@ -115,9 +116,7 @@ def play(folder: Path, weather: Weather, settings: Sequence[str], expected: str)
         if code:
             return WeatherResult(weather.name, time.monotonic() - began, "", f"exit code {code}\n{fleet.tail()}")
         summary = fleet.summary()
-    complaint = "" if summary["model_digest"] == expected else "another digest than that of the run alone"
-    if summary["perturbed"]:
-        complaint = "the run says perturbed"
+    complaint = "; ".join(ended_as_undisturbed(fleet.rows(), summary, expected))
     return WeatherResult(weather.name, time.monotonic() - began, summary["model_digest"], complaint)
 
 

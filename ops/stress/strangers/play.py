@@ -19,7 +19,7 @@ import psutil
 from fedemu.ops.keys.store import KeyFolder
 from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start, finished_rounds
-from fedemu.ops.stress.invariants import clock_goes_forward, outcomes_add_up
+from fedemu.ops.stress.invariants import ended_as_undisturbed
 from fedemu.ops.stress.strangers.attacks import ATTACKS, DEVICES
 from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.host.paths import is_file
@@ -143,8 +143,7 @@ def play(
         used = watch.figures() if watch is not None else (0, 0.0)
         pace = 0.0
         if not complaints:
-            complaints += outcomes_add_up(fleet.rows()) + clock_goes_forward(fleet.rows())
-            complaints += _model(fleet, calm)
+            complaints += ended_as_undisturbed(fleet.rows(), fleet.summary(), calm.digest)
             before, after = _paces(fleet, begun)
             pace = after / before / calm.change if before else 0.0
     victim = "the edge" if edge else "the coordinator"
@@ -321,14 +320,6 @@ def _paces(fleet: LiveFleet, begin: int) -> tuple[float, float]:
 
 def _per_second(seconds: Sequence[float]) -> float:
     return len(seconds) / max(1e-9, sum(seconds))
-
-
-def _model(fleet: LiveFleet, calm: Calm) -> list[str]:
-    summary = fleet.summary()
-    complaints = ["the run was perturbed"] if summary["perturbed"] else []
-    if summary["model_digest"] != calm.digest:
-        complaints.append(f"the model's digest is {summary['model_digest'][:16]}, undisturbed {calm.digest[:16]}")
-    return complaints
 
 
 def _counted(fleet: LiveFleet) -> dict[str, int]:
