@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import random
-import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -39,8 +36,9 @@ def play_case(case: Case, folder: Path, digest: str, warm: WarmStart) -> CaseRes
     """
     began = time.monotonic()
     memory = shared_memory()
-    with _short_folder() as sockets:
-        played = _Played(case, folder, sockets, warm)
+    # The paths of sockets are short. Processes that end late may remove files from this folder while it is removed.
+    with tempfile.TemporaryDirectory(prefix="fs-", dir="/tmp", ignore_cleanup_errors=True) as sockets:
+        played = _Played(case, folder, Path(sockets), warm)
         try:
             played.play()
             played.examine(digest)
@@ -50,16 +48,6 @@ def play_case(case: Case, folder: Path, digest: str, warm: WarmStart) -> CaseRes
             played.close()
         played.look_behind(memory)
     return CaseResult(case, time.monotonic() - began, tuple(played.done), tuple(played.complaints))
-
-
-@contextmanager
-def _short_folder() -> Iterator[Path]:
-    """A new folder with a path that is short enough for sockets. It is removed at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="fs-", dir="/tmp"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Played:
@@ -82,9 +70,7 @@ class _Played:
             start=warm.start,
             environment={"TMPDIR": str(sockets), "XDG_RUNTIME_DIR": str(sockets)},
         )
-        self._coordinators: list[psutil.Process] = []
-        self._machines: list[psutil.Process] = []
-        self._edges: list[psutil.Process] = []
+        self._started: dict[str, list[psutil.Process]] = {"coordinator": [], "edge": [], "machine": []}
         self._place = free_address() if case.edge else None
         """Where the edge listens."""
         self._descriptors = Descriptors(lambda: 0)
@@ -141,11 +127,11 @@ class _Played:
 
     def look_behind(self, memory: set[str]) -> None:
         """Count what is left when all processes have ended. ``memory`` was there before."""
-        sessions = [process.pid for process in (*self._coordinators, *self._edges, *self._machines)]
+        sessions = [process.pid for processes in self._started.values() for process in processes]
         self.complaints += [f"still running after the end: {process}" for process in of_sessions(sessions, 15.0)]
         self.complaints += [f"shared memory left behind: {name}" for name in orphaned_memory(memory)]
         # A machine or an edge that was killed leaves its folder to the next one.
-        last = [*self._machines[-1:], *self._edges[-1:]]
+        last = [*self._started["machine"][-1:], *self._started["edge"][-1:]]
         if all(process.returncode != -signal.SIGKILL for process in last):
             self.complaints += [f"left behind: {path.name}" for path in sorted(self._sockets.iterdir())]
 
@@ -216,25 +202,27 @@ class _Played:
         return read_summary(self.fleet.run_directory).get("outcome") == "completed"
 
     def _start_coordinator(self) -> None:
-        if len(self._coordinators) >= STARTS:
-            raise FleetTimeout(f"the run did not end after {STARTS} starts of its coordinator\n{self.fleet.tail(4)}")
+        self._require_start("coordinator")
         # A coordinator that has played no round yet has not opened all its descriptors.
         self._rounds_before = self.fleet.rounds()
         coordinator = self.fleet.start_coordinator()
-        self._coordinators.append(coordinator)
+        self._started["coordinator"].append(coordinator)
         self.complaints += self._descriptors.grown()
         self._descriptors = Descriptors(coordinator.num_fds)
 
     def _start_devices(self) -> None:
-        if len(self._machines) >= STARTS:
-            raise FleetTimeout(f"the run did not end after {STARTS} starts of its machine\n{self.fleet.tail(4)}")
+        self._require_start("machine")
         address = self._place or self._way_up
-        self._machines.append(self.fleet.start_devices(DEVICES, *self._case.machine, address=address))
+        self._started["machine"].append(self.fleet.start_devices(DEVICES, *self._case.machine, address=address))
 
     def _start_edge(self, place: str) -> None:
-        if len(self._edges) >= STARTS:
-            raise FleetTimeout(f"the run did not end after {STARTS} starts of its edge\n{self.fleet.tail(4)}")
-        self._edges.append(self.fleet.start_edge(place, connect=self._way_up))
+        self._require_start("edge")
+        self._started["edge"].append(self.fleet.start_edge(place, connect=self._way_up))
+
+    def _require_start(self, kind: str) -> None:
+        """Raise FleetTimeout if processes of this kind were started so often that the case has failed."""
+        if len(self._started[kind]) >= STARTS:
+            raise FleetTimeout(f"the run did not end after {STARTS} starts of its {kind}\n{self.fleet.tail(4)}")
 
     @property
     def _way_up(self) -> str:
