@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedemu.ops.data.cache import cache_folder
 from fedemu.ops.data.corpora import source_of
 from fedemu.ops.data.source import entry_of, locate
 from fedemu.ops.experiment import Data, Experiment
-from fedemu.ops.homes import data_folder, expanded, user_folder
+from fedemu.ops.homes import cache_folder, data_folder, expanded, named_folder
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.host.paths import is_file, is_folder
 
@@ -69,9 +68,7 @@ def _hub_folder(environment: Mapping[str, str]) -> Path:
     """Where the Hugging Face hub keeps what it has loaded."""
     if named := environment.get("HF_HUB_CACHE"):
         return expanded(named)
-    if named := environment.get("HF_HOME"):
-        return expanded(named) / "hub"
-    return user_folder(environment, "XDG_CACHE_HOME", ".cache", "HF_HOME") / "huggingface" / "hub"
+    return named_folder(environment, "HF_HOME", "XDG_CACHE_HOME", ".cache", "huggingface") / "hub"
 
 
 def _files(table: Any) -> list[str]:

@@ -18,9 +18,8 @@ from packaging.specifiers import SpecifierSet
 
 from fedemu.device.host import limits
 from fedemu.device.host.processors import default_trainers
-from fedemu.ops.data.cache import cache_folder
 from fedemu.ops.extras import EXTRAS
-from fedemu.ops.homes import expanded
+from fedemu.ops.homes import cache_folder, expanded
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.paths import exists, is_folder
 from fedemu.protocol.host.private import temporary_folder

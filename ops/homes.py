@@ -32,14 +32,41 @@ def data_folder(environment: Mapping[str, str]) -> Path | None:
     return expanded(chosen) if chosen else None
 
 
-def user_folder(environment: Mapping[str, str], variable: str, below: str, instead: str) -> Path:
-    """The user's folder that ``variable`` names, such as ``XDG_CACHE_HOME``, or else ``below`` in the home folder.
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """The folder of the cache: ``FEDEMU_CACHE``, or ``fedemu`` in the user's cache folder.
 
-    Raises ConfigurationError if there is no home folder. Then ``instead`` is the variable of fedemu to set.
+    Raises ConfigurationError if there is no such home folder.
     """
+    return named_folder(environment, "FEDEMU_CACHE", "XDG_CACHE_HOME", ".cache", "fedemu")
+
+
+def state_folder(environment: Mapping[str, str]) -> Path:
+    """The folder for the state of devices: ``FEDEMU_STATE``, or ``fedemu`` in the user's state folder.
+
+    Raises ConfigurationError if there is no such home folder.
+    """
+    return named_folder(environment, "FEDEMU_STATE", "XDG_STATE_HOME", ".local/state", "fedemu")
+
+
+def keys_folder(environment: Mapping[str, str]) -> Path:
+    """The folder of this machine's keys: ``FEDEMU_KEYS``, or ``fedemu/keys`` in the user's configuration.
+
+    Raises ConfigurationError if there is no such home folder.
+    """
+    return named_folder(environment, "FEDEMU_KEYS", "XDG_CONFIG_HOME", ".config", "fedemu/keys")
+
+
+def named_folder(environment: Mapping[str, str], name: str, variable: str, below: str, inside: str) -> Path:
+    """The folder that the variable ``name`` names, or else ``inside`` in the user's folder of such things.
+
+    That one is named by ``variable``, such as ``XDG_CACHE_HOME``, or is ``below`` in the home folder. Raises
+    ConfigurationError if there is no home folder.
+    """
+    if chosen := environment.get(name):
+        return expanded(chosen)
     if base := environment.get(variable):
-        return Path(base)
+        return Path(base) / inside
     try:
-        return Path.home() / below
+        return Path.home() / below / inside
     except RuntimeError:  # a container may run as a user without a name
-        raise ConfigurationError(f"this user has no home folder; set {instead}, or HOME") from None
+        raise ConfigurationError(f"this user has no home folder; set {name}, or HOME") from None

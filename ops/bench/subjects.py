@@ -110,7 +110,7 @@ def _gpu(effort: Effort, wishes: Wishes, tell: Tell) -> Iterator[Study]:
 
 
 def _environments(wishes: Wishes) -> Path:
-    from fedemu.ops.data.cache import cache_folder
+    from fedemu.ops.homes import cache_folder
 
     return wishes.environments or cache_folder(os.environ) / "peers"
 

@@ -8,12 +8,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from fedemu.ops.data.cache import cache_folder, read
+from fedemu.ops.data.cache import read
 from fedemu.ops.data.corpora import source_of
 from fedemu.ops.data.source import Place, entry_of, locate
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.extras import require_flwr
-from fedemu.ops.homes import data_folder
+from fedemu.ops.homes import cache_folder, data_folder
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.host.starting import starting
 from fedemu.protocol.wording import ending

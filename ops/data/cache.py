@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.algorithms.data.corpus import Corpus, Split
-from fedemu.ops.homes import expanded, user_folder
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.host.files import require_held, usable, wait_for_disk
 from fedemu.protocol.ids import Digest, digest_of
@@ -70,16 +69,6 @@ class Decoded:
 
 class Coloured(Exception):
     """Raised while blocks are read with one channel, when an image has colours and needs three."""
-
-
-def cache_folder(environment: Mapping[str, str]) -> Path:
-    """The folder of the cache: ``FEDEMU_CACHE``, or ``fedemu`` in the user's cache folder.
-
-    Raises ConfigurationError if there is no such home folder.
-    """
-    if chosen := environment.get("FEDEMU_CACHE"):
-        return expanded(chosen)
-    return user_folder(environment, "XDG_CACHE_HOME", ".cache", "FEDEMU_CACHE") / "fedemu"
 
 
 def read(entry: Path) -> Corpus | None:

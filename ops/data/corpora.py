@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from fedemu.algorithms.data.corpus import Corpus
-from fedemu.ops.data.cache import Coloured, ReportShare, cache_folder, locked, read, write
+from fedemu.ops.data.cache import Coloured, ReportShare, locked, read, write
 from fedemu.ops.data.readers import reader_of
 from fedemu.ops.data.source import LABEL, DataSource, Place, TextSource, entry_of, locate
 from fedemu.ops.experiment import AUTO, Data, Experiment, Flwr, Natural, Texts
-from fedemu.ops.homes import data_folder
+from fedemu.ops.homes import cache_folder, data_folder
 from fedemu.protocol.errors import DataError, FedemuError
 from fedemu.protocol.host.files import is_of_disk, refusal_of
 from fedemu.protocol.ids import Digest

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 from fedemu.algorithms.data.language import TextKind
-from fedemu.ops.data.cache import FORMAT, cache_folder
+from fedemu.ops.data.cache import FORMAT
 from fedemu.ops.data.own import given
-from fedemu.ops.homes import expanded
+from fedemu.ops.homes import cache_folder, expanded
 from fedemu.protocol.code.named import is_name, is_restricted
 from fedemu.protocol.code.source import digest_of_source, source_of
 from fedemu.protocol.errors import ConfigurationError, DataError

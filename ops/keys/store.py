@@ -20,7 +20,7 @@ from typing import Final
 from zmq.auth import create_certificates, load_certificate
 from zmq.utils import z85
 
-from fedemu.ops.homes import expanded, user_folder
+from fedemu.ops.homes import expanded, keys_folder
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import usable, write_for_people
 from fedemu.protocol.host.paths import exists, is_folder
@@ -49,9 +49,7 @@ class KeyFolder:
         """The folder that is ``named``; else that of ``FEDEMU_KEYS``; else one in the user's configuration."""
         if named:
             return cls(expanded(named), f" --keys {shlex.quote(named)}")
-        if chosen := environment.get("FEDEMU_KEYS"):
-            return cls(expanded(chosen))
-        return cls(user_folder(environment, "XDG_CONFIG_HOME", ".config", "FEDEMU_KEYS") / "fedemu" / "keys")
+        return cls(keys_folder(environment))
 
     @property
     def public_file(self) -> Path:

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedemu.ops.data.cache import cache_folder
 from fedemu.ops.data.own.given import store
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, NOT_SETTINGS, PREFIX, load_experiment, write_frozen
 from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.ops.experiment.without_effect import WithoutEffect
+from fedemu.ops.homes import cache_folder
 from fedemu.ops.notebook.cells import name_of
 from fedemu.protocol.errors import ConfigurationError
 

@@ -22,7 +22,7 @@ from fedemu.device.machine.observer import MachineObserver, Silent
 from fedemu.device.machine.supervisor import SupervisorPlan, at_once, supervise
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.figures import counted, span
-from fedemu.ops.homes import expanded, user_folder
+from fedemu.ops.homes import state_folder
 from fedemu.ops.keys.choice import client_keys, is_private
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
 from fedemu.ops.running.device_code import DEVICE_CODE
@@ -240,13 +240,6 @@ class Told(MachineObserver):
 
     def buffered(self, device: int, samples: int, size: int) -> None:
         self._metrics.buffered(device, samples, size)
-
-
-def state_folder(environment: Mapping[str, str]) -> Path:
-    """The folder for the state of devices: ``FEDEMU_STATE``, or ``fedemu`` in the user's state folder."""
-    if chosen := environment.get("FEDEMU_STATE"):
-        return expanded(chosen)
-    return user_folder(environment, "XDG_STATE_HOME", ".local/state", "FEDEMU_STATE") / "fedemu"
 
 
 @contextmanager

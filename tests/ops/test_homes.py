@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pwd
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fedemu.ops.homes import expanded, user_folder
+from fedemu.ops.homes import cache_folder, expanded, keys_folder, state_folder
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -25,12 +26,20 @@ def test_the_home_folder_of_a_user_who_is_not_there_is_told_in_words() -> None:
         expanded("~nobody-of-this-name/data")
 
 
-def test_a_folder_of_the_user_is_the_one_that_the_environment_names_or_in_the_home_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("folder", "name", "variable", "inside", "below"),
+    [
+        (cache_folder, "FEDEMU_CACHE", "XDG_CACHE_HOME", "fedemu", ".cache"),
+        (state_folder, "FEDEMU_STATE", "XDG_STATE_HOME", "fedemu", ".local/state"),
+        (keys_folder, "FEDEMU_KEYS", "XDG_CONFIG_HOME", "fedemu/keys", ".config"),
+    ],
+)
+def test_cache_state_and_keys_are_where_the_environment_says_or_where_the_user_keeps_such_things(
+    folder: Callable[[dict[str, str]], Path], name: str, variable: str, inside: str, below: str
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert user_folder({"XDG_CACHE_HOME": "/c"}, "XDG_CACHE_HOME", ".cache", "FEDEMU_CACHE") == Path("/c")
-    assert user_folder({"XDG_CACHE_HOME": ""}, "XDG_CACHE_HOME", ".cache", "FEDEMU_CACHE") == tmp_path / ".cache"
+    assert folder({name: "/a", variable: "/b"}) == Path("/a")
+    assert folder({name: "", variable: "/b"}) == Path("/b", inside)
+    assert folder({variable: ""}) == Path.home() / below / inside
 
 
 def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,4 +49,4 @@ def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.Mo
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     with pytest.raises(ConfigurationError, match=r"^this user has no home folder; set FEDEMU_CACHE, or HOME$"):
-        user_folder({}, "XDG_CACHE_HOME", ".cache", "FEDEMU_CACHE")
+        cache_folder({})

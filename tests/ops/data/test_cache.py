@@ -6,13 +6,12 @@ import json
 import math
 import os
 import subprocess
-from pathlib import Path
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
-from fedemu.ops.data import cache, corpora
+from fedemu.ops.data import corpora
 from fedemu.ops.data.apart import decode_apart
 from fedemu.ops.data.own.given import store
 from fedemu.ops.data.source import DataSource
@@ -151,9 +150,3 @@ def test_a_machine_that_starts_no_process_to_decode_in_says_so(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", MagicMock(side_effect=BlockingIOError(errno.EAGAIN, "")))
     with pytest.raises(ConfigurationError, match="no process can be started on this machine: the limit of processes"):
         decode_apart(experiment(), lambda line: None)
-
-
-def test_the_cache_is_where_the_environment_says():
-    assert cache.cache_folder({"FEDEMU_CACHE": "/a"}) == Path("/a")
-    assert cache.cache_folder({"XDG_CACHE_HOME": "/b"}) == Path("/b/fedemu")
-    assert cache.cache_folder({}) == Path.home() / ".cache" / "fedemu"

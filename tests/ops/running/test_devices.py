@@ -9,7 +9,7 @@ from fedemu.device.machine.observer import Silent
 from fedemu.device.machine.supervisor import SupervisorPlan
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.running import devices
-from fedemu.ops.running.devices import Told, state_folder
+from fedemu.ops.running.devices import Told
 from fedemu.ops.running.together import places
 from fedemu.protocol.errors import ConfigurationError
 
@@ -128,20 +128,6 @@ def test_a_host_with_addresses_of_ipv6_only_is_to_stand_in_brackets(monkeypatch:
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:5577", "tcp://[::1]:5577", "ipc:///tmp/there"])
 def test_an_address_without_a_name_has_nothing_to_resolve(address: str) -> None:
     devices.require_host(address)
-
-
-@pytest.mark.parametrize(
-    ("environment", "folder"),
-    [
-        ({"FEDEMU_STATE": "/var/fleet", "XDG_STATE_HOME": "/x"}, Path("/var/fleet")),
-        ({"XDG_STATE_HOME": "/x"}, Path("/x/fedemu")),
-        ({}, Path.home() / ".local" / "state" / "fedemu"),
-    ],
-)
-def test_state_is_kept_where_the_environment_says_or_where_the_user_keeps_state(
-    environment: dict[str, str], folder: Path
-) -> None:
-    assert state_folder(environment) == folder
 
 
 def test_a_coordinator_that_wants_keys_is_told(capsys: pytest.CaptureFixture[str]) -> None:
