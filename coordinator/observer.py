@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.timeline import Timeline
+from fedemu.protocol.wording import some_of
 
 Direction = Literal["down", "up"]
-
-MOST_NAMED: Final = 3
-"""The most machines that are named where devices are missing."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +32,12 @@ class Absence:
     @property
     def away(self) -> str:
         """The names of a few of the machines, and how many more there are; empty if there are none."""
-        return some_of(self.machines)
+        return some_machines(self.machines)
 
 
-def some_of(machines: Sequence[str]) -> str:
+def some_machines(machines: Sequence[str]) -> str:
     """The names of a few machines, and how many more there are; empty if there are none."""
-    shown = [name if name.isprintable() else repr(name)[1:-1] for name in machines[:MOST_NAMED]]
-    more = f" and {len(machines) - len(shown)} more" if len(machines) > len(shown) else ""
-    return ", ".join(shown) + more
+    return some_of([name if name.isprintable() else repr(name)[1:-1] for name in machines])
 
 
 class RunObserver(Protocol):

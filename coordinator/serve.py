@@ -15,7 +15,7 @@ from fedemu.coordinator.fleet.journal import LeaseJournal
 from fedemu.coordinator.fleet.leases import Leases, Ranges, UnfitChangeError
 from fedemu.coordinator.fleet.likeness import Likeness
 from fedemu.coordinator.fleet.roster import Roster
-from fedemu.coordinator.observer import EventLog, Observers, some_of
+from fedemu.coordinator.observer import EventLog, Observers, some_machines
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.record.run_directory import RunDirectory
@@ -179,7 +179,7 @@ class Coordinator:
         settings, roster = self._plan.settings, self._service.roster
         if not await self._service.gather():
             missing = roster.missing()
-            holders = some_of(roster.leases.hosts_of(missing))
+            holders = some_machines(roster.leases.hosts_of(missing))
             places = f" (places of the others were given to {holders})" if holders else ""
             raise UnreachableError(
                 f"Only {settings.devices - len(missing)} of {settings.devices} devices came within "

@@ -1,12 +1,12 @@
-"""Words for messages: what pydantic found wrong, what a value is, how a process ended or why none began, and which
-counts of a repeated thing are told."""
+"""Words for messages: what pydantic found wrong, what a value is, how a process ended or why none began, some of many
+names, and which counts of a repeated thing are told."""
 
 from __future__ import annotations
 
 import errno
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 WHOLE_NUMBER = "a whole number"
@@ -129,6 +129,12 @@ def no_utf8(remedy: str) -> str:
     if sys.getfilesystemencoding() == "utf-8":
         return f"is no UTF-8; {remedy}"
     return f"can't be read in this locale, which is not one of UTF-8; set LC_ALL=C.UTF-8, or {remedy}"
+
+
+def some_of(names: Sequence[str], most: int = 3) -> str:
+    """The first names with commas between them, and how many more there are. Empty if there are none."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def is_milestone(count: int) -> bool:

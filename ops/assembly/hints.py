@@ -14,6 +14,7 @@ from fedemu.algorithms.models.growing import Growing
 from fedemu.algorithms.registry import CRITERIA, find
 from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.experiment import Experiment
+from fedemu.protocol.wording import some_of
 
 _MOST_NAMES: Final = 10
 
@@ -77,8 +78,7 @@ def _untaught(corpus: Corpus) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f"{', '.join(map(repr, names[:_MOST_NAMES]))}{rest}"
+    return some_of([*map(repr, names)], _MOST_NAMES)
 
 
 def untrained(public: PublicData | None, model: Model) -> str:

@@ -13,7 +13,7 @@ from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.ops.assembly.trial import tried_parts
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.tables.stream import in_words
-from fedemu.protocol.wording import readable
+from fedemu.protocol.wording import readable, some_of
 
 MOST_NAMES: Final = 10
 """The number of classes whose names are told."""
@@ -50,9 +50,8 @@ def _classes(names: Sequence[str]) -> dict[str, str]:
     """The first names of classes in words. Nothing if they are but numbers, or if there is one class only."""
     if len(names) == 1 or all(name.isdecimal() for name in names):
         return {}
-    rest = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    shown = (" ".join(readable(name[:LONGEST_NAME]).split()) for name in names[:MOST_NAMES])
-    return {"classes": ", ".join(shown) + rest}
+    shown = [" ".join(readable(name[:LONGEST_NAME]).split()) for name in names]
+    return {"classes": some_of(shown, MOST_NAMES)}
 
 
 def _variables(variables: Tree, frozen: Tree) -> str:

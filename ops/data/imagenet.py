@@ -24,6 +24,7 @@ from fedemu.ops.data.source import DataSource, Place
 from fedemu.ops.data.split import Part, Rows, chosen_splits, divided
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.host.paths import is_file, is_folder
+from fedemu.protocol.wording import some_of
 
 WNID = re.compile(r"n\d{8}")
 ANNOTATIONS = "val_annotations.txt"
@@ -106,7 +107,7 @@ def _by_folder(split: Path) -> list[Images]:
 
 def _check_listed(file: Path, known: Sequence[str], train: Path) -> None:
     if is_file(file) and (missing := sorted({*file.read_text().split()} - {*known})):
-        raise DataError(f"{file} lists {_some(missing)}, but {train} has no such folder; unpack the data set again")
+        raise DataError(f"{file} lists {some_of(missing)}, but {train} has no such folder; unpack the data set again")
 
 
 def _validation(folder: Path, archive: Path, known: Sequence[str]) -> list[Images]:
@@ -114,7 +115,7 @@ def _validation(folder: Path, archive: Path, known: Sequence[str]) -> list[Image
     if any(map(WNID.fullmatch, _folders(val))):
         found = _by_folder(val)
         if unknown := [images.wnid for images in found if images.wnid not in known]:
-            raise DataError(f"{val} has folders of classes that {folder / 'train'} lacks: {_some(unknown)}")
+            raise DataError(f"{val} has folders of classes that {folder / 'train'} lacks: {some_of(unknown)}")
         return found
     together = val / "images" if is_folder(val / "images") else val
     files = [val / ANNOTATIONS, archive / SOLUTION, folder / SOLUTION]
@@ -147,14 +148,8 @@ def _told(file: Path, images: set[str], folder: Path, known: set[str]) -> Mappin
             raise DataError(f"line {number} of {file} names the class {wnid}, which has no training folder")
         told[name] = wnid
     if left := sorted(images - told.keys()):
-        raise DataError(f"{file} does not tell the class of {_some(left)} in {folder}")
+        raise DataError(f"{file} does not tell the class of {some_of(left)} in {folder}")
     return told
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first three names, and how many more there are, for an error."""
-    more = len(names) - 3
-    return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")
 
 
 def _blocks(source: DataSource, parts: Sequence[Images], rows: Rows, grey: bool) -> Iterator[NDArray[Any]]:
