@@ -46,11 +46,13 @@ def flwr_shares(
     Raises ConfigurationError if the package is missing or has no such partitioner or option, and DataError if it
     cannot divide these samples.
     """
-    flwr = _partitioners()
-    names = [known for known in flwr.__all__ if known not in _NOT_ROWS]
+    require_flwr()
+    from flwr_datasets import partitioner
+
+    names = [known for known in partitioner.__all__ if known not in _NOT_ROWS]
     if name not in names:
         raise ConfigurationError(f"flwr-datasets has no partitioner {name!r} for samples; it has {', '.join(names)}")
-    make = getattr(flwr, name)
+    make = getattr(partitioner, name)
     takes = inspect.signature(make).parameters
     if unknown := [option for option in options if option not in takes]:
         raise ConfigurationError(f"{name} of flwr-datasets takes {', '.join(takes)}, but not {', '.join(unknown)}")
@@ -76,11 +78,3 @@ def flwr_shares(
     if empty := sum(not len(share) for share in shares):
         raise DataError(f"{name} of flwr-datasets leaves {empty} of {devices} devices without samples")
     return [np.asarray(share, dtype=np.int64) for share in shares]
-
-
-def _partitioners() -> Any:
-    """The module that holds the partitioners of flwr-datasets."""
-    require_flwr()
-    from flwr_datasets import partitioner
-
-    return partitioner

@@ -295,7 +295,8 @@ def _forked(found: Callable[[], Computing | Told]) -> Computing | Told | None:
             settle(writing, parent)
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends what hangs in somebody's own code
             result = found()
-            _write(writing, json.dumps([isinstance(result, Told), *result]).encode())
+            with open(writing, "w", encoding="utf-8") as telling:
+                json.dump([isinstance(result, Told), *result], telling)
         finally:
             os._exit(0)
     os.close(writing)
@@ -307,8 +308,3 @@ def _forked(found: Callable[[], Computing | Told]) -> Computing | Told | None:
         return Told(*fields) if refused else Computing(*fields)
     except ValueError:  # the process died before it said anything, or while it did
         return None
-
-
-def _write(descriptor: int, content: bytes) -> None:
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)

@@ -10,7 +10,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any, Final
 
 from fedemu.coordinator.observer import Observers, RunObserver
@@ -30,7 +32,6 @@ _NAMES: Final = {"devices": "supervisor", "tree": "edges and machines", "track":
 """Names for people, where a process is called otherwise by ``ps``."""
 _BAR: Final = 60
 """The length of a bar in characters: the whole time of the command."""
-_SIGNS: Final = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def table(timing: Timing) -> str:
     A letter of a bar is the phase with that letter in the table; a dot is time in which the process was not there.
     """
     lines = ["process            phase                      from s    to s  wall s   CPU s"]
-    signs = dict(zip((id(phase) for phase in timing.phases if phase.end is not None), _signs(), strict=False))
+    signs = dict(zip((id(phase) for phase in timing.phases if phase.end is not None), cycle(ascii_lowercase)))
     for phase in timing.phases:
         name = f"{signs.get(id(phase), ' ')} {'  of which ' if phase.within else ''}{phase.name}"
         times = (
@@ -202,11 +203,6 @@ def _place(kind: str) -> int:
 def _shown(process: str) -> str:
     kind = _kind(process)
     return process.replace(kind, _NAMES.get(kind, kind), 1)
-
-
-def _signs() -> Iterator[str]:
-    while True:
-        yield from _SIGNS
 
 
 def _bar(phases: Sequence[Phase], signs: dict[int, str], wall: float) -> str:

@@ -83,7 +83,9 @@ class Study:
     """
 
     def __init__(self, folder: Path, spaces: Sequence[Space], figure: str, seed: int) -> None:
-        optuna = _optuna()
+        require("optuna", "search", "--search")
+        import optuna
+
         self._optuna, self._spaces, self._seed, self.figure = optuna, spaces, seed, figure
         self.least = bool(LESS_IS_BETTER.search(figure))
         with usable(folder, "choose another folder with --out"):
@@ -218,13 +220,6 @@ def _suggest(trial: Any, space: Space) -> None:
         trial.suggest_int(space.key, int(space.low), int(space.high), log=space.log)
     else:
         trial.suggest_float(space.key, space.low, space.high, log=space.log)
-
-
-def _optuna() -> Any:
-    require("optuna", "search", "--search")
-    import optuna
-
-    return optuna
 
 
 def _storage(optuna: Any, file: Path) -> Any:
