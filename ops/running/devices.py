@@ -55,13 +55,12 @@ def supervise_alone(count: int, runtime: Runtime, state: Path | None) -> int:
         f"{'it waits' if count == 1 else 'they wait'} {runtime.connect_seconds:g} s for it\n"
         f"  process  {os.getpid()}\n{keys_line(runtime, keys)}  state    {folder}"
     )
-    told = Told(count)
-    outcome = run_devices(count, runtime, folder, folder / "logs", told, own=False)
+    outcome, places = run_devices(count, runtime, folder, folder / "logs", own=False)
     code, words = ENDS.get(outcome, (0, outcome))
     say(f"the run is over: {words}")
-    if idle := count - told.places:
+    if idle := count - places:
         were = f"{idle:,} of these {counted(count, 'device')} {'was' if idle == 1 else 'were'} superfluous"
-        say(f"{were}; --n {told.places} is enough" if told.places else were)
+        say(f"{were}; --n {places} is enough" if places else were)
     return code
 
 
@@ -135,11 +134,11 @@ async def called(line: int) -> None:
 
 
 def run_devices(
-    count: int, runtime: Runtime, state: Path, logs: Path, told: Told, *, own: bool, line: int | None = None
-) -> str:
-    """Supervise ``count`` devices to the end of the run, and return its outcome. Raises the errors of ``supervise``.
+    count: int, runtime: Runtime, state: Path, logs: Path, *, own: bool, line: int | None = None
+) -> tuple[str, int]:
+    """Supervise ``count`` devices to the end of the run. Returns its outcome, and for how many it had places.
 
-    With a ``line``, they look for the coordinator when they are ``called`` there.
+    Raises the errors of ``supervise``. With a ``line``, they look for the coordinator when they are ``called`` there.
 
     ``own`` says that the same user has named the experiment on this machine, so that it may name any code. Other
     experiments may name that of ``runtime.allow_code``.
@@ -151,6 +150,7 @@ def run_devices(
         settle()
 
     with _observed(runtime) as metrics:
+        told = Told(count, metrics)
         plan = SupervisorPlan(
             address=runtime.connect,
             count=count,
@@ -161,7 +161,7 @@ def run_devices(
             device_type=runtime.device_type,
             compute=partial(how_it_computes, runtime.device_type),
             logs=logs,
-            observer=told.beside(metrics),
+            observer=told,
             keys=client_keys(runtime, os.environ),
             allow_code=None if own else tuple(map(place_of, runtime.allow_code)),
             shown=show,
@@ -171,26 +171,21 @@ def run_devices(
             stuck_seconds=runtime.stuck_seconds,
             called=at_once if line is None else partial(called, line),
         )
-        return asyncio.run(supervise(plan))
+        return asyncio.run(supervise(plan)), told.places
 
 
 class Told(MachineObserver):
-    """Tells people what they may have to do something about, and passes every event on.
+    """Tells people what they may have to do something about, and passes every event on to ``metrics``.
 
     That is: whether the run has places for all devices, when all are connected, whether the coordinator is gone or
     back, and which processes are started again. ``places`` is the number of places that the run has given.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, metrics: MachineObserver) -> None:
         self.places = 0
         self._count = count
-        self._metrics: MachineObserver = Silent()
-        self._complete = False
-
-    def beside(self, metrics: MachineObserver) -> Told:
-        """This observer, which passes on to ``metrics``."""
         self._metrics = metrics
-        return self
+        self._complete = False
 
     def placed(self, places: int) -> None:
         self._metrics.placed(places)
@@ -265,8 +260,8 @@ def main(words: Sequence[str]) -> int:
     line = int(lines[0]) if lines else None
 
     def action() -> int:
-        settings, told = Runtime.model_validate_json(runtime), Told(int(count))
-        run_devices(int(count), settings, Path(state), Path(logs), told, own=True, line=line)
+        settings = Runtime.model_validate_json(runtime)
+        run_devices(int(count), settings, Path(state), Path(logs), own=True, line=line)
         mark("devices", "end")
         return 0  # the coordinator of the same command tells how the run ended
 

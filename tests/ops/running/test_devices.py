@@ -24,7 +24,7 @@ class Heard(Silent):
 
 def test_the_fleet_is_told_complete_once(capsys: pytest.CaptureFixture[str]) -> None:
     heard = Heard()
-    told = Told(300).beside(heard)
+    told = Told(300, heard)
     for connected in (0, 100, 300, 299, 300):
         told.devices({"connected": connected, "starting": 300 - connected, "stopped": 0})
     assert capsys.readouterr().err == "300 devices connected\n"
@@ -32,21 +32,21 @@ def test_the_fleet_is_told_complete_once(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_devices_that_sleep_are_not_called_connected(capsys: pytest.CaptureFixture[str]) -> None:
-    told = Told(300).beside(Heard())
+    told = Told(300, Heard())
     for awake in (0, 7):
         told.devices({"connected": 300, "awake": awake, "starting": 0, "stopped": 0})
     assert capsys.readouterr().err == "300 devices; they sleep until they are asked\n"
 
 
 def test_a_trainer_that_ended_is_told_and_a_device_is_not(capsys: pytest.CaptureFixture[str]) -> None:
-    told = Told(300)
+    told = Told(300, Silent())
     told.restarted("device")
     told.restarted("trainer")
     assert capsys.readouterr().err == "a trainer ended and is started again\n"
 
 
 def test_a_coordinator_that_is_gone_is_told_and_that_it_is_back(capsys: pytest.CaptureFixture[str]) -> None:
-    told = Told(2)
+    told = Told(2, Silent())
     told.placed(2)
     told.lost(110.0)
     told.found()
@@ -131,5 +131,5 @@ def test_an_address_without_a_name_has_nothing_to_resolve(address: str) -> None:
 
 
 def test_a_coordinator_that_wants_keys_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    Told(2).barred("the coordinator wants keys")
+    Told(2, Silent()).barred("the coordinator wants keys")
     assert capsys.readouterr().err == "the coordinator wants keys; these devices go on trying\n"
