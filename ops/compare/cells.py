@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedemu.ops.compare.entry import Statistic
+from fedemu.ops.figures import time_unit
 
 NEVER = "–"
 """The cell of a figure that does not exist."""
+
+_SHORT = {"days": "d", "hours": "h", "minutes": "min", "seconds": "s"}
 
 Cell = Callable[[Statistic], str]
 """Writes a figure as a cell."""
@@ -50,12 +53,8 @@ def seconds(figure: Statistic) -> str:
 
 def span(figure: Statistic) -> str:
     """A time that may be as long as days."""
-    long = figure.mean or 0.0
-    divisor, unit = next(
-        ((divisor, unit) for divisor, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")) if long >= 3 * divisor),
-        (1.0, "s"),
-    )
-    return written(figure, 1 / divisor, 1, f" {unit}")
+    divisor, unit = time_unit(figure.mean or 0.0)
+    return written(figure, 1 / divisor, 1, f" {_SHORT[unit]}")
 
 
 def written(figure: Statistic, factor: float, digits: int, unit: str) -> str:
