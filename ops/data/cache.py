@@ -15,7 +15,7 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
@@ -38,9 +38,6 @@ _SUMMED_BYTES: Final = 2**22
 _OWN_DIGEST: Final = "own_digest"
 _ROWS = 4096
 _PIXELS = 2**22
-
-ReportShare = Callable[[int, int], None]
-"""Called with (samples decoded, samples in all)."""
 
 
 @dataclass(frozen=True)
@@ -108,33 +105,25 @@ def read(entry: Path) -> Corpus | None:
         return None
 
 
-def write(entry: Path, name: str, decoded: Decoded, progress: ReportShare | None) -> None:
+def write(entry: Path, name: str, decoded: Decoded) -> None:
     """Store a data set as ``entry``, which must not exist. The caller holds the entry's lock.
 
-    ``progress`` is called while samples are written. Raises DataError if the two splits have samples of other
-    shapes, samples without a number, or fractions to test what is trained on whole numbers.
+    Raises DataError if the two splits have samples of other shapes, samples without a number, or fractions to test what
+    is trained on whole numbers.
     """
     with tempfile.TemporaryDirectory(prefix=f"{entry.name}.partial-", dir=entry.parent) as scratch:
         folder = Path(scratch) / "entry"
         folder.mkdir()
         sums: dict[str, Any] = {}
         columns: dict[str, dict[str, str]] = {}
-        total, done = len(decoded.train.y) + len(decoded.test.y), 0
         for split, samples in (("train", decoded.train), ("test", decoded.test)):
-            offset = done
-
-            def report(rows: int, offset: int = offset) -> None:
-                if progress is not None:
-                    progress(offset + rows, total)
-
-            sums[f"{split}.x"] = _save(folder / f"{split}.x.npy", samples.blocks, len(samples.y), report)
+            sums[f"{split}.x"] = _save(folder / f"{split}.x.npy", samples.blocks, len(samples.y))
             sums[f"{split}.y"] = _save(folder / f"{split}.y.npy", [samples.y], len(samples.y))
             columns[split] = {}
             for place, (column, values) in enumerate(sorted(samples.columns.items())):
                 columns[split][column] = f"column{place}"
                 saved = _save(folder / f"{split}.column{place}.npy", [values], len(samples.y))
                 sums[f"{split}.column.{column}"] = saved
-            done += len(samples.y)
         shape = sums["train.x"]["shape"][1:]
         if sums["test.x"]["shape"][1:] != shape:
             raise DataError(f"training samples are of shape {shape}, but test samples {sums['test.x']['shape'][1:]}")
@@ -229,9 +218,7 @@ def _digest_without_own(meta: Mapping[str, Any]) -> Digest:
     return digest_of(json.dumps(told, sort_keys=True).encode())
 
 
-def _save(
-    path: Path, blocks: Iterable[NDArray[Any]], count: int, report: Callable[[int], None] = lambda rows: None
-) -> dict[str, Any]:
+def _save(path: Path, blocks: Iterable[NDArray[Any]], count: int) -> dict[str, Any]:
     """Write blocks of rows as one little-endian array of ``count`` rows; returns its dtype, shape and SHA-256.
 
     These are plain writes: on a full disk they raise an error, where a memory map would end the process by SIGBUS.
@@ -251,7 +238,6 @@ def _save(
             sha.update(data)
             file.write(data)
             rows += len(block)
-            report(rows)
     if rows != count:
         raise DataError(f"{count} samples were expected, but {rows} were read; the data changed while being read")
     return {"dtype": dtype, "shape": list(shape), "sha256": sha.hexdigest()}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from fedemu.algorithms.data.corpus import Corpus
-from fedemu.ops.data.cache import Coloured, ReportShare, locked, read, write
+from fedemu.ops.data.cache import Coloured, locked, read, write
 from fedemu.ops.data.readers import reader_of
 from fedemu.ops.data.source import LABEL, DataSource, Place, TextSource, entry_of, locate
 from fedemu.ops.experiment import AUTO, Data, Experiment, Flwr, Natural, Texts
@@ -23,21 +23,16 @@ SENT: Final = "FEDEMU_SENT"
 """The variable that names a folder with the decoded data, where an engine has sent them to this machine."""
 
 
-def prepare(experiment: bytes, progress: ReportShare | None = None) -> Digest:
+def prepare(experiment: bytes) -> Digest:
     """Decode the data of an experiment, given as bytes, unless this machine's cache holds them. Returns their digest.
 
     Several processes may do this at once. Decoding imports much and leaves much in memory, so give it a process of its
     own. Raises DataError if the data cannot be decoded.
     """
-    return load(experiment, progress).digest
+    return open_corpus(Experiment.from_bytes(experiment)).digest
 
 
-def load(experiment: bytes, progress: ReportShare | None = None) -> Corpus:
-    """Map the data of an experiment, given as bytes. They are decoded first if the cache does not hold them."""
-    return open_corpus(Experiment.from_bytes(experiment), progress)
-
-
-def open_corpus(experiment: Experiment, progress: ReportShare | None = None) -> Corpus:
+def open_corpus(experiment: Experiment) -> Corpus:
     """Map the data of an experiment, with the columns that it reads. They are decoded first if the cache lacks them.
 
     The environment names the folders: ``FEDEMU_DATA`` with data sets, ``FEDEMU_CACHE`` with the cache, and ``SENT``.
@@ -52,7 +47,6 @@ def open_corpus(experiment: Experiment, progress: ReportShare | None = None) -> 
         source_of(experiment.data, experiment.stream.columns),
         cache=cache_folder(os.environ),
         data=data_folder(os.environ),
-        progress=progress,
     )
 
 
@@ -90,14 +84,11 @@ def _chosen(setting: str) -> str | None:
     return None if setting == AUTO else setting
 
 
-def load_corpus(
-    source: DataSource, *, cache: Path, data: Path | None = None, progress: ReportShare | None = None
-) -> Corpus:
+def load_corpus(source: DataSource, *, cache: Path, data: Path | None = None) -> Corpus:
     """Map a data set from the folder ``cache``, after it is decoded into it if necessary.
 
-    ``data`` is the folder in which the data set is looked for first. ``progress`` is called while samples are decoded.
-    Raises DataError if the data set, a column or a file is missing or cannot be read, and FedemuError if the cache's
-    disk is full.
+    ``data`` is the folder in which the data set is looked for first. Raises DataError if the data set, a column or a
+    file is missing or cannot be read, and FedemuError if the cache's disk is full.
     """
     place = locate(source.dataset, data)
     entry = entry_of(source, place, cache)
@@ -107,7 +98,7 @@ def load_corpus(
         if (corpus := read(entry)) is None:
             shutil.rmtree(entry, ignore_errors=True)
             try:
-                _store(entry, source, place, progress)
+                _store(entry, source, place)
             except OSError as error:
                 refused = f"the data set {source.dataset!r} can't be stored in {entry.parent}"
                 if is_of_disk(error):
@@ -119,11 +110,11 @@ def load_corpus(
     return corpus
 
 
-def _store(entry: Path, source: DataSource, place: Place, progress: ReportShare | None) -> None:
+def _store(entry: Path, source: DataSource, place: Place) -> None:
     """Decode a data set into the cache: images with one channel first, and with three if one of them needs them."""
     reader = reader_of(source, place)
     with tempfile.TemporaryDirectory(prefix=f"{entry.name}.partial-", dir=entry.parent) as scratch:
         try:
-            write(entry, source.name, reader.decode(source, place, Path(scratch), True), progress)
+            write(entry, source.name, reader.decode(source, place, Path(scratch), True))
         except Coloured:
-            write(entry, source.name, reader.decode(source, place, Path(scratch), False), progress)
+            write(entry, source.name, reader.decode(source, place, Path(scratch), False))

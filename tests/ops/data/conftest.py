@@ -24,6 +24,6 @@ def own_data(tmp_path, monkeypatch, own_cache):
     def write(body, name="my_data"):
         (tmp_path / f"{name}.py").write_text(f"import numpy as np\ndef make():\n    {body}\n")
         sys.modules.pop(name, None)
-        return corpora.load(Experiment.parse({"data": {"dataset": f"{name}:make", "id_column": "who"}}).to_bytes())
+        return corpora.open_corpus(Experiment.parse({"data": {"dataset": f"{name}:make", "id_column": "who"}}))
 
     return write

@@ -36,19 +36,19 @@ def test_means_and_deviations_are_those_of_the_training_samples(digits):
 @pytest.mark.parametrize("size", [3e25, 3e-25, 2.0])
 def test_numbers_of_any_size_are_brought_to_a_deviation_of_one(own_cache, size):
     x = np.array([[-size, 1.0], [size, 1.0]] * 50, dtype=np.float32)
-    corpus = corpora.load(experiment(dataset=store((x, [0, 1] * 50), own_cache)).to_bytes())
+    corpus = corpora.open_corpus(experiment(dataset=store((x, [0, 1] * 50), own_cache)))
     assert corpus.std == pytest.approx([size, 1.0], rel=1e-6)
     samples, _ = corpus.batch(corpus.train, np.arange(80))
     assert samples.abs().numpy() == pytest.approx(np.array([[1.0, 0.0]] * 80), abs=1e-6)
 
 
 def test_an_entry_with_a_deviation_without_an_end_is_made_again(own_cache):
-    content = experiment(dataset=store((np.array([[-1e25], [1e25]] * 50), [0, 1] * 50), own_cache)).to_bytes()
-    corpora.prepare(content)
+    wanted = experiment(dataset=store((np.array([[-1e25], [1e25]] * 50), [0, 1] * 50), own_cache))
+    corpora.open_corpus(wanted)
     (meta,) = own_cache.rglob("meta.json")
     told = {key: value for key, value in json.loads(meta.read_text()).items() if key != "own_digest"}
     meta.write_text(json.dumps(told | {"std": [math.inf]}))
-    assert corpora.load(content).std == pytest.approx([1e25], rel=1e-6)
+    assert corpora.open_corpus(wanted).std == pytest.approx([1e25], rel=1e-6)
 
 
 def test_stored_arrays_are_mapped_and_read_only(digits):
@@ -67,11 +67,10 @@ def change(path, place, value):
     "harm", ["truncate", "remove", "scribble", "nest", "list", "sample", "label", "type", "head", "mean"]
 )
 def test_a_damaged_entry_is_made_again(own_cache, harm):
-    content = experiment().to_bytes()
-    digest = corpora.prepare(content)
+    digest = corpora.open_corpus(experiment()).digest
     (x,) = own_cache.rglob("train.x.npy")
     y, meta = x.with_name("train.y.npy"), x.with_name("meta.json")
-    mean, labels = corpora.load(content).mean, np.load(y)
+    mean, labels = corpora.open_corpus(experiment()).mean, np.load(y)
     before = {path.name: path.read_bytes() for path in x.parent.iterdir()}
     match harm:
         case "truncate":
@@ -95,7 +94,7 @@ def test_a_damaged_entry_is_made_again(own_cache, harm):
         case "mean":
             meta.write_text(meta.read_text().replace(f'"mean": [{mean[0]}', f'"mean": [{mean[0] + 1}'))
     assert {path.name: path.read_bytes() for path in x.parent.iterdir()} != before
-    again = corpora.load(content)
+    again = corpora.open_corpus(experiment())
     assert (again.digest, [*again.mean]) == (digest, [*mean])
     assert {path.name: path.read_bytes() for path in x.parent.iterdir()} == before
 

@@ -132,15 +132,6 @@ def test_many_images_keep_their_order_across_blocks(pets, open_folder):
     assert corpus.train.x[:, :, 0, 0].tolist() == [list(colour) for colour, _ in rows]
 
 
-def test_progress_counts_samples_of_both_splits(tmp_path, pets):
-    pets([(RED, 0)] * 200, test=[(RED, 1)] * 10)
-    seen = []
-    load_corpus(
-        DataSource("pets"), cache=tmp_path / "cache", data=tmp_path, progress=lambda *counts: seen.append(counts)
-    )
-    assert seen == [(128, 210), (200, 210), (210, 210)]
-
-
 def test_nothing_is_left_beside_the_entry(tmp_path, pets, open_folder):
     pets([(RED, 0), (GREY, 1)])
     open_folder()

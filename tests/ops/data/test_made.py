@@ -84,7 +84,7 @@ def test_a_function_is_called_again_if_its_module_is_in_another_folder_or_import
             sys.modules.pop(name, None)
         monkeypatch.setattr(sys, "path", [str(tmp_path / folder), *sys.path])
         importlib.invalidate_caches()
-        return corpora.load(experiment(dataset="of_data:make").to_bytes()).train.x[0, 0]
+        return corpora.open_corpus(experiment(dataset="of_data:make")).train.x[0, 0]
 
     assert first_value("one", 1) == 1.5
     assert first_value("other", 1) == 1.5
@@ -149,11 +149,11 @@ def test_a_function_that_returns_no_data_set_is_told_why(own_data, body, complai
 
 def test_a_function_or_module_that_does_not_exist_is_named(own_cache):
     with pytest.raises(DataError, match="names a module 'no_such_module' that can't be found"):
-        corpora.load(experiment(dataset="no_such_module:make").to_bytes())
+        corpora.open_corpus(experiment(dataset="no_such_module:make"))
     with pytest.raises(DataError, match="names a module '__main__' that can't be found"):
-        corpora.load(experiment(dataset="__main__:make").to_bytes())
+        corpora.open_corpus(experiment(dataset="__main__:make"))
     with pytest.raises(DataError, match="no_such_function"):
-        corpora.load(experiment(dataset="json:no_such_function").to_bytes())
+        corpora.open_corpus(experiment(dataset="json:no_such_function"))
 
 
 def test_any_object_may_be_named_in_a_module_or_in_a_file(tmp_path, own_cache):
@@ -166,22 +166,22 @@ def test_any_object_may_be_named_in_a_module_or_in_a_file(tmp_path, own_cache):
         "def broken():\n    return [][1]\n"
         "def long():\n    return pair[0], [0, 10**15, 0, 0]\n"
     )
-    corpus = corpora.load(experiment(dataset=f"{file}:pair", test_fraction=0.5).to_bytes())
+    corpus = corpora.open_corpus(experiment(dataset=f"{file}:pair", test_fraction=0.5))
     assert (corpus.class_names, corpus.input_shape) == (("a", "b"), (2,))
     names = [corpus.class_names[label] for label in corpus.train.y]
     both = {(0.0, 1.0): "b", (2.0, 3.0): "a", (4.0, 5.0): "b", (6.0, 7.0): "a"}
     assert names == [both[tuple(x)] for x in corpus.train.x.tolist()]
-    tokens = corpora.load(experiment(dataset=f"{file}:tokens").to_bytes())
+    tokens = corpora.open_corpus(experiment(dataset=f"{file}:tokens"))
     assert (tokens.train.x.tolist(), tokens.test.x.tolist()) == ([[7, 9], [8, -(2**63)]], [[2**40, 1]])
     assert tokens.batch(tokens.test, np.array([0]))[0].tolist() == [[2**40, 1]]
     with pytest.raises(DataError, match="has the negative label -1 in row 1; labels count from 0"):
-        corpora.load(experiment(dataset=f"{file}:wrong").to_bytes())
+        corpora.open_corpus(experiment(dataset=f"{file}:wrong"))
     with pytest.raises(DataError, match=r"has the label 10{15}, .* number the 2 that it has from 0, or give words"):
-        corpora.load(experiment(dataset=f"{file}:long").to_bytes())
+        corpora.open_corpus(experiment(dataset=f"{file}:long"))
     with pytest.raises(
         DataError, match=r"failed with IndexError: list index out of range, .*forms\.py:8\n.*forms\.py:8 in"
     ):
-        corpora.load(experiment(dataset=f"{file}:broken").to_bytes())
+        corpora.open_corpus(experiment(dataset=f"{file}:broken"))
 
 
 @pytest.mark.parametrize(
