@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -60,18 +60,12 @@ def clear_claim(directory: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def reopen(
-    directory: Path,
-    overrides: Sequence[str],
-    environment: Mapping[str, str],
-    say: Callable[[str], None] = say,
-) -> tuple[Experiment, Runtime]:
+def reopen(directory: Path, overrides: Sequence[str], environment: Mapping[str, str]) -> tuple[Experiment, Runtime]:
     """Look at a run to continue it. Returns its experiment, perhaps with more rounds, and the runtime.
 
-    More rounds are written by ``keep_grown``, when everything else was checked. ``say`` gets lines for people. Raises
-    ConfigurationError if it is no run directory, if something else is where it has its files and folders, if its
-    experiment was changed or damaged since the run began or is one of another version of fedemu, or if other settings
-    are to change.
+    More rounds are written by ``keep_grown``, when everything else was checked. Raises ConfigurationError if it is no
+    run directory, if something else is where it has its files and folders, if its experiment was changed or damaged
+    since the run began or is one of another version of fedemu, or if other settings are to change.
     """
     require_kinds(directory)
     unchanged = require_unchanged(directory, say)

@@ -281,14 +281,13 @@ def test_a_summary_that_tells_no_version_changes_nothing_of_a_refusal(summary: s
         raise ConfigurationError("wrong")
 
 
-def test_an_experiment_that_is_gone_is_written_back() -> None:
+def test_an_experiment_that_is_gone_is_written_back(capsys: pytest.CaptureFixture[str]) -> None:
     config = played(directory := claim(EXPERIMENT, None))
     text = config.read_text()
     config.unlink()
-    said: list[str] = []
-    assert reopen(directory, [], {}, said.append)[0] == EXPERIMENT
+    assert reopen(directory, [], {})[0] == EXPERIMENT
     assert config.read_text() == text
-    assert said == [f"{config} was gone; it is written back from the checkpoint"]
+    assert capsys.readouterr().err == f"{config} was gone; it is written back from the checkpoint\n"
 
 
 def test_a_run_that_has_grown_may_be_reopened_again() -> None:
