@@ -44,6 +44,11 @@ class Run:
     diagnosis: Sequence[Line] = ()
     class_names: tuple[str, ...] = ()
 
+    @property
+    def outcome(self) -> str:
+        """How the run ended, ``unfinished`` if it has no summary."""
+        return str(self.summary.get("outcome") or "unfinished")
+
     def named(self, event: str) -> list[Line]:
         """The events of one name, such as ``dropout``, in the order in which they happened."""
         return [line for line in self.events if line.get("event") == event]

@@ -95,7 +95,7 @@ class Entry:
     @property
     def outcome(self) -> str:
         """The outcome of all runs, or how many runs ended in each outcome."""
-        counts = Counter(outcome_of(run) for run in self.runs)
+        counts = Counter(run.outcome for run in self.runs)
         return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {name}" for name, n in counts.most_common())
 
     def table(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Entry:
             "label": self.label,
             "outcome": self.outcome,
             "runs": [
-                {"directory": str(run.path), "seed": seed, "outcome": outcome_of(run), "rounds": len(run.rows)}
+                {"directory": str(run.path), "seed": seed, "outcome": run.outcome, "rounds": len(run.rows)}
                 for run, seed in zip(self.runs, self.seeds, strict=True)
             ],
             **{key: figure.table() for key, figure in self.figures.items()},
@@ -120,11 +120,6 @@ def figures_of(runs: Sequence[Run], target: float | None, last: int = LAST_ROUND
     return {key: Statistic(tuple(figures[key] for figures in of_runs)) for key in FIGURES}
 
 
-def outcome_of(run: Run) -> str:
-    """How a run ended, ``unfinished`` if it has no summary."""
-    return str(run.summary.get("outcome") or "unfinished")
-
-
 def cut_short(runs: Iterable[tuple[Run, Any]]) -> list[tuple[Run, int]]:
     """The runs that have fewer rounds than others that were to have as many, each with the rounds of the furthest.
 
@@ -137,7 +132,7 @@ def cut_short(runs: Iterable[tuple[Run, Any]]) -> list[tuple[Run, int]]:
     return [
         (run, furthest[planned])
         for run, planned in every
-        if 0 < len(run.rows) < furthest[planned] and outcome_of(run) != "completed"
+        if 0 < len(run.rows) < furthest[planned] and run.outcome != "completed"
     ]
 
 

@@ -159,7 +159,7 @@ class _Found:
     @property
     def reached(self) -> tuple[bool, int]:
         """How far the run got: whether it was completed, and its rounds."""
-        return self.run.summary.get("outcome") == "completed", len(self.run.rows)
+        return self.run.outcome == "completed", len(self.run.rows)
 
 
 def _each(paths: Iterable[Path]) -> Iterator[_Found]:

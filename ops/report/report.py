@@ -60,7 +60,7 @@ def _context(run: Run, results: PeriodResults | None) -> dict[str, object]:
     name = run.path.resolve().name
     return {
         "name": str(summary.get("name") or name),
-        "outcome": str(summary.get("outcome") or "unfinished"),
+        "outcome": run.outcome,
         "cause": cause_of(run.events, summary),
         "doubts": doubts(run.rows, summary),
         "perturbed": bool(summary.get("perturbed")),

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedemu.coordinator.record.run import read_run
 from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, check_resume, load_experiment, read_frozen
@@ -35,7 +34,7 @@ from fedemu.ops.running.folder import (
     require_own_states,
 )
 from fedemu.ops.running.together import require_processor_here, run_together
-from fedemu.ops.running.words import at_address, is_complete
+from fedemu.ops.running.words import at_address, is_complete, is_over
 from fedemu.ops.terminal import say
 from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError
@@ -172,7 +171,7 @@ def run_group(group: SeedGroup, *, print_summaries: bool) -> int:
     try:
         for place, member in enumerate(group.members, 1):
             what = f"seed {member.experiment.seed} ({place} of {len(group.members)})"
-            if _is_over(member):
+            if not member.new and is_over(member.directory, member.experiment):
                 say(f"{what}: finished already, in {member.directory}")
                 continue
             first = place == 1 and member.new
@@ -190,13 +189,6 @@ def run_group(group: SeedGroup, *, print_summaries: bool) -> int:
         _say_how_to_go_on(group)
         return INTERRUPTED
     return 0
-
-
-def _is_over(member: Member) -> bool:
-    if member.new:
-        return False
-    outcome = read_run(member.directory).summary.get("outcome")
-    return outcome == "diverged" or is_complete(member.directory, member.experiment)
 
 
 def _conclude(group: SeedGroup, print_summaries: bool) -> None:

@@ -34,6 +34,11 @@ def is_complete(directory: Path, experiment: Experiment) -> bool:
     return summary.get("outcome") == "completed" and summary.get("rounds") == experiment.rounds
 
 
+def is_over(directory: Path, experiment: Experiment) -> bool:
+    """Whether a run has nothing left to do: it is complete, or it diverged."""
+    return read_summary(directory).get("outcome") == "diverged" or is_complete(directory, experiment)
+
+
 def conclude(directory: Path, code: int, command: str, *, new: bool, print_summary: bool) -> int:
     """Show the last lines of a run, and return its exit code ``code``.
 

@@ -26,7 +26,7 @@ from fedemu.ops.figures import counted, percent, span
 from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.folder import clear_claim
 from fedemu.ops.running.launch import child_command
-from fedemu.ops.running.words import is_complete
+from fedemu.ops.running.words import is_over
 from fedemu.ops.sweeps.plan import Planned
 from fedemu.ops.terminal import COMPLAINT, last_words, say
 from fedemu.protocol.errors import ConfigurationError, FedemuError
@@ -148,16 +148,15 @@ def told(failed: Sequence[Failed], runs: int) -> str:
     return "\n".join([f"{len(failed)} of {counted(runs, 'run')} failed; the same command tries them again:", *lines])
 
 
-def is_over(directory: Path, wanted: Experiment | None = None) -> bool:
-    """Whether a run has nothing left to do: it is complete, or it diverged. A damaged one is not over.
+def has_nothing_left(directory: Path, wanted: Experiment | None = None) -> bool:
+    """Whether the run of a directory is over. One that has not begun is not, nor is a damaged one.
 
     ``wanted`` is the experiment that is planned, which may have more rounds than the run has had.
     """
     if not is_file(directory / CONFIG_FILE):
         return False
     try:
-        outcome = read_summary(directory).get("outcome")
-        return outcome == "diverged" or is_complete(directory, wanted or read_frozen(directory))
+        return is_over(directory, wanted or read_frozen(directory))
     except FedemuError:
         return False
 
@@ -196,8 +195,8 @@ class _Running:
 def _start(directory: Path, planned: Planned, command: Command, gpu: str | None) -> _Running:
     """Start a run. Its lines for people go to the file ``seed-N.log`` beside its directory."""
     directory.parent.mkdir(parents=True, exist_ok=True)
-    words = command(directory, planned)
     clear_claim(directory)  # nobody else is claiming it, because this process holds the folder of the sweep
+    words = command(directory, planned)
     environment = os.environ if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
     with _log_of(directory).open("wb") as log, starting():
         process = subprocess.Popen(

@@ -127,13 +127,11 @@ def _value(directory: Path, figure: str) -> float | None:
 
 def _completed(directory: Path) -> Run | None:
     """The run in a directory; None if it did not complete."""
-    from fedemu.ops.compare.entry import outcome_of
-
     try:
         run = read_run(directory)
     except FedemuError:
         return None
-    return run if outcome_of(run) == "completed" else None
+    return run if run.outcome == "completed" else None
 
 
 def _tell_best(part: Part, study: Study, directories: Sequence[Path]) -> None:

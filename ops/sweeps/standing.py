@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.ops.compare import cells
-from fedemu.ops.compare.entry import Statistic, figures_of, outcome_of
+from fedemu.ops.compare.entry import Statistic, figures_of
 from fedemu.ops.sweeps.grid import override_of
 from fedemu.ops.sweeps.methods import label
 from fedemu.ops.sweeps.plan import Planned
@@ -141,7 +141,7 @@ def _line(stream: str, name: str, runs: Sequence[Run], planned: int) -> Line:
         Statistic(tuple(float(sum(row.accepted or 0 for row in run.rows)) if run.rows else None for run in runs)),
         len(runs),
         planned,
-        sum(outcome_of(run) == "diverged" for run in runs),
+        sum(run.outcome == "diverged" for run in runs),
     )
 
 
@@ -151,7 +151,7 @@ def _read(place: Path) -> list[Run]:
         run = read_run(place)
     except FedemuError:
         return []
-    return [run] if outcome_of(run) in ("completed", "diverged") else []
+    return [run] if run.outcome in ("completed", "diverged") else []
 
 
 def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:

@@ -20,7 +20,7 @@ from fedemu.ops.running.exits import complain
 from fedemu.ops.sweeps.hold import await_left, held
 from fedemu.ops.sweeps.machine import default_at_once
 from fedemu.ops.sweeps.plan import Planned
-from fedemu.ops.sweeps.runs import TRANSPORT, Command, Failed, Progress, is_over, play, require_same, told
+from fedemu.ops.sweeps.runs import TRANSPORT, Command, Failed, Progress, has_nothing_left, play, require_same, told
 from fedemu.ops.terminal import say
 from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError, FedemuError
@@ -108,7 +108,7 @@ def unfinished(folder: Path, runs: Iterable[Planned], experiments: Loaded) -> li
     left = []
     for run in runs:
         experiment = experiments[run.folder][0] if run.folder in experiments else None
-        if is_over(folder / run.folder, experiment):
+        if has_nothing_left(folder / run.folder, experiment):
             continue
         rounds = () if experiment is None else (f"rounds={experiment.rounds}",)
         left.append(replace(run, overrides=(*run.overrides, *rounds)))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.coordinator.record.run import read_run
-from fedemu.ops.compare.entry import FIGURES, ROUNDS_TO, figures_of, outcome_of
+from fedemu.ops.compare.entry import FIGURES, ROUNDS_TO, figures_of
 from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.ops.results.own_measures import Teller, own_measures
 from fedemu.ops.sweeps.plan import Planned
@@ -64,7 +64,7 @@ def _of_run(directory: Path, figures: Sequence[str]) -> tuple[Mapping[str, Any],
         return {"outcome": "damaged" if is_folder(directory) else "missing"}, {}
     values = figures_of([run], None)
     told = {
-        "outcome": outcome_of(run),
+        "outcome": run.outcome,
         "rounds": len(run.rows),
         "model_digest": run.summary.get("model_digest"),
         **{key: values[key].mean for key in figures},

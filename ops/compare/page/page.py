@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 
 from fedemu.ops.compare.beside import beside_best
 from fedemu.ops.compare.compare import Comparison
-from fedemu.ops.compare.entry import outcome_of
 from fedemu.ops.compare.page.experiments import COMPARISON_PLOTS, WIDE_COMPARISON_PLOTS
 from fedemu.ops.compare.page.head import head, swatches
 from fedemu.ops.compare.page.measures import MEASURE_PLOTS
@@ -169,7 +168,7 @@ def _runs(comparison: Comparison) -> Table:
             entry.label,
             "–" if seed is None else f"{seed}",
             f"{len(run.rows):,}",
-            outcome_of(run),
+            run.outcome,
             date_of(run),
             command_again(table_of(run), run.path) if run.config else "–",
             str(run.summary.get("model_digest") or "–")[:16],

@@ -22,7 +22,7 @@ from fedemu.ops.experiment.traces import with_traces
 from fedemu.ops.stress.warm import WarmStart
 from fedemu.ops.sweeps import sweep as sweep_module
 from fedemu.ops.sweeps.plan import Planned, load_sweep, planned
-from fedemu.ops.sweeps.runs import Failed, Progress, command_of, is_over, play, require_same
+from fedemu.ops.sweeps.runs import Failed, Progress, command_of, has_nothing_left, play, require_same
 from fedemu.ops.sweeps.sweep import loaded, prepare, require_own_ports, run_sweep
 from fedemu.ops.sweeps.table import others_in_table, write_table
 from fedemu.protocol.errors import ConfigurationError
@@ -71,10 +71,10 @@ def test_runs_side_by_side_are_the_runs_alone_and_a_killed_sweep_goes_on(tmp_pat
     assert digest(first) == digest(alone)
 
     folders = [run.folder for run in planned(load_sweep(str(tmp_path / "sweep.toml")))]
-    assert all(is_over(tmp_path / "runs" / folder) for folder in folders)
+    assert all(has_nothing_left(tmp_path / "runs" / folder) for folder in folders)
     experiment = read_frozen(first)
-    assert is_over(first, experiment)
-    assert not is_over(first, experiment.model_copy(update={"rounds": experiment.rounds + 1}))
+    assert has_nothing_left(first, experiment)
+    assert not has_nothing_left(first, experiment.model_copy(update={"rounds": experiment.rounds + 1}))
     table = (tmp_path / "runs" / "sweep.csv").read_text().splitlines()
     assert [line.split(",")[:4] for line in table[1:]] == [
         ["small", "digits-small", "1", "completed"],
@@ -236,13 +236,13 @@ def test_a_run_that_goes_on_gets_the_rounds_that_its_file_has_now(tmp_path: Path
 
 @pytest.mark.parametrize(("outcome", "over"), [("completed", True), ("diverged", True), ("interrupted", False)])
 def test_a_run_is_over_if_it_is_completed_or_diverged(tmp_path: Path, outcome: str, over: bool) -> None:
-    assert not is_over(tmp_path)
+    assert not has_nothing_left(tmp_path)
     write_frozen(Experiment(rounds=3), tmp_path)
     rounds = 2 if outcome == "diverged" else 3
     (tmp_path / "summary.json").write_text(json.dumps({"outcome": outcome, "rounds": rounds}))
-    assert is_over(tmp_path) == over
+    assert has_nothing_left(tmp_path) == over
     (tmp_path / "summary.json").write_text("{")
-    assert not is_over(tmp_path)
+    assert not has_nothing_left(tmp_path)
 
 
 def test_runs_at_the_same_time_cannot_serve_their_metrics_on_one_port(tmp_path: Path) -> None:
