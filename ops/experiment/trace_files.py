@@ -45,6 +45,36 @@ class Rows:
     weights: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class _Table:
+    """The header of a file, and its rows, each with the number of the line in which it begins."""
+
+    path: Path
+    header: list[str]
+    rows: list[tuple[int, list[str]]]
+
+    def column(self, *names: str) -> int:
+        """The place of the first of these columns that there is. Raises ConfigurationError if there is none."""
+        for name in names:
+            if name in self.header:
+                return self.header.index(name)
+        raise ConfigurationError(f"{self.path} has no column {' or '.join(names)}; it has {', '.join(self.header)}")
+
+    def numbers(self, column: str) -> tuple[float, ...]:
+        place = self.column(column)
+        return tuple(_number(self.path, line, row[place]) for line, row in self.rows)
+
+    def speeds(self, column: str) -> tuple[float, ...]:
+        factor = KILOBITS_PER_KILOBYTE if column.endswith("kBps") else 1.0
+        return tuple(factor * value for value in self.numbers(column))
+
+    def weights(self, column: str) -> tuple[float, ...]:
+        weights = self.numbers(column) if column else (1.0,) * len(self.rows)
+        if sum(weights) <= 0:
+            raise ConfigurationError(f"{self.path}: the column {column} gives no row a positive weight")
+        return weights
+
+
 def read_availability(
     path: Path, policy: str = "", state: str = "train", bootstrap: bool = False
 ) -> RecordedAvailability:
@@ -53,19 +83,20 @@ def read_availability(
     ``policy`` must be given if the file has several. ``bootstrap`` also chooses rows that are marked as artificial.
     Raises ConfigurationError if the file cannot be read, or if no row is chosen.
     """
-    header, rows = _read(path)
-    device = _column(path, header, "device_id", "device")
-    start = _column(path, header, "start_s", "start")
-    end = _column(path, header, "end_s", "end")
+    table = _read(path)
+    header = table.header
+    device = table.column("device_id", "device")
+    start = table.column("start_s", "start")
+    end = table.column("end_s", "end")
     if "policy" in header:
-        policies = list(dict.fromkeys(row[header.index("policy")] for _, row in rows))
+        policies = list(dict.fromkeys(row[header.index("policy")] for _, row in table.rows))
         if policy and policy not in policies:
             raise ConfigurationError(f'{path} has no policy "{policy}"; it has {", ".join(policies)}')
         if not policy and len(policies) > 1:
             raise ConfigurationError(f"{path} has several policies; set policy to one of {', '.join(policies)}")
     spells: dict[str, list[tuple[float, float]]] = {}
     last_event = 0.0
-    for line, row in rows:
+    for line, row in table.rows:
         spell = spells.setdefault(row[device], [])
         begin = _time(path, line, row[start])
         finish = _time(path, line, row[end]) if row[end].strip() else math.inf
@@ -109,11 +140,11 @@ def read_network(path: Path, column: str, deviation: str = "", weight: str = "")
     ``deviation`` and ``weight`` name the columns of the standard deviations and of the weights; empty means none.
     Raises ConfigurationError if the file cannot be read, or a speed is not above 0.
     """
-    header, rows = _read(path)
-    values = _scaled(path, header, rows, column)
-    deviations = _scaled(path, header, rows, deviation) if deviation else (0.0,) * len(values)
+    table = _read(path)
+    values = table.speeds(column)
+    deviations = table.speeds(deviation) if deviation else (0.0,) * len(values)
     _require_positive(path, column, values)
-    return Rows(values, deviations, _weights(path, header, rows, weight))
+    return Rows(values, deviations, table.weights(weight))
 
 
 def read_compute(path: Path, column: str, median: float, weight: str = "") -> Rows:
@@ -122,10 +153,10 @@ def read_compute(path: Path, column: str, median: float, weight: str = "") -> Ro
     The median score takes ``median`` seconds. With a column ``weight`` the median is that of the weighted population.
     Raises ConfigurationError if the file cannot be read, or a score is not above 0.
     """
-    header, rows = _read(path)
-    scores = _numbers(path, header, rows, column)
+    table = _read(path)
+    scores = table.numbers(column)
     _require_positive(path, column, scores)
-    weights = _weights(path, header, rows, weight)
+    weights = table.weights(weight)
     middle = _median(scores, weights)
     return Rows(tuple(median * middle / score for score in scores), (0.0,) * len(scores), weights)
 
@@ -145,23 +176,6 @@ def _median(values: Sequence[float], weights: Sequence[float]) -> float:
         if below > half:
             return value
     raise AssertionError("weights are positive")
-
-
-def _scaled(path: Path, header: list[str], rows: list[tuple[int, list[str]]], column: str) -> tuple[float, ...]:
-    factor = KILOBITS_PER_KILOBYTE if column.endswith("kBps") else 1.0
-    return tuple(factor * value for value in _numbers(path, header, rows, column))
-
-
-def _weights(path: Path, header: list[str], rows: list[tuple[int, list[str]]], column: str) -> tuple[float, ...]:
-    weights = _numbers(path, header, rows, column) if column else (1.0,) * len(rows)
-    if sum(weights) <= 0:
-        raise ConfigurationError(f"{path}: the column {column} gives no row a positive weight")
-    return weights
-
-
-def _numbers(path: Path, header: list[str], rows: list[tuple[int, list[str]]], column: str) -> tuple[float, ...]:
-    place = _column(path, header, column)
-    return tuple(_number(path, line, row[place]) for line, row in rows)
 
 
 def _require_positive(path: Path, column: str, values: Sequence[float]) -> None:
@@ -191,18 +205,8 @@ def _time(path: Path, line: int, text: str) -> float:
     return value
 
 
-def _column(path: Path, header: list[str], *names: str) -> int:
-    for name in names:
-        if name in header:
-            return header.index(name)
-    raise ConfigurationError(f"{path} has no column {' or '.join(names)}; it has {', '.join(header)}")
-
-
-def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The header of a file, and its rows, each with its line number.
-
-    Raises ConfigurationError if it is no such table.
-    """
+def _read(path: Path) -> _Table:
+    """Read the table of a file. Raises ConfigurationError if it holds none."""
     try:
         table = [(line, row) for line, row in _lines(path) if row]
     except FileNotFoundError:
@@ -215,7 +219,7 @@ def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     for line, row in table[1:]:
         if len(row) != len(header):
             raise ConfigurationError(f"{path} line {line} has {len(row)} values, but the header has {len(header)}")
-    return header, table[1:]
+    return _Table(path, header, table[1:])
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
