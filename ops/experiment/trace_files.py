@@ -223,7 +223,13 @@ def _read(path: Path) -> _Table:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The rows with their line numbers. A spreadsheet may write a byte order mark, which is no part of a name."""
+    """The rows, each with the number of the line in which it begins.
+
+    A spreadsheet may write a byte order mark, which is no part of a name, and line breaks within a cell.
+    """
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         text = io.StringIO(file.read().decode("utf-8-sig"), newline="")
-    yield from enumerate(csv.reader(text), start=1)
+    reader, line = csv.reader(text), 1
+    for row in reader:
+        yield line, row
+        line = reader.line_num + 1

@@ -66,6 +66,7 @@ def test_a_byte_order_mark_is_no_part_of_a_name(folder: Path, name: str) -> None
         ("", "holds no rows"),
         ("device,start,end\na,1\n", "line 2 has 2 values, but the header has 3"),
         ("device,start,end\na,1,2\na,x,3\n", "line 3: 'x' is not a number"),
+        ('device,start,end\n"a\nb",1,2\n\n"c\r\nd",x,3\n', "line 5: 'x' is not a number"),
         ("device,start,end\na,-1,3\n", "line 2: -1 must be finite and not negative"),
         ("device,start,end\na,0,1e300\nb,1,2\n", "line 2: 1e300 must be 0 or from 1e-50 to 1e+50"),
         ("device,start,end\na,0,1e18\nb,1,2\n", "line 2: 1e18 is no time, which is in seconds and at most 1e+13"),
