@@ -16,6 +16,7 @@ import zmq
 
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.stress.fleet import LiveFleet
+from fedemu.ops.stress.garbage import broken_message
 from fedemu.ops.stress.training import kill_job, wait_for_training
 
 Disturb = Callable[[LiveFleet, random.Random], None]
@@ -145,10 +146,7 @@ def _throw_garbage(fleet: LiveFleet, chance: random.Random) -> None:
         dealer.linger = 1000
         dealer.connect(fleet.address)
         for _ in range(300):
-            frames = [chance.randbytes(chance.choice((0, 1, 7, 60, 2000))) for _ in range(chance.randint(1, 4))]
-            if chance.random() < 0.3:
-                frames[0] = b"\x82\xa1v\x01\xa1t" + chance.choice((b"\xa6result", b"\xa5hello", b"\xa4work"))
-            dealer.send_multipart(frames)
+            dealer.send_multipart(broken_message(chance))
 
 
 def scenarios(scale: Scale) -> dict[str, Scenario]:

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgpack  # type: ignore[import-untyped]
 import zmq
 
+from fedemu.ops.stress.garbage import broken_message
 from fedemu.ops.stress.strangers.zmtp import GREETING, MORE, dial, frame, shake_hands
 from fedemu.protocol.codec import encode
 from fedemu.protocol.messages import ASLEEP, PROTOCOL_VERSION, Bye, Died, Enroll, Heartbeat, Hello, Need
@@ -95,10 +96,7 @@ def garbage(target: Target) -> None:
     chance = random.Random(0)
     with _dealer(target) as dealer:
         while True:
-            frames = [chance.randbytes(chance.choice((0, 1, 7, 60, 2000))) for _ in range(chance.randint(1, 4))]
-            if chance.random() < 0.3:
-                frames[0] = b"\x82\xa1v\x01\xa1t" + chance.choice((b"\xa6result", b"\xa5hello", b"\xa4work"))
-            dealer.send_multipart(frames)
+            dealer.send_multipart(broken_message(chance))
 
 
 def enrolling(target: Target) -> None:
