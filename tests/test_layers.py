@@ -43,9 +43,9 @@ ORDER = {
     "ops": (
         "extras figures homes terminal | pages experiment/tables | experiment watching | data/own | data results "
         "| assembly compare keys report/plots track | report compare/page | at_hand doctor live | running "
-        "| edges engines | sweeps stress bench/measuring | stress/campaign stress/recovery stress/strangers "
-        "bench/aggregation bench/fleet bench/growth bench/peers/apps bench/selection bench/system bench/training "
-        "bench/wire | bench/peers | bench/gpu | bench notebook cli/shell | cli"
+        "| edges engines | sweeps stress bench/measuring | stress/campaign stress/recovery stress/soak "
+        "stress/strangers bench/aggregation bench/fleet bench/growth bench/peers/apps bench/selection bench/system "
+        "bench/training bench/wire | bench/peers | bench/gpu | bench notebook cli/shell | cli"
     ),
 }
 """The rooms of each floor. A room imports from itself and from rooms further left, never from one behind the same bar.
@@ -412,7 +412,7 @@ def test_no_algorithm_is_named_outside_the_algorithms_and_the_tables_that_offer_
         "stress/scenarios.py",
         "stress/campaign/cases.py",
         "stress/recovery/play.py",
-        "stress/soak.py",
+        "stress/soak/play.py",
         "bench/training/workloads.py",
         "bench/peers/apps/flower_app.py",  # other simulators' own names
         "bench/peers/apps/pfl_app.py",

@@ -133,7 +133,7 @@ def stress(
             play_campaign(folder, seed, played, minutes=minutes, cases=cases, number=case)
         return _ended(played, format)
     if names == [SOAK]:
-        from fedemu.ops.stress.growth import play_soak
+        from fedemu.ops.stress.soak.telling import play_soak
 
         with _folder(out) as folder:
             soaked = play_soak(folder, seed, minutes=minutes, kept=out is not None)

@@ -14,10 +14,10 @@ from fedemu.coordinator.record.run import read_summary
 from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.campaign.accidents import ACCIDENTS, NETWORK, TO_EDGES, Scene
 from fedemu.ops.stress.campaign.cases import COMMON, DEVICES, METHODS, Case, CaseResult
-from fedemu.ops.stress.campaign.leftovers import Descriptors, of_sessions, orphaned_memory, shared_memory
 from fedemu.ops.stress.campaign.relay import Relay
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet
 from fedemu.ops.stress.invariants import ended_as_undisturbed
+from fedemu.ops.stress.leftovers import Descriptors, of_sessions, orphaned_memory, shared_memory
 from fedemu.ops.stress.warm import WarmStart
 
 MOST_SECONDS = 240.0

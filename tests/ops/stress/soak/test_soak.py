@@ -17,10 +17,11 @@ from rich.console import Console
 from fedemu.ops.cli import commands
 from fedemu.ops.pages.style import drawn
 from fedemu.ops.running.codes import INTERRUPTED
+from fedemu.ops.stress import leftovers
 from fedemu.ops.stress.fleet import FleetTimeout
-from fedemu.ops.stress.growth import draw, show, verdict
-from fedemu.ops.stress.slopes import slope_of
-from fedemu.ops.stress.soak import QUANTITIES, SoakResult, judge, soak, write_samples
+from fedemu.ops.stress.soak.play import QUANTITIES, Sample, SoakResult, judge, soak, write_samples
+from fedemu.ops.stress.soak.slopes import slope_of
+from fedemu.ops.stress.soak.telling import draw, show, verdict
 from fedemu.ops.stress.warm import WarmStart
 
 CALM = dict.fromkeys(QUANTITIES, 10.0)
@@ -48,8 +49,19 @@ def test_the_warm_up_does_not_count() -> None:
     assert judge(seconds, samples)["processes"].slope == 0.0
 
 
-def test_a_fleet_is_sampled_and_goes_without_a_trace(tmp_path: Path, warm: WarmStart) -> None:
-    result = soak(tmp_path / "soak", 0.05, devices=6, every=1.5, start=warm.start)
+def test_a_fleet_is_sampled_and_goes_without_a_trace(
+    tmp_path: Path, warm: WarmStart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared_memory = tmp_path / "shm"
+    shared_memory.mkdir()
+    monkeypatch.setattr(leftovers, "SHARED_MEMORY", shared_memory)
+
+    def leave(seconds: float, sample: Sample) -> None:
+        """Somebody uses shared memory as a temporary folder, and leaves a piece of it."""
+        (shared_memory / "folder").mkdir(exist_ok=True)
+        (shared_memory / "piece").touch()
+
+    result = soak(tmp_path / "soak", 0.05, devices=6, every=1.5, told=leave, start=warm.start)
     assert result.complaints == (f"too few samples to tell whether anything grows: {len(result.samples)}",)
     first = result.samples[0]
     assert set(first) == set(QUANTITIES)
@@ -57,6 +69,7 @@ def test_a_fleet_is_sampled_and_goes_without_a_trace(tmp_path: Path, warm: WarmS
     assert first["descriptors of supervisor"] > 5
     assert first["processes"] >= 4
     assert first["files of devices"] > 0
+    assert [sample["files in shared memory"] for sample in result.samples] == [0] + [1] * (len(result.samples) - 1)
     assert result.rounds >= 1
 
     write_samples(result, tmp_path / "soak.csv")
@@ -71,7 +84,7 @@ def test_a_fleet_that_does_not_begin_or_does_not_end_is_a_complaint_beside_what_
 ) -> None:
     fleet = MagicMock(**{f"{waits}.side_effect": FleetTimeout("it did not happen within 60 s")})
     fleet.leftovers.return_value = []
-    monkeypatch.setattr("fedemu.ops.stress.soak.LiveFleet", lambda *_, **__: nullcontext(fleet))
+    monkeypatch.setattr("fedemu.ops.stress.soak.play.LiveFleet", lambda *_, **__: nullcontext(fleet))
     assert soak(tmp_path, 0.0).complaints == ("it did not happen within 60 s",)
     assert fleet.wait_until.called
 
@@ -89,7 +102,7 @@ def test_a_supervisor_that_does_not_leave_well_is_a_complaint(
     fleet = MagicMock(**{"wait_for_end.return_value": INTERRUPTED, "tail.return_value": "its last lines"})
     fleet.supervisors = [MagicMock(**{f"wait.{key}": value for key, value in leaves.items()})]
     fleet.leftovers.return_value = []
-    monkeypatch.setattr("fedemu.ops.stress.soak.LiveFleet", lambda *_, **__: nullcontext(fleet))
+    monkeypatch.setattr("fedemu.ops.stress.soak.play.LiveFleet", lambda *_, **__: nullcontext(fleet))
     assert soak(tmp_path, 0.0).complaints == (f"{complaint}its last lines",)
 
 
@@ -107,7 +120,7 @@ def test_people_see_each_quantity_with_its_slope_and_a_plot() -> None:
 
 def test_a_short_soak_is_strict_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     short = SoakResult((1.0,), ({},), {"processes": slope_of([1.0], [2.0])}, 3, {}, ())
-    monkeypatch.setattr("fedemu.ops.stress.growth.play_soak", lambda *_, **__: short)
+    monkeypatch.setattr("fedemu.ops.stress.soak.telling.play_soak", lambda *_, **__: short)
     with pytest.raises(SystemExit) as ended:
         commands.command(["stress", "soak", "--format", "json"], prog_name="fedemu")
     told = capsys.readouterr().out

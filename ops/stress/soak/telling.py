@@ -13,8 +13,8 @@ from rich.table import Table
 from fedemu.ops.figures import counted, span
 from fedemu.ops.pages.colours import BLUE, RED
 from fedemu.ops.pages.style import WIDTH, bare_figure, drawn, saved
-from fedemu.ops.stress.slopes import Slope
-from fedemu.ops.stress.soak import DEVICES, QUANTITIES, WARM_UP, Sample, SoakResult, soak, write_samples
+from fedemu.ops.stress.soak.play import DEVICES, QUANTITIES, WARM_UP, Sample, SoakResult, soak, write_samples
+from fedemu.ops.stress.soak.slopes import Slope
 from fedemu.protocol.host.files import write_for_people
 
 _COLUMNS = 2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedemu.ops.stress.slopes import BINS, slope_of
+from fedemu.ops.stress.soak.slopes import BINS, slope_of
 
 HOURS = np.linspace(0.0, 0.5, 480)
 

@@ -22,7 +22,8 @@ import psutil
 
 from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start, send_home
-from fedemu.ops.stress.slopes import Slope, slope_of
+from fedemu.ops.stress.leftovers import orphaned_memory, shared_memory
+from fedemu.ops.stress.soak.slopes import Slope, slope_of
 from fedemu.ops.terminal import last_words
 from fedemu.protocol.host.files import write_for_people
 from fedemu.protocol.host.paths import is_folder
@@ -48,7 +49,6 @@ KILL_EVERY = 2
 """The number of samples between two device processes that are killed from outside."""
 WARM_UP = 1 / 5
 """The share of the time that does not count: caches fill, and all devices get their own states."""
-SHARED_MEMORY = Path("/dev/shm")
 MIB = 2**20
 
 
@@ -128,6 +128,7 @@ def soak(
     seconds: list[float] = []
     samples: list[Sample] = []
     complaints: list[str] = []
+    before = shared_memory()
     with tempfile.TemporaryDirectory(prefix="soak-") as temporary:
         # All temporary files of the fleet come here, so that they can be counted.
         place = {"TMPDIR": temporary, "XDG_RUNTIME_DIR": temporary}
@@ -145,7 +146,7 @@ def soak(
             began = time.monotonic()
             while not complaints and (now := time.monotonic() - began) < 60 * minutes:
                 seconds.append(now)
-                samples.append(look(fleet, Path(temporary)))
+                samples.append(look(fleet, Path(temporary), before))
                 counting.look(kill=chance if len(samples) % KILL_EVERY == 0 else None)
                 told(now, samples[-1])
                 fleet.pause(max(0.0, every - (time.monotonic() - began - now)))
@@ -179,7 +180,7 @@ def judge(seconds: Sequence[float], samples: Sequence[Sample]) -> dict[str, Slop
     return {name: slope_of(hours, [samples[place][name] for place in kept]) for name in QUANTITIES}
 
 
-def look(fleet: LiveFleet, temporary: Path) -> dict[str, float]:
+def look(fleet: LiveFleet, temporary: Path, before: set[str]) -> dict[str, float]:
     """One sample of everything."""
     assert fleet.coordinator is not None
     coordinator, supervisor = [fleet.coordinator], fleet.supervisors
@@ -199,7 +200,7 @@ def look(fleet: LiveFleet, temporary: Path) -> dict[str, float]:
         "files of run": _files(fleet.run_directory),
         "files of devices": _files(fleet.state),
         "temporary files": _files(temporary),
-        "files in shared memory": _files(SHARED_MEMORY),
+        "files in shared memory": len(orphaned_memory(before)),
     }
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedemu.ops.stress.campaign.leftovers import SHARED_MEMORY, Descriptors, of_sessions, orphaned_memory, shared_memory
+from fedemu.ops.stress.leftovers import SHARED_MEMORY, Descriptors, of_sessions, orphaned_memory, shared_memory
 
 
 def test_a_process_of_a_session_is_found_until_it_ends() -> None:

@@ -27,7 +27,7 @@ def shared_memory() -> set[str]:
     with suppress(OSError):
         for entry in os.scandir(SHARED_MEMORY):
             with suppress(OSError):
-                if entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                if not entry.is_dir() and entry.stat(follow_symlinks=False).st_uid == os.getuid():
                     found.add(entry.name)
     return found
 
