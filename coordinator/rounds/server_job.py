@@ -159,13 +159,12 @@ class _Child:
             forked.set()
             error: Told | None = None
             for line in self._lines(reading):
-                with contextlib.suppress(ValueError):  # a kill has cut the line short
-                    message = json.loads(line)
-                    if "error" in message:
-                        error = Told(*message["error"])
-                    if "step" in message:
-                        self._finished += 1
-                        self._stepped(message["step"])
+                message = json.loads(line)
+                if "error" in message:
+                    error = Told(*message["error"])
+                if "step" in message:
+                    self._finished += 1
+                    self._stepped(message["step"])
             while not self._reap():
                 time.sleep(0.001)  # its pipe is closed, so the child is about to end
             return _End(self._status, error, self._killed)
@@ -173,7 +172,7 @@ class _Child:
             os.close(reading)
 
     def _lines(self, reading: int) -> Iterator[bytes]:
-        """The lines that the child writes, until it has ended."""
+        """The whole lines that the child writes, until it has ended. One that a kill has cut short is left out."""
         poll = select.poll()
         poll.register(reading, select.POLLIN)
         rest = b""
