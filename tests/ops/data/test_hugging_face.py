@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import socket
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from PIL import Image
 
 from fedemu.ops.data.corpora import load_corpus
-from fedemu.ops.data.hugging_face import decode_table, open_tables, read_texts
+from fedemu.ops.data.hugging_face import _reachable, decode_table, open_tables, read_texts
 from fedemu.ops.data.source import DataSource, TextSource, entry_of, locate
 from fedemu.protocol.errors import DataError
 
@@ -99,11 +100,12 @@ def test_images_without_colour_get_one_channel_however_they_are_stored(pets, ope
     assert corpus.train.x[:, 0, 0, 0].tolist() == [255, 0]
 
 
-def test_one_coloured_image_late_in_the_test_split_gives_all_three_channels(pets, open_folder):
-    pets([(GREY, 0), (WHITE, 1)], test=[(GREY, 0), (RED, 0)])
+@pytest.mark.parametrize("colour", [(250, 250, 20), (250, 10, 250)])
+def test_one_coloured_image_late_in_the_test_split_gives_all_three_channels(pets, open_folder, colour):
+    pets([(GREY, 0), (WHITE, 1)], test=[(GREY, 0), (colour, 0)])
     corpus = open_folder()
     assert corpus.train.x[:, :, 0, 0].tolist() == [[90, 90, 90], [255, 255, 255]]
-    assert corpus.test.x[1, :, 0, 0].tolist() == [250, 10, 20]
+    assert corpus.test.x[1, :, 0, 0].tolist() == [*colour]
 
 
 def test_a_folder_of_images_takes_its_classes_from_its_folders(tmp_path, open_folder):
@@ -264,12 +266,52 @@ def test_a_test_split_that_does_not_go_with_the_training_split_is_told_why(test,
         decode_table(DataSource("mine:made"), opened, grey=True)
 
 
-def test_a_column_of_vectors_is_taken_as_it_is(tmp_path, open_folder):
+def write_lines(tmp_path, rows):
     (tmp_path / "pets").mkdir()
-    rows = [{"signal": [[1, 2], [3, 4]], "label": "a"}, {"signal": [[5, 6], [7, 8]], "label": "b"}]
     for split in ("train", "test"):
         (tmp_path / "pets" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert open_folder().train.x.tolist() == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
+
+
+def test_splits_to_train_on_whose_columns_have_other_types_are_told_why():
+    words = labelled(["dog", "cat"], hugging_face.Value("string"))
+    opened = hugging_face.DatasetDict(train=labelled([2, 1, 0], CATS), more=words, test=labelled([0], CATS))
+    with pytest.raises(DataError, match="the splits train and more of 'mine:made' have other columns"):
+        decode_table(DataSource("mine:made", train_split="train+more"), opened, grey=True)
+
+
+def test_the_class_of_a_text_is_told_by_its_name_and_a_secret_one_is_empty():
+    columns, _ = read_texts(DataSource("t"), hugging_face.DatasetDict(train=labelled([1, -1, None, 0], MORE)))
+    assert columns["label"] == ["cat", None, None, "dog"]
+
+
+def test_a_column_of_vectors_is_taken_as_it_is(tmp_path, open_folder, monkeypatch):
+    monkeypatch.setattr("fedemu.ops.data.columns._ROWS", 2)
+    signals = [[[1, 2], [3, 4]], [[5, 6], [7, 8]], [[9, 10], [11, 12]]]
+    write_lines(tmp_path, [{"signal": signal, "size": 1, "label": "a"} for signal in signals])
+    assert open_folder().train.x.tolist() == signals
+
+
+@pytest.mark.parametrize(
+    ("signals", "settings", "complaint"),
+    [
+        ([[1, 2], [3], [4, 5]], {}, r"row 2 of .* vector \[1\] in .*'signal', where the rows before have \[2\]; make"),
+        ([[1, 2], [3, 4], [5]], {}, r"row 3 of .* vector \[1\] in .*'signal', where the rows before have \[2\]; make"),
+        ([[1, 2], [3, 4], [5, 6]], {"label_column": "signal"}, "'signal' of 'pets' should hold one number or text per"),
+        ([[1, 2], [3], [4, 5]], {"columns": ("signal",)}, "'signal' of 'pets' should hold one number or text per row"),
+    ],
+)
+def test_vectors_that_cannot_be_used_are_told_why(tmp_path, open_folder, monkeypatch, signals, settings, complaint):
+    monkeypatch.setattr("fedemu.ops.data.columns._ROWS", 2)
+    write_lines(tmp_path, [{"signal": signal, "size": 1, "label": "a"} for signal in signals])
+    with pytest.raises(DataError, match=complaint):
+        open_folder(**settings)
+
+
+def test_one_of_several_columns_of_vectors_has_to_be_chosen(tmp_path, open_folder):
+    write_lines(tmp_path, [{"left": [1, 2], "right": [3, 4], "size": 5, "label": "a"}])
+    with pytest.raises(DataError, match=r"several columns of vectors, left, right; set data\.image_column$"):
+        open_folder()
+    assert open_folder(image_column="right").train.x.tolist() == [[3, 4]]
 
 
 @pytest.mark.parametrize(
@@ -321,7 +363,10 @@ def test_rows_of_a_table_in_one_piece_name_their_splits(tmp_path, open_folder):
     assert read_texts(DataSource("t"), hugging_face.DatasetDict(train=table.select([0])))[1] == ["train"]
 
 
-def test_a_row_that_does_not_fit_is_named_by_its_place_in_the_file_also_if_tests_are_set_apart(tmp_path, open_folder):
+def test_a_row_that_does_not_fit_is_named_by_its_place_in_the_file_also_if_tests_are_set_apart(
+    tmp_path, open_folder, monkeypatch
+):
+    monkeypatch.setattr("fedemu.ops.data.columns._ROWS", 2)
     write_csv(tmp_path, train="x,label\n" + "".join(f"{row},{row % 2}\n" for row in range(9)) + ",1\n")
     with pytest.raises(DataError, match="row 10 of 'pets' has no finite number"):
         open_folder()
@@ -453,8 +498,9 @@ def no_hub(monkeypatch, tmp_path):
     """The hub is at a port of this machine where nobody listens, and nothing was downloaded before."""
     monkeypatch.setattr(hugging_face.config, "HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(hugging_face.config, "HF_DATASETS_CACHE", str(tmp_path / "hub"))
-    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
 
 
 @pytest.mark.parametrize("name", ["no-such-folder", "somebody/no-such-data"])
@@ -467,6 +513,15 @@ def test_a_hub_id_without_a_network_fails_at_once_in_one_sentence(tmp_path, no_h
     assert "\n" not in str(caught.value)
     assert time.monotonic() - before < 10
     assert not hugging_face.config.HF_HUB_OFFLINE
+
+
+@pytest.mark.parametrize("form", ["http://127.0.0.1:{}", "127.0.0.1:{}"])
+def test_the_hub_is_looked_for_behind_a_proxy_if_it_is_not_excepted(no_hub, monkeypatch, form):
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv("http_proxy", form.format(proxy.getsockname()[1]))
+        assert _reachable("http://127.0.0.1:9")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        assert not _reachable("http://127.0.0.1:9")
 
 
 def test_a_data_set_that_is_nowhere_is_told_with_every_folder_that_was_looked_for(tmp_path, no_hub):

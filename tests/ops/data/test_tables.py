@@ -92,7 +92,8 @@ def test_without_a_column_of_splits_a_part_of_each_class_is_set_apart(load: Load
 @pytest.mark.parametrize(
     ("content", "data", "said"),
     [
-        ("a,y\n1,0\nx,1\n", {}, "row 2 of 't.csv' has 'x' in the column 'a', where a finite number (float32) should"),
+        ("a,y\n1,0\nx,1\n", {}, "has 'x' in the column 'a', where a finite number (float32) should be; mend it"),
+        ("a,y\ntrue,0\n2,1\n", {}, "row 1 of 't.csv' has 'true' in the column 'a'"),
         ("a,y\n1,0\n,1\n\nx,1\n3,2\n", {}, "(float32) should be (and so in 1 more row); mend it"),
         ("a,y\n1,0\n1e39,1\n", {}, "row 2 of 't.csv' has '1e39' in the column 'a', where a finite number"),
         ("a,y\n1,0\n2, \n", {}, "the column 'y' of 't.csv' is empty in row 2"),
@@ -101,6 +102,7 @@ def test_without_a_column_of_splits_a_part_of_each_class_is_set_apart(load: Load
         ("a,b\n1,0\n", {"label_column": "c"}, "'t.csv' has no column 'c'; its columns are a, b"),
         ("a,y\n1,0\n", {"id_column": "c"}, "'t.csv' has no column 'c'; its columns are a, y"),
         ("y\n1\n", {}, "has no column of numbers to learn from beside its labels; its columns are y; set data.text"),
+        ("a,y\nu,1\nv,1\n", {}, "its columns are a, y; set data.text.kind = 'labels' to learn from texts"),
         ("a;y\n0,5;1\n2,5;0\n", {}, "are a, y; write numbers with a decimal point, not as '0,5' in the column 'a'"),
         ("a,y\nu,1\nv,1\n", {"image_column": "a"}, "row 1 of 't.csv' has 'u' in the column 'a'"),
         ("a,y\n1,0\n2\n", {}, "row 2 of "),
@@ -144,6 +146,7 @@ def test_lines_of_json_and_parquet_are_tables(load: Load, tmp_path: Path) -> Non
     lines = "\n".join(map(json.dumps, rows))
     corpus = load(lines, "t.jsonl", image_column="a")
     assert (corpus.class_names, corpus.input_shape, corpus.train.x.dtype) == (("no", "yes"), (1,), np.float32)
+    assert corpus.left_out == ()
     tokens = load(lines, "t.jsonl", image_column="tokens")
     assert (tokens.tokens, tokens.input_shape) == (True, (2,))
     assert all(b == a + 1 for a, b in tokens.train.x.tolist())

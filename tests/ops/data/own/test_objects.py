@@ -68,6 +68,7 @@ def test_a_pair_and_a_torch_data_set_are_arrays(made: Any) -> None:
         {"train": (X, Y), "test": (X[:1], Y[:1])},
         (TensorDataset(torch.tensor(X), torch.tensor(Y)), Items((X[0], 0))),
         {"train": {"x": X, "y": Y}, "test": (X[:1], Y[:1])},
+        {"train": {"x": X, "y": Y}, "test": {"x": X[:1], "y": Y[:1]}},
     ],
 )
 def test_two_objects_are_the_two_splits(made: Any) -> None:
@@ -125,6 +126,7 @@ def test_frames_and_tables_stay_tables() -> None:
     ("made", "said"),
     [
         (pandas.DataFrame([X[0]], columns=["a", "a"]), "data can't be read as a table: ValueError: Duplicate column"),
+        ((pandas.DataFrame({"a": Y}), (X, Y)), "data has a tuple for test beside a table; give two tables"),
         (3, "data holds no data set but int; give a pair (x, y)"),
         ((X, Y, X, Y), "data holds no data set but tuple of 4; give"),
         ({"x": X}, "data is a mapping without x and y, but with x"),
@@ -143,6 +145,7 @@ def test_frames_and_tables_stay_tables() -> None:
         (Items((X[0], 0), (X[0][:1], 1)), "item 1 of data has a sample [1], and item 0 has [2]; all must have one"),
         (Items((X[0], [0, 1])), "item 0 of data has a label [2]; it must be one value"),
         (Items({"x": X[0], "y": 0}), "item 0 of data is a dict of 2; it must be a pair (x, y)"),
+        (Items((X[0], 0, 1)), "item 0 of data is a tuple of 3; it must be a pair (x, y)"),
         (Items((X[0], 0), ValueError("torn")), "item 1 of data failed with ValueError: torn"),
         (Items(), "data has no items"),
         (Torn(), "the length of data failed with RuntimeError: no length today"),
