@@ -74,11 +74,21 @@ class Zygote:
         return 0
 
 
-class Machine(Silent):
+class Counting(Silent):
+    """An observer that knows how many devices there are of each kind."""
+
+    def __init__(self) -> None:
+        self.counts: Mapping[str, int] = {}
+
+    def devices(self, counts: Mapping[str, int]) -> None:
+        self.counts = counts
+
+
+class Machine(Counting):
     """Packs with two devices in each, and what they do. ``deaf`` processes have not attached."""
 
     def __init__(self, zygote: ForkingProcess, failed: Callable[[FedemuError], object] = pytest.fail) -> None:
-        self.counts: Mapping[str, int] = {}
+        super().__init__()
         self.roused: list[tuple[int, Lives]] = []
         self.died: list[tuple[int, int]] = []
         self.ended: list[int] = []
@@ -95,9 +105,6 @@ class Machine(Silent):
             process_ended=self.ended.append,
             failed=failed,
         )
-
-    def devices(self, counts: Mapping[str, int]) -> None:
-        self.counts = counts
 
     def news(self) -> list[tuple[int, Lives]]:
         """Who was roused since the last call."""
@@ -327,19 +334,21 @@ async def test_devices_that_have_retired_live_again_when_their_machine_gets_its_
 
     roused: list[tuple[int, Lives]] = []
     died: list[tuple[int, int]] = []
+    seen = Counting()
     here = DeviceProcesses(
         await start_zygote(),
         SETUP,
         [4, 5, 6],
         2,
         FIRST,
-        Silent(),
+        seen,
         died=lambda *end: died.append(end),
         process_ended=ignore,
         failed=pytest.fail,
     )
     await here.prepare()
     here.launch()
+    assert seen.counts == {"connected": 0, "starting": 3, "stopped": 0}
     await until(lambda: len(zygotes[0].forked) == 2, "two processes")
     for number in range(2):
         zygotes[0].say(Forked(number=number, pid=7_777_777))
@@ -347,7 +356,9 @@ async def test_devices_that_have_retired_live_again_when_their_machine_gets_its_
         here.joined(*life(device))
     zygotes[0].say(Ended(number=1, code=RETIRED))
     await until(lambda: len(here._pids) == 1, "the end of one of them")
+    assert seen.counts == {"connected": 2, "starting": 0, "stopped": 1}
     here.wanted_again(lambda number, lives: roused.append((number, [*lives])))
+    assert seen.counts == {"connected": 2, "starting": 1, "stopped": 0}
     await until(lambda: len(zygotes[0].forked) == 3, "its next life")
     assert zygotes[0].forked[2] == Fork(number=1, lives=(life(6, 2),))
     [(number, lives)] = roused
@@ -356,6 +367,7 @@ async def test_devices_that_have_retired_live_again_when_their_machine_gets_its_
     here.joined(*lives[0])  # device 4 had retired; 5 lives on
     zygotes[0].say(Ended(number=0, code=-9))
     await until(lambda: len(zygotes[0].forked) == 4, "the next life of the other process")
+    assert seen.counts == {"connected": 0, "starting": 3, "stopped": 0}
     assert died == [lives[0], life(5)], "the coordinator is told of lives that it knows"
     assert zygotes[0].forked[3].lives == ((4, lives[0][1] + BIRTH_STRIDE), life(5, 2))
     await here.stop(None, 0.0)

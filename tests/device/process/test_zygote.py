@@ -260,14 +260,17 @@ async def test_a_machine_whose_limit_of_processes_stays_reached_says_so(
     )
 
 
-async def test_everything_ends_when_the_pipe_closes(nursery: MakeNursery, until: Until, family: Family) -> None:
+async def test_everything_ends_when_the_pipe_closes_also_what_has_heard_no_farewell(
+    nursery: MakeNursery, until: Until, family: Family, caplog: pytest.LogCaptureFixture
+) -> None:
     place = await nursery()
     await place.processes.prepare()
     place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
     members = family()
     assert len(members) == DEVICES + 1
-    await place.processes.stop(None, 0.0)
+    await place.processes.stop(lambda: None, 0.05)
+    assert caplog.messages == ["9 device processes did not end in time; they are killed"]
     _, alive = psutil.wait_procs(members, timeout=60)
     assert alive == []
 
