@@ -78,6 +78,7 @@ async def test_trainers_compute_where_the_coordinator_was_told_and_on_no_process
         machine = plan(server, device_type=chosen, compute=lambda: told, code=code)
         here = await arrive(machine, server.network, "here", stack)
         assert here.trainer_setup("bus", "token", None).device_type == device_type
+    assert server.heard_of(Enroll) == [Enroll(count=3, host="here", compute=told)]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +115,7 @@ async def test_the_lease_is_held_until_the_end_and_found_by_the_next_life(
         await arrive(plan(server), server.network, "here", stack)
         assert list(LeaseSearch(tmp_path / "state", 3)) == []
     await until(lambda: server.heard_of(Bye), "the goodbye")
+    assert server.heard_of(Bye) == [Bye(reason="stopped")]
     async with AsyncExitStack() as stack:
         again = await arrive(plan(server), server.network, "here", stack)
         assert again.folder.record.life == 2

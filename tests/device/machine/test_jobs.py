@@ -65,8 +65,9 @@ def test_no_group_is_larger_than_a_trainer_takes() -> None:
     queue = a_queue(trainers=2, capacity=3, jobs=10)
     groups = queue.dispatch(1.0)
     assert devices(groups) == [[0, 1, 2], [3, 4, 5]]
-    assert queue.due() is None
+    assert (queue.due(), queue.busy) == (None, [0, 1])
     finish(queue, groups[0])
+    assert queue.busy == [1]
     assert devices(queue.dispatch(1.0)) == [[6, 7, 8]]
 
 

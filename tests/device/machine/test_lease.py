@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,9 @@ def test_each_life_has_incarnations_above_those_of_the_former_one(tmp_path: Path
     first = LeaseSearch(tmp_path, 3).claim(a_grant())
     assert first.first_incarnation == 1 << LIFE_BITS
     first.close()
+    with open(os.devnull) as other:  # it gets the number that the lock had
+        first.close()
+        os.fstat(other.fileno())
     search = LeaseSearch(tmp_path, 3)
     assert next(iter(search)) == "L"
     second = search.claim(a_grant())
@@ -46,11 +50,15 @@ def test_each_life_has_incarnations_above_those_of_the_former_one(tmp_path: Path
     second.close()
 
 
-def test_a_lease_that_a_living_supervisor_holds_is_not_found(tmp_path: Path) -> None:
+def test_a_lease_that_a_living_supervisor_holds_is_not_found(
+    tmp_path: Path, descriptors: Callable[[], set[str]]
+) -> None:
     held = LeaseSearch(tmp_path, 3).claim(a_grant())
+    before = descriptors()
     assert found(tmp_path) == []
     with pytest.raises(ConfigurationError, match="Another supervisor works in"):
         create_lease(tmp_path, a_grant(), 3)
+    assert not descriptors() - before, "a machine without a place looks every ten seconds"
     held.close()
 
 

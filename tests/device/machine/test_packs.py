@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -53,8 +54,9 @@ class Zygote:
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
-        while data := await loop.sock_recv(self._socket, 2**16):
-            self.heard += self._unpacker.feed(data)
+        with suppress(ConnectionResetError):  # the other end is gone, and has not heard all
+            while data := await loop.sock_recv(self._socket, 2**16):
+                self.heard += self._unpacker.feed(data)
         self._socket.close()
         self.ended.set()
 
@@ -64,6 +66,8 @@ class Zygote:
     def die(self) -> None:
         """Close the pipe, as the kernel does for a process that is killed."""
         self._socket.shutdown(socket.SHUT_RDWR)
+
+    kill = die
 
     @property
     def forked(self) -> list[Fork]:
@@ -212,6 +216,7 @@ async def test_the_death_of_a_pack_is_told_for_each_device_in_it_and_another_tak
     await until(lambda: machine.ended == [0], "the end of a pack")
     assert (machine.died, dict(machine.packs._pids)) == ([life(4), life(7)], {})
     assert machine.counts["awake"] == 1
+    machine.packs.asleep(4, FIRST + BIRTH_STRIDE)  # the word of it comes after its end
     await until(lambda: len(zygotes[0].forked) == 3, "another pack")
     assert zygotes[0].forked[-1] == Fork(number=0, lives=())
     machine.news()
@@ -302,6 +307,31 @@ async def test_a_zygote_that_dies_again_and_again_is_given_up(
     told = "The zygote, which forks the device processes, failed 3 times in a row; at last it ended with code 0."
     assert str(failures[0]) == told
     await machine.packs.stop(None, 0.0)
+
+
+@pytest.mark.parametrize("turns", range(3))
+async def test_a_zygote_that_is_just_being_started_again_does_not_outlive_its_machine(
+    turns: int, zygotes: list[Zygote], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(await start_zygote())
+    await machine.packs.prepare()
+    begun, go_on, start = asyncio.Event(), asyncio.Event(), asyncio.create_subprocess_exec
+
+    async def slow(*words: str, **more: Any) -> Any:
+        begun.set()
+        await go_on.wait()
+        return await start(*words, **more)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slow)
+    zygotes[0].die()
+    await begun.wait()
+    go_on.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await machine.packs.stop(None, 0.0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert all(zygote.ended.is_set() for zygote in zygotes)
 
 
 @pytest.mark.parametrize("ready", [True, False])
