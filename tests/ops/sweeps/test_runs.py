@@ -119,7 +119,8 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path, capsys: p
         if planned.experiment == "silent":
             return [sys.executable, "-c", "raise SystemExit(5)"]
         if planned.experiment == "bad":
-            return [sys.executable, "-c", "print('fedemu: no quorum\\nfedemu: warning: slow'); raise SystemExit(3)"]
+            said = b"caf\xe9\nfedemu: no quorum\nfedemu: warning: slow\n"
+            return [sys.executable, "-c", f"import sys; sys.stdout.buffer.write({said!r}); raise SystemExit(3)"]
         (directory / "summary.json").write_text('{"outcome": "completed", "final_accuracy": 0.75}')
         return [sys.executable, "-c", ""]
 
@@ -249,7 +250,7 @@ def test_runs_at_the_same_time_cannot_serve_their_metrics_on_one_port(tmp_path: 
     runs = [Planned("part", "digits-small", seed, ("runtime.metrics_port=9100",)) for seed in (1, 2)]
     said = r"runtime\.metrics_port = 9100 serves the metrics of one run, and 2 are to run at a time; choose --at-once 1"
     with pytest.raises(ConfigurationError, match=said):
-        run_sweep(tmp_path, runs, loaded(runs), 2, "again")
+        run_sweep(tmp_path, runs, loaded(runs), 3, "again")
     require_own_ports(loaded(runs), runs, at_once=1)
     require_own_ports(loaded(runs), runs[:1], at_once=2)
 
@@ -283,10 +284,11 @@ def test_an_interrupt_stops_the_runs_and_says_how_to_go_on(tmp_path: Path) -> No
     begun = subprocess.Popen([*INTERPRETER, *words], stderr=subprocess.PIPE, text=True)
     first = tmp_path / "runs" / "small" / "digits-small" / "seed-1"
     deadline = time.monotonic() + 400
-    while not (first / "config.toml").exists():
+    while not [*first.glob("checkpoint/record-*.json")]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     begun.send_signal(signal.SIGINT)
     _, said = begun.communicate(timeout=400)
     assert begun.returncode == 4
+    assert json.loads((first / "summary.json").read_text())["outcome"] == "interrupted"
     assert said.endswith(f"--out {tmp_path / 'runs'} --at-once 2\n")
