@@ -117,6 +117,9 @@ def test_a_folder_of_images_takes_its_classes_from_its_folders(tmp_path, open_fo
     assert corpus.class_names == ("cat", "dog")
     assert corpus.train.x[:, 0, 0, 0].tolist() == [250, 90]
     assert corpus.test.y.tolist() == [1]
+    for split in ("train", "test"):
+        (tmp_path / "pets" / split / "dog").rename(tmp_path / "pets" / split / "fox")
+    assert open_folder().class_names == ("cat", "fox"), "though its files are the same as before"
 
 
 def test_a_data_set_that_was_saved_to_disk_is_read_too(tmp_path, open_folder):

@@ -165,7 +165,12 @@ def test_femnist_has_62_classes_of_grey_images_and_its_writers_as_a_column(tmp_p
         assert (split.x[:, 0, 0, 1:] == 255).all()
 
 
-def test_all_forms_of_femnist_are_the_same_data(tmp_path, opened):
+@pytest.mark.parametrize("backwards", [False, True])
+def test_all_forms_of_femnist_are_the_same_data_however_the_system_lists_their_files(
+    tmp_path, opened, monkeypatch, backwards
+):
+    glob = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda folder, names: sorted(glob(folder, names), reverse=backwards))
     digests = set()
     for write in (femnist_parquet, femnist_leaf, femnist_leaf_as_it_is_made):
         write(tmp_path / write.__name__)
@@ -189,8 +194,11 @@ def test_ids_with_few_samples_are_left_out_of_both_splits(tmp_path, opened):
         opened("femnist", **ids, id_min_samples=9)
 
 
-def test_the_train_and_test_folders_of_leaf_are_the_splits_and_ids_count_in_both(tmp_path, opened):
-    leaf_file(tmp_path / "femnist" / "train" / "all_data_0_niid_05_keep_0_train_9.json", 0, a=3, b=2)
+def test_the_train_and_test_folders_of_leaf_are_the_splits_and_ids_count_in_both(tmp_path, opened, monkeypatch):
+    glob = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda folder, names: sorted(glob(folder, names), reverse=True))
+    leaf_file(tmp_path / "femnist" / "train" / "all_data_0_niid_05_keep_0_train_9.json", 0, a=3)
+    leaf_file(tmp_path / "femnist" / "train" / "all_data_1_niid_05_keep_0_train_9.json", 3, b=2)
     leaf_file(tmp_path / "femnist" / "test" / "all_data_0_niid_05_keep_0_test_9.json", 100, a=1, b=1)
     corpus = opened("femnist", columns=("writer_id",))
     assert (told(corpus.train), told(corpus.test)) == ([0, 1, 2, 3, 4], [100, 101])
