@@ -246,6 +246,8 @@ def test_the_account_of_the_process_that_holds_the_lock_is_believed(made: Any) -
         account.write_bytes(json.dumps({"pid": os.getpid()}).encode() + b"\n" + told)
         run.look()
         assert set(run.devices.states) == {States.ABSENT}, "another process has written it"
+        account.write_bytes(b"{")
+        run.look()
         account.write_bytes(json.dumps({"pid": holder.pid, "ask": {"ask": "1.0.0"}}).encode() + b"\n" + told)
         status = news(run)["status"]
         assert (status["state"], status["ask"], set(run.devices.states)) == (
@@ -312,8 +314,12 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         LiveRun(0, tmp_path, Told())
 
 
-def test_a_summary_of_lists_in_lists_without_end_is_none(made: Any) -> None:
-    (made.directory / "summary.json").write_text("[" * 100_000)
-    run = LiveRun(0, made.directory, Stream())
-    run.look()
-    assert run.snapshot()["status"]["state"] == "stopped"
+def test_a_run_ended_as_its_newest_summary_says_and_lists_in_lists_without_end_are_none(made: Any) -> None:
+    run, summary = LiveRun(0, made.directory, Told()), made.directory / "summary.json"
+    contents = ['{"outcome": "interrupted"}', '{"outcome": "completed", "model_digest": "37ea"}', "[" * 100_000]
+    ends = [("interrupted", None), ("completed", "37ea"), ("stopped", None)]
+    for time, (content, end) in enumerate(zip(contents, ends, strict=True)):
+        summary.write_text(content)
+        os.utime(summary, (time, time))
+        status = news(run)["status"]
+        assert (status["state"], status["digest"]) == end
