@@ -1,6 +1,6 @@
-"""What holds for all tests: logs that they open are closed, modules that they write are forgotten, GPUs may be missing.
+"""What holds for all tests: none finds what another has left, or what the user has, and GPUs may be missing.
 
-One process for all tests starts commands of fedemu.
+They have a cache of data sets of their own. One process for all tests starts commands of fedemu.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import gc
 import logging
 import os
 import resource
+import shutil
 import signal
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -20,14 +22,36 @@ from types import FunctionType, ModuleType
 
 import pytest
 
+from fedemu.ops.data.apart import decode_apart
+from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.stress.warm import WarmStart
 from fedemu.protocol.host.private import private_folder
 
+FORGOTTEN = (
+    *("COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "GITHUB_ACTIONS"),
+    *("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "CLICOLOR", "CLICOLOR_FORCE"),
+    "PYTHONUNBUFFERED",
+)
+"""What else than ``FEDEMU_...`` a user, or a place where tests run, may have set: how wide and colourful a terminal is,
+and that nothing is buffered, so that programs may forget to flush what others wait for."""
 
-def pytest_configure() -> None:
-    """A shell that runs the tests in the background has them, and so the commands that they start, ignore Ctrl-C."""
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """The tests heed Ctrl-C, follow no setting of the user's, and share a cache of data sets that begins empty.
+
+    So do the commands that they start. A shell that runs the tests in the background has them ignore Ctrl-C. The user's
+    cache holds whatever was decoded there, maybe by another version. Processes of pytest-xdist inherit all this from
+    the one that starts them. pytest itself has read before which colours it is to show.
+    """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not hasattr(config, "workerinput"):
+        for name in [*os.environ]:
+            if name in FORGOTTEN or (name.startswith("FEDEMU_") and name != "FEDEMU_DATA"):
+                del os.environ[name]
+        os.environ["FEDEMU_CACHE"] = cache = tempfile.mkdtemp(prefix="fedemu-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(cache, ignore_errors=True))
 
 
 def pytest_collection() -> None:
@@ -83,8 +107,14 @@ def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def warm() -> Iterator[WarmStart]:
-    """Starts commands of fedemu without an interpreter and its imports for each."""
+def digits_decoded() -> None:
+    """The cache holds the data set digits, so that no command tells that it decodes them."""
+    decode_apart(load_experiment("digits-small", [], {})[0], lambda line: None)
+
+
+@pytest.fixture(scope="session")
+def warm(digits_decoded: None) -> Iterator[WarmStart]:
+    """Starts commands of fedemu without an interpreter and its imports for each. The data of most are decoded."""
     with WarmStart() as started:
         yield started
 

@@ -28,8 +28,7 @@ def call(*arguments: str) -> int:
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [name for name in os.environ if name.startswith("FEDEMU_")]:
-        monkeypatch.delenv(name)
+    monkeypatch.delenv("FEDEMU_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from fedemu.ops.keys.store import KeyFolder
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [name for name in os.environ if name.startswith("FEDEMU_")]:
-        monkeypatch.delenv(name)
+    monkeypatch.delenv("FEDEMU_DATA", raising=False)
     monkeypatch.setenv("FEDEMU_KEYS", str(tmp_path / "keys"))
     monkeypatch.chdir(tmp_path)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -125,8 +124,7 @@ ALONE = {"coordinator": ("coordinator",), "memory": ("run", "--transport", "memo
 def _in_an_empty_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    for name in [name for name in os.environ if name.startswith("FEDEMU_")]:
-        monkeypatch.delenv(name)
+    monkeypatch.delenv("FEDEMU_DATA", raising=False)
     monkeypatch.setenv("FEDEMU_CACHE", str(tmp_path_factory.getbasetemp() / "refusals-cache"))
     prepare(Experiment().to_bytes())
     monkeypatch.chdir(tmp_path)

@@ -43,8 +43,7 @@ PYDANTIC = re.compile(r"Input should|unable to parse|valid (integer|number|strin
 
 @pytest.fixture(autouse=True)
 def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("FEDEMU_")]:
-        monkeypatch.delenv(name)
+    monkeypatch.delenv("FEDEMU_DATA", raising=False)
     for name, content in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)

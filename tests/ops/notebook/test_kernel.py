@@ -26,9 +26,9 @@ class Kernel:
 
     def __init__(self, folder: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDEMU_")}
-        kept = {name: os.environ[name] for name in ("FEDEMU_CACHE",) if name in os.environ}
+        own = {"FEDEMU_CACHE": os.environ["FEDEMU_CACHE"], "FORCE_COLOR": "1"}
         self.manager, self.client = start_new_kernel(
-            env=environment | kept | {"FORCE_COLOR": "1"}, cwd=str(folder), extra_arguments=["--log-level=ERROR"]
+            env=environment | own, cwd=str(folder), extra_arguments=["--log-level=ERROR"]
         )
 
     def run(self, code: str, told: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
@@ -47,11 +47,16 @@ class Kernel:
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    kernel = Kernel(tmp_path_factory.mktemp("notebook"))
-    kernel.run("import fedemu")
-    yield kernel
-    kernel.client.stop_channels()
-    kernel.manager.shutdown_kernel(now=True)
+    """A kernel of this interpreter, whatever kernels, settings and history the user has."""
+    users = tmp_path_factory.mktemp("jupyter")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+            patch.setenv(name, str(users / name))
+        kernel = Kernel(tmp_path_factory.mktemp("notebook"))
+        kernel.run("import fedemu")
+        yield kernel
+        kernel.client.stop_channels()
+        kernel.manager.shutdown_kernel(now=True)
 
 
 def test_a_run_is_one_output_that_changes_and_its_result_a_card(kernel: Kernel) -> None:

@@ -148,7 +148,8 @@ def test_a_run_whose_rows_are_damaged_gives_its_further_rounds_back() -> None:
 @contextmanager
 def at_work_in(directory: Path) -> Iterator[None]:
     """Another process holds the lock of the run meanwhile."""
-    holds = "import fcntl, sys; f = open(sys.argv[1], 'ab'); fcntl.lockf(f, fcntl.LOCK_EX); print(); sys.stdin.read()"
+    lock = "import fcntl, sys; file = open(sys.argv[1], 'ab'); fcntl.lockf(file, fcntl.LOCK_EX)"
+    holds = f"{lock}; print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", holds, str(directory / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
