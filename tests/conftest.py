@@ -9,6 +9,7 @@ import asyncio
 import gc
 import logging
 import os
+import random
 import resource
 import shutil
 import signal
@@ -21,11 +22,16 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from fedemu.ops.data.apart import decode_apart
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.stress.warm import WarmStart
 from fedemu.protocol.host.private import private_folder
+
+# Hypothesis tries the same examples each time, whatever it has found before, and does not mind a busy machine.
+settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("same")
 
 FORGOTTEN = (
     *("COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "GITHUB_ACTIONS"),
@@ -104,6 +110,16 @@ def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     for name in {*sys.modules} - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(written):
             del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def _own_draws() -> None:
+    """What a test draws from the generators of Python, numpy and torch is the same whatever was drawn before it."""
+    random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -8,14 +8,14 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN, ITEM_BYTES, UP, Decoder, Envelope, encode
 from fedemu.protocol.errors import ProtocolError
 
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=60)
 
 index = st.integers(0, 2**31 - 1)
 size = st.integers(0, 2**53 - 1)

@@ -79,7 +79,7 @@ def test_every_dtype_has_the_bytes_that_the_codec_expects() -> None:
     assert {name: dtype.itemsize for name, dtype in DTYPES.items()} == ITEM_BYTES
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.dictionaries(
         st.text(max_size=5),

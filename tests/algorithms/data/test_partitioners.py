@@ -258,7 +258,7 @@ def test_an_alpha_that_is_not_positive_is_refused(alpha):
 labelled = st.integers(1, 6).flatmap(lambda classes: st.lists(st.integers(0, classes - 1), min_size=1, max_size=120))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(labelled, st.data())
 def test_every_sample_goes_to_one_device_the_minimum_holds_and_a_seed_repeats(values, data):
     labels = np.array(values)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedemu.algorithms.interface import DeviceReply, Reply
@@ -18,7 +18,6 @@ from fedemu.algorithms.replay.selection.selection import targets
 from fedemu.protocol.ids import DeviceId
 
 
-@settings(deadline=None)
 @given(st.lists(st.sets(st.integers(0, 5), min_size=1).map(sorted), min_size=1, max_size=5), st.integers(0, 99))
 def test_both_forms_give_the_same_targets_to_rounding(asked: Any, seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -54,7 +54,7 @@ def every_stream(test):
         seed=st.integers(0, 1000),
     )
     return pytest.mark.parametrize("name", ["static", "tasks", "own orders", *names])(
-        settings(max_examples=8, deadline=None)(cases(test))
+        settings(max_examples=8)(cases(test))
     )
 
 

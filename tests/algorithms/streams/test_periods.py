@@ -104,7 +104,7 @@ def test_periods_that_the_samples_do_not_suffice_for_are_refused(arguments, comp
         consecutive(**arguments)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(values=st.lists(st.sampled_from([0.0, 1.0, 2.0, math.nan]), min_size=6, max_size=30), devices=st.integers(1, 3))
 def test_a_sample_that_arrives_later_is_never_earlier_in_the_order(values, devices):
     column = np.array(values)
@@ -232,7 +232,7 @@ def test_a_test_split_that_does_not_reach_for_all_periods_is_refused():
 
 
 @pytest.mark.parametrize("name", ["dirichlet", "window"])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(samples=st.integers(1, 12), devices=st.integers(1, 5), periods=st.integers(1, 5), seed=st.integers(0, 1000))
 def test_the_periods_of_a_device_differ_by_one_sample_at_most(name, samples, devices, periods, seed):
     labels = seeded(seed).integers(0, 4, (samples + periods) * devices + samples % devices)

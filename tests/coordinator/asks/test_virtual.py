@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedemu.coordinator.asks.ask import LIVES, Action, Give, Tell, Terms
@@ -441,7 +441,6 @@ schedule = st.one_of(
 behaviour = st.sampled_from(["good", "good", "good", BAD, FAIL])
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(schedule, behaviour), min_size=1, max_size=8), st.integers(1, 5), st.data())
 def test_no_order_of_events_changes_an_outcome(
     devices: list[tuple[Scheduled | None, str]], wanted: int, data: st.DataObject

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedemu.coordinator.asks.ask import Action, Give, Tell, Terms
@@ -106,7 +106,6 @@ events = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(events, st.integers(1, 7))
 def test_every_device_has_exactly_one_outcome_whatever_happens(events: list[tuple[str, int]], wanted: int) -> None:
     machine = opened(6, wanted, deadline=30.0)

@@ -46,7 +46,7 @@ SOURCES: dict[str, Callable[[int], Iterator[Interval]]] = {
 
 @pytest.mark.parametrize("name", SOURCES)
 @given(seed=st.integers(0, 2**32 - 1), times=st.lists(st.floats(0, 5e4), min_size=2, max_size=5))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_timetable_until_an_earlier_time_is_a_prefix_in_whatever_order_it_is_asked(
     name: str, seed: int, times: list[float]
 ) -> None:
@@ -60,7 +60,7 @@ def test_a_timetable_until_an_earlier_time_is_a_prefix_in_whatever_order_it_is_a
 
 @pytest.mark.parametrize("name", SOURCES)
 @given(seed=st.integers(0, 2**32 - 1), time=st.floats(0, 5e4))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_intervals_ascend_do_not_touch_and_agree_with_the_answers_for_single_times(
     name: str, seed: int, time: float
 ) -> None:
@@ -80,7 +80,7 @@ def test_intervals_ascend_do_not_touch_and_agree_with_the_answers_for_single_tim
 
 @pytest.mark.parametrize("name", SOURCES)
 @given(seed=st.integers(0, 2**32 - 1), times=st.lists(st.floats(0, 5e3), min_size=2, max_size=8))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_timetable_that_has_forgotten_something_answers_as_a_new_one(
     name: str, seed: int, times: list[float]
 ) -> None:

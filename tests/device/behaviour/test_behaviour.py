@@ -89,7 +89,7 @@ def test_the_presence_until_a_time_is_every_interval_that_starts_before() -> Non
     round_number=st.integers(0, 1000),
     download=st.integers(0, 10**9),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_schedule_is_the_same_in_every_incarnation_and_never_before_the_start(
     start: float, samples: float, round_number: int, download: int
 ) -> None:

@@ -52,7 +52,7 @@ def test_the_budget_is_that_of_the_plan() -> None:
     assert (stream().budget, stream(budget=7).budget) == (0, 7)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), cumulative=st.booleans())
 def test_samples_of_earlier_periods_are_never_reached(data: st.DataObject, cumulative: bool) -> None:
     devices, periods = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))

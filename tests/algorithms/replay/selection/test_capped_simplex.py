@@ -88,7 +88,7 @@ def test_no_samples_have_an_empty_solution(budget: float) -> None:
     assert solve_capped_simplex(np.zeros((0, 0)), budget).shape == (0,)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     samples=st.integers(1, 20),
     seed=st.integers(0, 10_000),
@@ -129,7 +129,7 @@ def test_a_solution_along_flat_directions_keeps_the_budget_so_that_the_next_prob
     assert_feasible(solve_capped_simplex(gram, budget, 0.5 * linear, start=x), budget)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(samples=st.integers(2, 12), seed=st.integers(0, 10_000), part=st.floats(0.05, 0.95))
 @example(samples=6, seed=219, part=0.3)  # only the search among all pairs finds the last transfer
 @example(samples=6, seed=56, part=0.3)

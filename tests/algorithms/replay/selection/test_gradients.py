@@ -67,7 +67,7 @@ def test_targets_are_the_sums_less_their_mean() -> None:
     assert targets(np.zeros((0, 3))).shape == (0, 3)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(devices=st.integers(1, 6), seed=st.integers(0, 1000))
 def test_an_iteration_of_the_coordination_never_worsens_the_shared_objective(devices: int, seed: int) -> None:
     draws = np.random.default_rng(seed)

@@ -36,7 +36,7 @@ def chosen(strategy: str, given: Candidates, budget: int, seed: int = 0) -> list
     return STRATEGIES[strategy](given, budget, np.random.default_rng(seed)).tolist()
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     old=st.integers(0, 8),
     new=st.integers(0, 8),
