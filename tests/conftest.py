@@ -113,6 +113,18 @@ def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _own_hooks() -> Iterator[None]:
+    """No later test finds the handlers of signals and the hooks that this one has set, or a library that it uses."""
+    handlers = {sign: signal.getsignal(sign) for sign in signal.valid_signals()}
+    leave, account = sys.exit, sys.excepthook
+    yield
+    sys.exit, sys.excepthook = leave, account
+    for sign, handler in handlers.items():
+        if handler is not None and signal.getsignal(sign) is not handler:  # one of C, which is None, cannot be put back
+            signal.signal(sign, handler)
+
+
+@pytest.fixture(autouse=True)
 def _own_draws() -> None:
     """What a test draws from the generators of Python, numpy and torch is the same whatever was drawn before it."""
     random.seed(0)

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -236,12 +236,14 @@ def test_a_place_whose_report_fails_is_made_anew_and_ends_the_run_with_the_reaso
 def cluster() -> Iterator[Any]:
     """Two nodes of Ray on the loopback interface."""
     utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: pip install 'fedemu[ray]'")
+    handler = signal.getsignal(signal.SIGTERM)
     made = utils.Cluster(initialize_head=True, head_node_args=SMALL)
     try:
         made.add_node(**SMALL)
         yield made
     finally:
         made.shutdown()
+        signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)
 
 
 SETTINGS = (
@@ -443,8 +445,11 @@ def test_a_sweep_on_ray_that_is_interrupted_brings_its_runs_back_and_goes_on(clu
     environment = os.environ | {"RAY_ADDRESS": cluster.address, "FEDEMU_LOCAL__LR": "0.02"}
 
     def rounds_there() -> int:
-        places = [place.parent for place in Path(tempfile.gettempdir()).glob("fedemu-*/run/metrics.jsonl")]
-        return sum(finished_rounds(place) for place in places if name in (place / "config.toml").read_text())
+        found = 0
+        for config in Path(tempfile.gettempdir()).glob("fedemu-*/run/config.toml"):
+            with suppress(FileNotFoundError):  # another sweep may just remove its own
+                found += finished_rounds(config.parent) if name in config.read_text() else 0
+        return found
 
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE) as sweep:
         end = time.monotonic() + LONGEST_SECONDS
