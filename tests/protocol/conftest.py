@@ -32,10 +32,21 @@ async def _eventually(condition: Callable[[], object], seconds: float = 60.0) ->
         await asyncio.sleep(0.001)
 
 
+class Strangers(zmq.Context[zmq.Socket[bytes]]):
+    """A context that keeps its sockets. One that the collector closes lingers, for ever if its messages go nowhere."""
+
+    kept: list[zmq.Socket[bytes]]
+
+    def socket(self, *arguments: Any, **named: Any) -> zmq.Socket[bytes]:
+        self.kept.append(super().socket(*arguments, **named))
+        return self.kept[-1]
+
+
 @pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+def context() -> Iterator[Strangers]:
     """A context of ZeroMQ for strangers. A test that fails must not leave it: at its end it waits for its sockets."""
-    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    made = Strangers()
+    made.kept = []
     yield made
     made.destroy(linger=0)
 
