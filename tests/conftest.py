@@ -103,13 +103,21 @@ def _own_logs() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No later test finds modules of this one's folder, to which fedemu adds the path as it looks for a user's code."""
-    path, before = [*sys.path], {*sys.modules}
+    path, before = [*sys.path], {**sys.modules}
     yield
     sys.path[:] = path
     written = str(tmp_path_factory.getbasetemp())
-    for name in {*sys.modules} - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(written):
+    for name, module in [*sys.modules.items()]:
+        if module is not before.get(name) and any(place.startswith(written) for place in _places(module)):
             del sys.modules[name]
+            if name in before:
+                sys.modules[name] = before[name]
+
+
+def _places(module: ModuleType) -> list[str]:
+    """The file of a module, and the folders of a package, which may have no file. Modules that load late stay alone."""
+    named = getattr(module, "__dict__", {})
+    return [str(place) for place in (named.get("__file__"), *(named.get("__path__") or ()))]
 
 
 @pytest.fixture(autouse=True)
