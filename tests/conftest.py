@@ -169,11 +169,15 @@ def files_end_at() -> Callable[[int], AbstractContextManager[None]]:
     @contextmanager
     def end_at(size: int) -> Iterator[None]:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        with pytest.MonkeyPatch.context() as patch:
+            # What Python compiles of a module would be cut short, too, and be there for whoever imports it later.
+            patch.setattr(sys, "dont_write_bytecode", True)
+            patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+            try:
+                yield
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     return end_at
 
