@@ -11,13 +11,11 @@ import logging
 import os
 import random
 import resource
-import shutil
 import signal
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FunctionType, ModuleType
 
@@ -27,7 +25,7 @@ from hypothesis import HealthCheck, settings
 from fedemu.ops.data.apart import decode_apart
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.stress.warm import WarmStart
-from fedemu.protocol.host.private import private_folder
+from fedemu.protocol.host.private import private_folder, working_folder
 
 # Hypothesis tries the same examples each time, whatever it has found before, and does not mind a busy machine.
 settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -56,8 +54,9 @@ def pytest_configure(config: pytest.Config) -> None:
         for name in [*os.environ]:
             if name in FORGOTTEN or (name.startswith("FEDEMU_") and name != "FEDEMU_DATA"):
                 del os.environ[name]
-        os.environ["FEDEMU_CACHE"] = cache = tempfile.mkdtemp(prefix="fedemu-tests-")
-        config.add_cleanup(lambda: shutil.rmtree(cache, ignore_errors=True))
+        cache = ExitStack()
+        os.environ["FEDEMU_CACHE"] = str(cache.enter_context(working_folder("fedemu-tests-")))
+        config.add_cleanup(cache.close)
 
 
 def pytest_collection() -> None:
