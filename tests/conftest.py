@@ -121,11 +121,15 @@ def _places(module: ModuleType) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _own_hooks() -> Iterator[None]:
-    """No later test finds the handlers of signals and the hooks that this one has set, or a library that it uses."""
+    """No later test finds the handlers of signals, the hooks and the limit of open files that this one has set.
+
+    Nor those of a library that it uses.
+    """
     handlers = {sign: signal.getsignal(sign) for sign in signal.valid_signals()}
-    leave, account = sys.exit, sys.excepthook
+    leave, account, files = sys.exit, sys.excepthook, resource.getrlimit(resource.RLIMIT_NOFILE)
     yield
     sys.exit, sys.excepthook = leave, account
+    resource.setrlimit(resource.RLIMIT_NOFILE, files)
     for sign, handler in handlers.items():
         if handler is not None and signal.getsignal(sign) is not handler:  # one of C, which is None, cannot be put back
             signal.signal(sign, handler)

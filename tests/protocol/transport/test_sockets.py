@@ -407,19 +407,19 @@ async def test_a_router_without_descriptors_accepts_again_when_it_has_some(
     network = DirectNetwork(asyncio.get_running_loop())
     heard: list[bytes] = []
     router = network.bind(f"ipc://{socket_path}", UP, lambda peer, envelope: heard.append(peer), print)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
     waiting = socket.socket(socket.AF_UNIX)
     waiting.connect(str(socket_path))
     lowest_free = os.dup(waiting.fileno())
     os.close(lowest_free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, most))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
     try:
         await eventually(lambda: caplog.records)
         turns = len(caplog.records)
         await asyncio.sleep(0.2)
         assert turns <= len(caplog.records) <= turns + 5, "it does not spin"
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
     network.connect(router.address, DOWN, print, print).send(Heartbeat())
     await eventually(lambda: heard)
     waiting.close()
