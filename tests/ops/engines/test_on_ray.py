@@ -261,11 +261,15 @@ SETTINGS = (
 
 
 def own_data(folder: Path) -> Path:
-    """A file with 960 samples of three classes, which only a process in ``folder`` finds."""
+    """A file with 960 samples of three classes, which only a process in ``folder`` finds.
+
+    Nodes keep one copy of the same data. One value is that of this process, so that tests beside it keep another.
+    """
     random = np.random.default_rng(0)
     label = np.arange(960) % 3
     table = np.column_stack([random.normal(label[:, None], 1.0, (len(label), 4)), label])
-    np.savetxt(folder / "own.csv", table, "%.5f", ",", header="a,b,c,d,label", comments="")
+    table[0, 0] = os.getpid() / 1e6
+    np.savetxt(folder / "own.csv", table, "%.6f", ",", header="a,b,c,d,label", comments="")
     return folder
 
 
