@@ -103,7 +103,7 @@ def _threads() -> int | None:
     left = []
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft != resource.RLIM_INFINITY and os.geteuid() != 0:
-        with suppress(OSError):
+        with suppress(OSError, IndexError):  # psutil takes for granted that an existing /proc is not empty
             left.append(soft - _threads_of_user())
     for folder in control_groups("pids"):
         if (most := kernel_number(folder / "pids.max")) is not None:

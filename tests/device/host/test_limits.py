@@ -85,9 +85,12 @@ def test_this_machine_can_be_read() -> None:
     assert machine.threads is None or machine.threads > 0
 
 
+@pytest.mark.parametrize("empty", [False, True])
 def test_a_system_without_proc_tells_neither_memory_nor_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if empty:  # /proc is there and empty, as in a chroot
+        (tmp_path / "proc").mkdir()
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
     monkeypatch.setattr(hardware, "OWN_GROUPS", tmp_path / "proc" / "cgroup")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
