@@ -112,6 +112,9 @@ def _make() -> tuple[Path, int]:
     """A new folder, and a descriptor that locks it. Folders that killed processes have left are removed."""
     refused = []
     for place in _places():
+        if not str(place).isprintable():  # no address may have such a path
+            refused.append(f"{str(place)!r} (its path has control characters, or bytes that are no UTF-8)")
+            continue
         _remove_leftovers(place, PREFIX)
         try:
             made = _make_in(place)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from fedemu.protocol.addresses import check_address
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host import private
 from fedemu.protocol.host.private import (
@@ -152,6 +153,17 @@ def test_a_place_with_a_long_path_is_passed_over(tmp_path: Path, monkeypatch: py
         assert folder.parent != far
         assert len(str(folder / "coordinator")) <= 107
     assert list(far.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [b"two\nlines", b"\xff\xfe"])
+def test_a_place_that_no_address_can_name_is_passed_over(
+    name: bytes, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (odd := place / os.fsdecode(name)).mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(odd))
+    with private_folder() as folder:
+        check_address(f"ipc://{folder}/coordinator", listening=True)
+        assert list(odd.iterdir()) == []
 
 
 def test_a_machine_without_a_place_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
