@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import socket
@@ -89,6 +90,7 @@ def _told_once() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
 
 def _bind(port: int | None) -> socket.socket:
     """A socket that listens on the loopback, at ``port`` or at the first free one."""
+    refused = OSError()
     wanted = [port] if port is not None else [*range(FIRST_PORT, FIRST_PORT + _TRIES), 0]
     for number in wanted:
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -98,11 +100,12 @@ def _bind(port: int | None) -> socket.socket:
             listening.listen(128)
         except OSError as error:
             listening.close()
-            if port is not None:
-                raise ConfigurationError(f"port {port} can't be used: {error.strerror}; name another one") from error
+            refused = error
             continue
         return listening
-    raise ConfigurationError(f"found no free port on {HOST}; name one with --port")
+    if port is None or refused.errno == errno.EADDRNOTAVAIL:
+        raise ConfigurationError(f"the page can't be served at {HOST}: {refused.strerror}") from refused
+    raise ConfigurationError(f"port {port} can't be used: {refused.strerror}; name another one") from refused
 
 
 def _is_gone(process: int) -> bool:
@@ -112,15 +115,23 @@ def _is_gone(process: int) -> bool:
 def main(words: Sequence[str]) -> int:
     """The page of ``fedemu run --page``. ``words`` are the parent's process id, a descriptor, and the run directory.
 
-    The address and the token are written to the descriptor, one line each.
+    The address and the token are written to the descriptor, one line each; or a single line, which says why there is
+    no page.
     """
-    parent, line, directory = int(words[0]), int(words[1]), Path(words[2])
+    parent, far_end, directory = int(words[0]), os.fdopen(int(words[1]), "w", encoding="utf-8"), Path(words[2])
 
     def opened(address: str, token: str) -> None:
-        with os.fdopen(line, "w") as far_end:
+        with far_end:
             far_end.write(f"{address}\n{token}\n")
 
-    serve_page([directory], None, opened, parent)
+    try:
+        serve_page([directory], None, opened, parent)
+    except ConfigurationError as error:
+        if far_end.closed:  # the page was served until now
+            raise
+        with far_end:
+            far_end.write(" ".join(str(error).splitlines()))
+        return error.exit_code
     return 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from fedemu.protocol.code.source import interpreter
-from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.starting import starting
 
 OUTPUT: Final = "page.out"
@@ -20,8 +20,8 @@ OUTPUT: Final = "page.out"
 def start_page(directory: Path) -> None:
     """Start the page of a run directory, and tell people its address and its token.
 
-    It is served until this process has ended and nobody has watched for some seconds. Raises FedemuError if it does not
-    start.
+    It is served until this process has ended and nobody has watched for some seconds. Raises ConfigurationError if this
+    machine can't serve it, and FedemuError if it does not start for another reason.
     """
     logs = directory / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -45,11 +45,15 @@ def start_page(directory: Path) -> None:
     os.close(writable)
     with os.fdopen(readable, encoding="utf-8") as line:
         told = line.read().splitlines()
-    if len(told) != 2:
-        with suppress(OSError):
-            sys.stderr.write((logs / OUTPUT).read_text(encoding="utf-8", errors="replace"))
-        raise FedemuError(f"The page could not be served; {logs / OUTPUT} says why.")
-    announce(*told)
+    match told:
+        case [address, token]:
+            announce(address, token)
+        case [reason]:
+            raise ConfigurationError(reason)
+        case _:  # the run's folder may be given back with its logs, so they are shown
+            with suppress(OSError):
+                sys.stderr.write((logs / OUTPUT).read_text(encoding="utf-8", errors="replace"))
+            raise FedemuError("the page could not be served; the lines above say why")
 
 
 def announce(address: str, token: str) -> None:
