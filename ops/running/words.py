@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -54,6 +55,10 @@ def conclude(directory: Path, code: int, command: str, *, new: bool, print_summa
         if code == 0:
             raise
         # What has ended the run was told. It may hinder this, too, such as a disk that fails.
+        if not os.path.lexists(directory):
+            say(f"stopped, because {directory} was moved or removed; if it was moved, continue it there with")
+            say(f"fedemu {command} --resume DIR")
+            return code
         say(f"stopped; its results so far are in {directory}, and cannot be read now; continue it with")
         say(again)
         return code

@@ -104,6 +104,20 @@ def test_an_error_that_hinders_the_last_lines_too_keeps_its_code_and_is_not_told
         conclude(directory, 0, "run", new=True, print_summary=False)
 
 
+@pytest.mark.parametrize("command", ["run", "coordinator --bind tcp://127.0.0.1:6000"])
+def test_a_run_whose_folder_was_moved_is_not_said_to_be_there(
+    command: str, capsys: pytest.CaptureFixture[str], write_row: Write
+) -> None:
+    directory = claim(EXPERIMENT, None)
+    write_row(directory, 1)
+    directory.rename("elsewhere")
+    assert conclude(directory, 5, command, new=True, print_summary=False) == 5
+    assert capsys.readouterr().err.splitlines() == [
+        "stopped, because runs/tiny-1 was moved or removed; if it was moved, continue it there with",
+        f"fedemu {command} --resume DIR",
+    ]
+
+
 def _refuse(number: int) -> NoReturn:
     raise OSError(number, os.strerror(number))
 
