@@ -50,6 +50,7 @@ from fedemu.ops.experiment import Experiment
 from fedemu.ops.figures import readable_bytes
 from fedemu.protocol.code.own_code import Told, account, own_frames, retold, told
 from fedemu.protocol.errors import ConfigurationError, TrainingError
+from fedemu.protocol.host.starting import starting
 from fedemu.protocol.messages import MOST_METRICS
 
 SAMPLES = 2
@@ -287,7 +288,7 @@ def _apart(found: Callable[[], Computing | Told]) -> Computing | Told | None:
 def _forked(found: Callable[[], Computing | Told]) -> Computing | Told | None:
     reading, writing = os.pipe()
     parent = os.getpid()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), starting():
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:

@@ -12,6 +12,7 @@ from pathlib import Path
 from fedemu.protocol.code.own_code import is_own
 from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.starting import starting
 
 _ASK = "import sys; from fedemu.protocol.code.source import source_of; print(source_of(sys.argv[1]))"
 
@@ -25,7 +26,8 @@ def require_elsewhere(module: str, setting: str, name: str) -> None:
     if file is None or not is_own(file):
         return
     command = [*interpreter(), "-c", _ASK, module]
-    asked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    with starting():
+        asked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     found = asked.stdout.splitlines()[-1] if asked.returncode == 0 else None
     path = Path(file).resolve()
     if found is not None and Path(found).resolve() == path:

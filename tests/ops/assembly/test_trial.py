@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import textwrap
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -562,6 +565,12 @@ def test_a_trial_changes_nothing_in_this_process() -> None:
 @pytest.mark.parametrize("name", ["Dies", "LacksMemory", "LacksMemoryInTraining"])
 def test_a_failure_of_this_machine_is_no_refusal(name: str) -> None:
     tried(f"model.name=tried:{name}")
+
+
+def test_a_machine_that_starts_no_process_to_try_in_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fork", MagicMock(side_effect=BlockingIOError(errno.EAGAIN, "")))
+    with pytest.raises(ConfigurationError, match="no process can be started on this machine: the limit of processes"):
+        tried()
 
 
 @pytest.mark.parametrize("method", [name for name, _ in methods()])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import importlib
 import linecache
 import os
 import subprocess
@@ -11,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -228,6 +231,17 @@ def test_a_module_that_other_processes_find_elsewhere_or_not_at_all_is_refused(
         name_of(names["Net"], "model__name")
     monkeypatch.setenv("PYTHONPATH", str(scripts))
     assert name_of(names["Net"], "model__name") == "nets_beside:Net"
+
+
+def test_a_machine_that_starts_no_process_to_look_for_a_module_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "nets_looked_for.py").write_text("class Net: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    net = importlib.import_module("nets_looked_for").Net
+    monkeypatch.setattr(subprocess, "run", MagicMock(side_effect=BlockingIOError(errno.EAGAIN, "")))
+    with pytest.raises(ConfigurationError, match="no process can be started on this machine: the limit of processes"):
+        name_of(net, "model__name")
 
 
 def test_code_of_a_module_is_named_by_it() -> None:
