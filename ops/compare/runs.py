@@ -82,12 +82,12 @@ def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
     """
     every = list(_each(paths))
     usual_code = {found.key: found.code for found in reversed(every) if found.code}
-    usual_data = {found.key: data for found in reversed(every) if (data := data_of([found.run]))}
+    usual_data = {found.key: found.data for found in reversed(every) if found.data}
     by_experiment: dict[tuple[str, str, str], dict[int | None, _Found]] = {}
     warnings = []
     for found in every:
         code = found.code or usual_code.get(found.key, {})
-        data = data_of([found.run]) or usual_data.get(found.key, "")
+        data = found.data or usual_data.get(found.key, "")
         alike = by_experiment.setdefault((found.key, data, json.dumps(code, sort_keys=True)), {})
         twin = alike.get(found.seed)
         kept, left_out = (found, twin) if twin is None or found.reached > twin.reached else (twin, found)
@@ -157,6 +157,11 @@ class _Found:
         return f"{self.settings} {self.traces}"
 
     @property
+    def data(self) -> str:
+        """The digest of the run's data, empty if the run does not tell it."""
+        return data_of([self.run])
+
+    @property
     def reached(self) -> tuple[bool, int]:
         """How far the run got: whether it was completed, and its rounds."""
         return self.run.outcome == "completed", len(self.run.rows)
@@ -210,44 +215,38 @@ def _cut_short(groups: Sequence[Group]) -> list[str]:
 
 def _other_code(groups: Sequence[Group]) -> list[str]:
     """A warning for each module and file whose source was not the same for all runs."""
-    places: dict[str, dict[str, Path]] = {}
-    for group in groups:
-        for place, digest in group.code.items():
-            places.setdefault(place, {}).setdefault(digest, group.runs[0].path)
+    codes = ((place, digest, group.runs[0].path) for group in groups for place, digest in group.code.items())
     return [
-        f"the runs differ in the code of {place} ({_digests(digests)}), so those of one experiment are rows of "
-        "their own"
-        for place, digests in places.items()
-        if len(digests) > 1
+        f"the runs differ in the code of {place} ({_digests(paths)}), so those of one experiment are rows of their own"
+        for place, paths in _with_several(codes)
     ]
 
 
 def _other_traces(every: Sequence[_Found]) -> list[str]:
     """A warning for each experiment whose trace files had not the same content for all runs."""
-    places: dict[str, dict[str, Path]] = {}
-    for found in every:
-        places.setdefault(found.settings, {}).setdefault(found.traces, found.run.path)
     return [
         "the runs differ in the content of their trace files "
         f"({TRACES_FILE} in {', '.join(map(str, paths.values()))}), "
         "so those with the same settings are rows of their own"
-        for paths in places.values()
-        if len(paths) > 1
+        for _, paths in _with_several((found.settings, found.traces, found.run.path) for found in every)
     ]
 
 
 def _other_data(every: Sequence[_Found]) -> list[str]:
     """A warning for each experiment whose data had not the same content for all runs."""
-    places: dict[str, dict[str, Path]] = {}
-    for found in every:
-        if data := data_of([found.run]):
-            places.setdefault(found.settings, {}).setdefault(data, found.run.path)
     return [
         f"the runs differ in the content of their data set ({_digests(paths)}), so those with the same settings are "
         "rows of their own"
-        for paths in places.values()
-        if len(paths) > 1
+        for _, paths in _with_several((found.settings, found.data, found.run.path) for found in every if found.data)
     ]
+
+
+def _with_several(digests: Iterable[tuple[str, str, Path]]) -> list[tuple[str, dict[str, Path]]]:
+    """What has several digests, and the first run with each. ``digests`` are what has one, the digest, and the run."""
+    places: dict[str, dict[str, Path]] = {}
+    for what, digest, run in digests:
+        places.setdefault(what, {}).setdefault(digest, run)
+    return [(what, runs) for what, runs in places.items() if len(runs) > 1]
 
 
 def _digests(places: Mapping[str, Path]) -> str:
