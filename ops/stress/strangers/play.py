@@ -301,7 +301,7 @@ def _begin(
 
 def _lease(fleet: LiveFleet) -> str:
     """The lease of the fleet, as somebody learns it who listens to a run without keys."""
-    line = next((fleet.run_directory / "checkpoint").glob("leases.jsonl")).read_text().splitlines()[0]
+    line = (fleet.run_directory / "checkpoint" / "leases.jsonl").read_text().splitlines()[0]
     return str(json.loads(line[: line.rindex("}") + 1])["grant"])
 
 
