@@ -14,11 +14,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from signal import Signals
 from types import FrameType
-from typing import IO
 
 from fedemu.ops.running.codes import STOP_SIGNALS
 from fedemu.ops.running.launch_rules import Action, CallDevices, Child, Launch, Patience, Say, Send, StartDevices
@@ -192,32 +191,20 @@ def _start(
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
-        if terminal is None:
-            return _popen(command, kept, environment, subprocess.DEVNULL, None)
-        terminal.parent.mkdir(parents=True, exist_ok=True)
-        with terminal.open("ab") as file:
-            return _popen(command, kept, environment, file, file)
+        if terminal is not None:
+            terminal.parent.mkdir(parents=True, exist_ok=True)
+        with nullcontext() if terminal is None else terminal.open("ab") as file, starting():
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file or subprocess.DEVNULL,
+                stderr=file,
+                pass_fds=(kept,),
+                env=environment,
+                start_new_session=True,
+            )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _popen(
-    command: Sequence[str],
-    kept: int,
-    environment: Mapping[str, str],
-    stdout: int | IO[bytes],
-    stderr: IO[bytes] | None,
-) -> subprocess.Popen[bytes]:
-    with starting():
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=(kept,),
-            env=environment,
-            start_new_session=True,
-        )
 
 
 @contextmanager
