@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -80,16 +80,20 @@ class Page:
 
     async def follow(self) -> None:
         """Look at the runs, and for new ones, as long as somebody watches. Ends only if it is cancelled."""
-        await asyncio.gather(self._follow_runs(), self._follow_folders())
+        await asyncio.gather(self._again(self._look, LOOK_SECONDS), self._again(self._look_for_more, FIND_SECONDS))
 
-    async def _follow_folders(self) -> None:
+    async def _again(self, look: Callable[[], Awaitable[None]], seconds: float) -> None:
+        """Look again and again, with a pause of ``seconds``, or a longer one if a look takes long."""
         while True:
             began = time.monotonic()
             if self.viewers:
-                for directory in await asyncio.to_thread(lambda: list(self._find())):
-                    if all(run.directory != directory for run in self._runs):
-                        self._add(directory)
-            await asyncio.sleep(max(FIND_SECONDS, REST * (time.monotonic() - began)))
+                await look()
+            await asyncio.sleep(max(seconds, REST * (time.monotonic() - began)))
+
+    async def _look_for_more(self) -> None:
+        for directory in await asyncio.to_thread(lambda: list(self._find())):
+            if all(run.directory != directory for run in self._runs):
+                self._add(directory)
 
     def _add(self, directory: Path) -> None:
         """Give a run that has begun since its place. One whose settings can't be read yet is tried again later."""
@@ -97,13 +101,6 @@ class Page:
             run = LiveRun(len(self._runs), directory, self.stream)
             self._runs.append(run)
             self.stream.add("snapshot", run.snapshot())
-
-    async def _follow_runs(self) -> None:
-        while True:
-            began = time.monotonic()
-            if self.viewers:
-                await self._look()
-            await asyncio.sleep(max(LOOK_SECONDS, REST * (time.monotonic() - began)))
 
     async def _look(self) -> None:
         self._looked = time.monotonic()
