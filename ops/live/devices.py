@@ -105,17 +105,10 @@ class Devices:
         """What changed since the last call. Empty if nothing did."""
         states, outcomes = self.shown(), bytes(self.outcomes)
         before, self._sent = self._sent, (states, outcomes)
-        changed = (
-            [
-                device
-                for device, now in enumerate(zip(states, outcomes, strict=True))
-                if now != (before[0][device], before[1][device])
-            ]
-            if (states, outcomes) != before
-            else []
-        )
-        if not changed:
+        if self._sent == before:
             return {}
+        both = zip(zip(states, outcomes, strict=True), zip(*before, strict=True), strict=True)
+        changed = [device for device, (now, then) in enumerate(both) if now != then]
         if len(changed) * _SHARE > len(states):
             return {"states": _text(states), "outcomes": _text(outcomes)}
         return {
