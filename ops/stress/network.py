@@ -102,8 +102,8 @@ def play(folder: Path, weather: Weather, settings: Sequence[str], expected: str)
         place = f"tcp://{wires.addresses[EDGE]}:{PORT}"
         if weather.edge:
             fleet.start_edge(place, "--insecure")
-        for name, count in zip(MACHINES, (10, 10), strict=True):
-            fleet.start_devices(count, state=name, address=place if weather.edge else None)
+        for name in MACHINES:
+            fleet.start_devices(10, state=name, address=place if weather.edge else None)
         try:
             if weather.cut:
                 fleet.wait_for_round(2, LONGEST_SECONDS)
