@@ -21,6 +21,7 @@ from fedemu.ops.track.export import FOLDER
 from fedemu.ops.track.kinds import check, places, whole
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.wording import refusal
 
 TRACKERS: Final = "trackers.json"
 """The file beside what trackers know, with the settings of those that followed the run last."""
@@ -46,7 +47,7 @@ class Followers(Observers):
             try:
                 self._start(name, words)
             except OSError as error:
-                self._fail(name, str(error))
+                self._fail(name, refusal(error))
 
     def round_finished(self, row: Row) -> None:
         for name, child in self._children.items():
@@ -57,7 +58,7 @@ class Followers(Observers):
             except BlockingIOError:
                 pass  # it has not read hundreds of lines yet, and the next one it reads tells it of this round, too
             except OSError:
-                self._fail(name, last_words(self._logs[name]).partition("\n")[0] or "it ended without a word")
+                self._fail(name, self._last_word(name))
 
     def close(self) -> None:
         """Let the trackers tell the end of the run. One that takes longer than ``track.patience`` is killed."""
@@ -75,7 +76,7 @@ class Followers(Observers):
                 self._fail(name, f"it was not done {self._track.patience:g} s after the run, and was ended")
             else:
                 if code:
-                    self._fail(name, last_words(self._logs[name]).partition("\n")[0] or "it ended without a word")
+                    self._fail(name, self._last_word(name))
 
     def _start(self, name: str, words: Sequence[str]) -> None:
         folder = self._directory / "logs"
@@ -86,6 +87,9 @@ class Followers(Observers):
         self._children[name] = child
         if child.stdin is not None:
             os.set_blocking(child.stdin.fileno(), False)
+
+    def _last_word(self, name: str) -> str:
+        return last_words(self._logs[name]).partition("\n")[0] or "it ended without a word"
 
     def _fail(self, name: str, why: str) -> None:
         if name in self._told:

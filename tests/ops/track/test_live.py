@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -112,6 +113,16 @@ def test_one_that_fails_and_one_that_hangs_are_told_once_and_ended(run: Path, tm
     assert "Traceback (most recent call last)" in logs
     assert f"the run is not harmed, and `fedemu export {run} --to {names[0]}` tries again" in failing
     assert "Hanging failed (it was not done 5 s after the run, and was ended)" in hanging
+
+
+def test_a_system_that_starts_no_process_is_told_in_words(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    refused = MagicMock(side_effect=OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
+    monkeypatch.setattr("fedemu.ops.track.live.subprocess.Popen", refused)
+    with followers(run, Track(to=("tensorboard",)), child_command, said.append):
+        pass
+    why = "the limit of processes is reached; raise it (ulimit -u, or pids.max of the container)"
+    assert said[0].startswith(f"tracking to tensorboard failed ({why}); the run is not harmed")
 
 
 def test_the_command_that_tries_again_writes_to_the_same_place(run: Path, tmp_path: Path) -> None:
