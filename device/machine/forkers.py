@@ -108,12 +108,14 @@ async def ended(process: asyncio.subprocess.Process) -> None:
         async with asyncio.timeout(END_SECONDS):
             await process.wait()
     except TimeoutError:
-        process.kill()
-        await process.wait()
+        await killed(process)
 
 
 async def killed(process: asyncio.subprocess.Process) -> None:
-    """Kill a process, and wait for its end. One that still imports does not hear that its line was closed."""
+    """Kill a process, if it has not just ended, and wait for its end.
+
+    One that still imports does not hear that its line was closed.
+    """
     with suppress(ProcessLookupError):
         process.kill()
     await process.wait()

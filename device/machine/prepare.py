@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from fedemu.device.machine.forkers import killed
 from fedemu.protocol.code.named import load, restrict
 from fedemu.protocol.code.own_code import Told, account, own_frames, retold, told
 from fedemu.protocol.code.source import interpreter
@@ -71,8 +72,7 @@ async def _tried(prepare: str, experiment: Path, allow_code: Sequence[str] | Non
     try:
         output, _ = await process.communicate()
     except asyncio.CancelledError:
-        process.kill()
-        await process.wait()
+        await killed(process)
         raise
     text = output.decode(errors="replace").strip().splitlines()[-1:] or [""]
     return await process.wait(), text[0]

@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -120,6 +121,25 @@ async def test_every_other_end_is_told(
 
 async def test_a_process_that_was_killed_is_started_again(code: str, experiment: Callable[[bytes], Path]) -> None:
     await prepare_data(code, experiment(b"killed once"), HERE)
+
+
+async def test_a_machine_that_is_stopped_just_as_the_process_ends_is_stopped(
+    code: str, experiment: Callable[[bytes], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, processes = asyncio.create_subprocess_exec, list[asyncio.subprocess.Process]()
+
+    async def started(*command: str, **settings: Any) -> asyncio.subprocess.Process:
+        processes.append(await start("true", **settings))
+        return processes[0]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", started)
+    preparing = asyncio.create_task(prepare_data(code, experiment(b"digits"), HERE))
+    async with asyncio.timeout(60):
+        while not processes or processes[0].returncode is None:  # noqa: ASYNC110 - the very turn in which it ends
+            await asyncio.sleep(0)
+    preparing.cancel()
+    await asyncio.wait({preparing})
+    assert preparing.cancelled()
 
 
 async def test_a_machine_that_can_start_no_process_says_so(
