@@ -54,15 +54,15 @@ def states(text: str) -> list[int]:
 
 def test_rows_events_and_asks_come_as_they_are_written(made: Any) -> None:
     run = LiveRun(0, made.directory, Told())
-    made.row(1, class_accuracy=[1.0, 0.5])
+    made.row(1, class_accuracy=[1.0, 0.5], period_accuracy=[0.25])
     made.append("events", {"event": "join", "device": 3, "virtual_time": 0.0})
     made.ask(1, [3, 5], "ad")
     first = news(run)
-    assert [row["round"] for row in first["rows"]] == [1]
+    assert [(row["round"], row["period_accuracy"]) for row in first["rows"]] == [(1, [0.25])]
     assert first["events"][0]["device"] == 3
     assert first["asks"][0]["counts"] == {"a": 1, "d": 1}
     assert (run.devices.visits[3], run.devices.outcomes[5], first["visited"]) == (1, 3, [3, 5])
-    assert first["status"]["state"] == "stopped"
+    assert (first["status"]["state"], first["status"]["best"]) == ("stopped", 0.5)
     made.row(2, class_accuracy=[0.5, 0.7])
     second = news(run)
     assert set(second) == {"number", "message", "rows", "status"}

@@ -274,7 +274,7 @@ async def test_a_device_tells_its_story(made: Any) -> None:
     made.append("events", {"event": "join", "device": 3, "virtual_time": 0.0, "incarnation": 1})
     async with served(made.directory) as (session, _), session.get("/api/runs/0/devices/3") as answer:
         told = await answer.json()
-    assert [(visit["round"], visit["outcome"]) for visit in told["visits"]] == [(1, "a")]
+    assert [(visit["round"], visit["outcome"], visit["time"]) for visit in told["visits"]] == [(1, "a", 0.5)]
     assert [event["event"] for event in told["events"]] == ["join"]
     assert sum(told["labels"][0]) > 0
     assert len(told["labels"][0]) == len(told["classes"]) == 10
