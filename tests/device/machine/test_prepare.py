@@ -33,6 +33,8 @@ def code(tmp_path: Path) -> str:
         mark = Path(__file__).with_name("killed")
 
         def prepare(experiment):
+            with open(Path(__file__).with_name("begun"), "a") as begun:
+                begun.write("x")
             print("12 of 12 files", end="")  # as a line of progress that is never ended
             os.write(1, b"12 of 12 caf\\xe9s")  # as a library of C does it
             if experiment == b"one sentence":
@@ -66,8 +68,9 @@ def experiment(tmp_path: Path) -> Callable[[bytes], Path]:
     return write
 
 
-async def test_equal_data_are_accepted(code: str, experiment: Callable[[bytes], Path]) -> None:
+async def test_equal_data_are_accepted(code: str, experiment: Callable[[bytes], Path], tmp_path: Path) -> None:
     await prepare_data(code, experiment(b"digits"), HERE)
+    assert (tmp_path / "begun").read_text() == "x"
     with pytest.raises(DataError, match=f"digest {HERE[:12]} here, {THERE[:12]} there"):
         await prepare_data(code, experiment(b"digits"), THERE)
 
@@ -119,8 +122,11 @@ async def test_every_other_end_is_told(
         await prepare_data(code, experiment(content), HERE)
 
 
-async def test_a_process_that_was_killed_is_started_again(code: str, experiment: Callable[[bytes], Path]) -> None:
+async def test_a_process_that_was_killed_is_started_again(
+    code: str, experiment: Callable[[bytes], Path], tmp_path: Path
+) -> None:
     await prepare_data(code, experiment(b"killed once"), HERE)
+    assert (tmp_path / "begun").read_text() == "xx"
 
 
 async def test_a_machine_that_is_stopped_just_as_the_process_ends_is_stopped(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,13 +35,15 @@ def a_link(folder: Path) -> tuple[str, socket.socket]:
     return str(folder / "s"), sock
 
 
-async def test_a_machine_whose_shared_connection_was_removed_ends_with_a_sentence(
-    socket_folder: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_shared_connection_beats_until_it_was_removed_which_ends_the_machine_with_a_sentence(
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch, until: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(shared, "LOOK_SECONDS", 0.01)
     loop = asyncio.get_running_loop()
     failed: asyncio.Future[Exception] = loop.create_future()
-    granted = SimpleNamespace(heartbeat_seconds=60.0, patience=5)
+    beats = list[Trunk]()
+    monkeypatch.setattr(Trunk, "beat", lambda trunk: beats.append(trunk))
+    granted = SimpleNamespace(heartbeat_seconds=0.1, patience=5)
     network, trunk = DirectNetwork(loop), Trunk(MemoryNetwork(), loop)
     here: Any = SimpleNamespace(trunk=trunk, granted=granted, fail=failed.set_result)
     path, sock = a_link(socket_folder)
@@ -48,6 +51,7 @@ async def test_a_machine_whose_shared_connection_was_removed_ends_with_a_sentenc
         stack.callback(sock.close)
         stack.callback(network.close)
         share_link(here, network, f"ipc://{path}", 1, stack)
+        await until(lambda: len(beats) >= 2, "two beats")
         os.unlink(path)
         assert "was removed, so no process can connect there any more" in str(await asyncio.wait_for(failed, 30))
 
