@@ -50,13 +50,15 @@ def test_a_wrong_size_of_a_built_in_data_set_is_refused(name, tmp_path):
 def test_a_function_of_ones_own_returns_arrays(own_data):
     corpus = own_data(
         "return dict(x=np.arange(12).reshape(4, 3) / 2, y=[0, 1, 1, 0], test_x=np.ones((1, 3)), test_y=[1],"
-        "class_names=['no', 'yes'], columns={'who': [['a'], ['b'], ['a'], ['c']]})"
+        "class_names=['no', 'yes'], columns={'who': [['a'], ['b'], ['a'], ['c']], 'age': [1]},"
+        "test_columns={'who': ['c'], 'age': [1, 2]})"
     )
     assert corpus.name == "make"
     assert corpus.class_names == ("no", "yes")
     assert corpus.train.x.tolist() == [[0, 0.5, 1], [1.5, 2, 2.5], [3, 3.5, 4], [4.5, 5, 5.5]]
     assert corpus.train.x.dtype == np.float32
-    assert corpus.train.columns["who"].tolist() == ["a", "b", "a", "c"]
+    assert {name: column.tolist() for name, column in corpus.train.columns.items()} == {"who": ["a", "b", "a", "c"]}
+    assert {name: column.tolist() for name, column in corpus.test.columns.items()} == {"who": ["c"]}
     assert corpus.mean.tolist() == [2.25, 2.75, 3.25]
     assert corpus.test.y.tolist() == [1]
 
@@ -174,6 +176,8 @@ def test_any_object_may_be_named_in_a_module_or_in_a_file(tmp_path, own_cache):
     tokens = corpora.open_corpus(experiment(dataset=f"{file}:tokens"))
     assert (tokens.train.x.tolist(), tokens.test.x.tolist()) == ([[7, 9], [8, -(2**63)]], [[2**40, 1]])
     assert tokens.batch(tokens.test, np.array([0]))[0].tolist() == [[2**40, 1]]
+    with pytest.raises(DataError, match=r"data\.image_size goes with tables and images of columns, not with arrays"):
+        corpora.load(experiment(dataset=f"{file}:pair", image_size=8).to_bytes())
     with pytest.raises(DataError, match="has the negative label -1 in row 1; labels count from 0"):
         corpora.open_corpus(experiment(dataset=f"{file}:wrong"))
     with pytest.raises(DataError, match=r"has the label 10{15}, .* number the 2 that it has from 0, or give words"):

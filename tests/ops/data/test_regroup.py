@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from fedemu.ops.data.corpora import load_corpus
-from fedemu.ops.data.regroup import MAPPING, Regrouping, even_shares, regrouped, regrouping
+from fedemu.ops.data.regroup import MAPPING, Regrouping, _part, even_shares, regrouped, regrouping
 from fedemu.ops.data.source import DataSource
 from fedemu.ops.data.split import Part
 from fedemu.protocol.errors import DataError
@@ -137,6 +137,14 @@ def test_the_hugging_face_form_of_imagenet_is_regrouped_by_its_names(tmp_path):
 )
 def test_shares_are_as_even_as_the_counts_let_them_be(counts, most, shares):
     assert even_shares(counts, most) == shares
+
+
+def test_which_samples_a_group_takes_follows_from_the_order_of_all():
+    y = np.arange(300) % 3
+    found = _part(Part(y, {"row": np.arange(300)}, lambda rows: [rows]), [np.array([0, 2])], 50)
+    random = np.random.RandomState(0)
+    drawn = [row for one in (0, 2) for row in random.permutation(np.flatnonzero(y == one))[:25].tolist()]
+    assert found.columns["row"].tolist() == sorted(drawn)
 
 
 def test_the_mapping_is_whole():
