@@ -210,6 +210,12 @@ def test_the_settings_of_texts_are_part_of_their_digest(load: Load) -> None:
     assert len(digests) == 5
 
 
+def test_a_small_vocabulary_of_characters_has_the_most_frequent_ones() -> None:
+    vocabulary, encode = train_tokenizer(TextSource("next", 8, len(SPECIAL_TOKENS) + 3, "characters"), ["zzz ba", "bb"])
+    assert vocabulary == (*SPECIAL_TOKENS, " ", "b", "z")
+    assert [*encode("za b")] == [7, UNKNOWN, 5, 6]
+
+
 def test_wordpiece_keeps_frequent_words_whole_and_every_character() -> None:
     texts = ["play jazz", "play rock", "Pláy jazz", "play blues"]
     vocabulary, encode = train_tokenizer(TextSource("masked", 8, 60, "wordpiece"), texts)
