@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fedemu.algorithms.interface import Context, Tree
@@ -30,7 +31,8 @@ from fedemu.coordinator.service.view import FleetView
 from fedemu.coordinator.sums.partial import RULE
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.blobs.store import BlobStore
-from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError
+from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError, UnreachableError
+from fedemu.protocol.host.files import refusal_of
 from fedemu.protocol.host.futures import done_before
 from fedemu.protocol.host.hardware import host_name
 from fedemu.protocol.host.stopping import hearing_stop
@@ -228,6 +230,9 @@ class Coordinator:
         if summary is not None and (error is None or isinstance(error, Diverged)):
             return summary
         assert error is not None
+        if isinstance(error, OSError) and _is_within(error.filename, self._plan.directory):
+            # The folder was fit for the run until now, so its name is not at fault, nor is fedemu.
+            raise FedemuError(f"{error.filename} cannot be used: {refusal_of(error)}") from error
         raise error
 
     def _write(self, error: Exception | None, outcome: RunOutcome) -> Summary:
@@ -252,6 +257,11 @@ class Coordinator:
                 self._observers.event("diverged", detail=str(error))
             self._run.finish(summary, variables)
         return summary
+
+
+def _is_within(name: object, directory: Path) -> bool:
+    """Whether the name of a file, as an OSError has it, is that of a file or a folder of a run."""
+    return isinstance(name, str) and Path(name).is_relative_to(directory)
 
 
 def _granted_since(record: Mapping[str, Any], leases: Leases) -> Ranges:

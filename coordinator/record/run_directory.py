@@ -178,15 +178,16 @@ class RunDirectory:
     def flush(self) -> None:
         """Return when everything that the logs hold is on the disk.
 
-        Raises FedemuError if the disk refuses, and if somebody has removed a log or put another file in its place: then
-        what is written would be lost.
+        Raises FedemuError if the disk or the folder refuses, and if somebody has removed a log or put another file in
+        its place: then what is written would be lost.
         """
         for log, file in self._logs.items():
             path = self.path / f"{log}.jsonl"
             with named_failure(path):
                 os.fsync(file.fileno())
-            written = os.fstat(file.fileno()).st_size  # before the other size, as lines may come meanwhile
-            if not is_file(path) or path.stat().st_size < written:
+                written = os.fstat(file.fileno()).st_size  # before the other size, as lines may come meanwhile
+                lost = not is_file(path) or path.stat().st_size < written
+            if lost:
                 raise FedemuError(
                     f"{path} was removed or replaced while the run went on, so that what the run writes there is lost; "
                     "put it back"
@@ -254,10 +255,14 @@ class RunDirectory:
         write_whole(self.path / "summary.json", text + "\n", durable=True)
 
     def close(self) -> None:
-        """Close the logs and give up the lock. If nothing was written, as if a run is refused, no new log stays."""
-        if not any(place.stat().st_size for place in self._new if is_file(place)):
-            for place in self._new:
-                place.unlink(missing_ok=True)
+        """Close the logs and give up the lock. If nothing was written, as if a run is refused, no new log stays.
+
+        A folder that lets nobody in any more keeps them, and is no error here: it has ended the run, and was told.
+        """
+        with contextlib.suppress(OSError):
+            if not any(place.stat().st_size for place in self._new if is_file(place)):
+                for place in self._new:
+                    place.unlink(missing_ok=True)
         for file in (*self._logs.values(), self._lock):
             file.close()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
 
 from fedemu.coordinator.record.run import read_summary
@@ -16,6 +16,7 @@ from fedemu.ops.running.codes import INTERRUPTED, USAGE
 from fedemu.ops.running.folder import give_back
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.paths import exists
 
 
 def title(experiment: Experiment) -> str:
@@ -51,11 +52,11 @@ def conclude(directory: Path, code: int, command: str, *, new: bool, print_summa
     again = f"fedemu {command} --resume {shlex.quote(str(directory))}"
     try:
         results = Results.read(directory)
-    except ConfigurationError:
+    except (ConfigurationError, OSError):
         if code == 0:
             raise
         # What has ended the run was told. It may hinder this, too, such as a disk that fails.
-        if not os.path.lexists(directory):
+        if _is_gone(directory):
             say(f"stopped, because {directory} was moved or removed; if it was moved, continue it there with")
             say(f"fedemu {command} --resume DIR")
             return code
@@ -76,6 +77,13 @@ def conclude(directory: Path, code: int, command: str, *, new: bool, print_summa
     say(f"stopped {done}; its results so far are in {directory}; continue it with")
     say(again)
     return code
+
+
+def _is_gone(directory: Path) -> bool:
+    """Whether there is nothing at the place of a run any more. A folder at which nobody may look is there."""
+    with suppress(OSError):
+        return not exists(directory)
+    return False
 
 
 def at_address(command: str, runtime: Runtime) -> str:

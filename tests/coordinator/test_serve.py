@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import threading
 from collections import Counter
@@ -14,6 +15,7 @@ from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.asks.payload import Payload
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.coordinator.record.run_directory import RunDirectory
@@ -88,6 +90,27 @@ async def test_a_full_disk_ends_the_run_with_its_name_and_the_fleet_is_told(
     make_fleet(network=network)
     summary, left = await play(make_plan(network=network))
     assert (summary.outcome, [row.round for row in left.rows]) == ("completed", [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("removes", [True, False])
+async def test_a_file_of_the_run_that_is_refused_is_named_and_one_elsewhere_is_an_error_of_its_own(
+    removes: bool, make_plan: MakePlan, make_fleet: MakeFleet, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan()
+    place = plan.directory / "checkpoint" / "state-1.0.safetensors" if removes else plan.directory.parent / "mine.csv"
+
+    def refuse(*_: object) -> None:  # as where a ticket for a file system has run out
+        raise PermissionError(errno.EACCES, "Permission denied", str(place))
+
+    monkeypatch.setattr(checkpoint, "save", refuse)
+    fleet = make_fleet()
+    with pytest.raises((FedemuError, PermissionError)) as told:
+        await play(plan)
+    assert fleet.stopped == {-1, 0, 1, 2, 3, 4, 5}
+    if removes:
+        assert (type(told.value), str(told.value)) == (FedemuError, f"{place} cannot be used: Permission denied")
+    else:
+        assert type(told.value) is PermissionError
 
 
 @pytest.mark.parametrize("when", ["a round", "the end"])

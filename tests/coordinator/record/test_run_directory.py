@@ -118,6 +118,20 @@ def test_a_log_that_somebody_takes_away_meanwhile_ends_the_run_before_more_is_lo
         run.flush()
 
 
+def test_a_folder_that_lets_nobody_in_any_more_is_named_as_a_disk_that_refuses(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(run_directory, "is_file", refuse)  # a ticket for the file system may have run out
+    with pytest.raises(FedemuError, match=r"metrics\.jsonl cannot be written: Permission denied") as told, run:
+        run.flush()
+    assert told.value.exit_code == 5
+    with run_directory.alone_in(run.path):  # the lock was given up
+        pass
+
+
 def test_a_log_that_lost_what_the_checkpoint_knows_of_is_not_rewound(run: RunDirectory):
     run.metrics(Row(round=1))
     cursor = run.cursor()

@@ -14,6 +14,7 @@ from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.running.folder import claim
 from fedemu.ops.running.words import at_address, conclude, liveness_line, processes
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host import paths
 
 Write = Callable[..., None]
 EXPERIMENT = Experiment(name="tiny", rounds=3)
@@ -102,6 +103,19 @@ def test_an_error_that_hinders_the_last_lines_too_keeps_its_code_and_is_not_told
     ]
     with pytest.raises(ConfigurationError, match="Too many open files"):
         conclude(directory, 0, "run", new=True, print_summary=False)
+
+
+def test_a_run_whose_folder_lets_nobody_in_any_more_keeps_its_code_and_is_not_said_to_be_gone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], write_row: Write
+) -> None:
+    directory = claim(EXPERIMENT, None)
+    write_row(directory, 1)
+    monkeypatch.setattr(paths, "_mode", lambda path: _refuse(errno.EACCES))
+    assert conclude(directory, 5, "run", new=True, print_summary=False) == 5
+    assert capsys.readouterr().err.splitlines() == [
+        "stopped; its results so far are in runs/tiny-1, and cannot be read now; continue it with",
+        "fedemu run --resume runs/tiny-1",
+    ]
 
 
 @pytest.mark.parametrize("command", ["run", "coordinator --bind tcp://127.0.0.1:6000"])
