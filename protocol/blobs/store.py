@@ -42,7 +42,7 @@ class BlobStore:
             directory.mkdir(parents=True, exist_ok=True)
             remove_abandoned(directory)
         except OSError as error:
-            raise BlobError(f"the blob folder {directory} cannot be used: {error.strerror}") from error
+            raise _unusable(directory, error) from error
 
     def path(self, digest: Digest) -> Path:
         """The place of the blob, which need not exist. Raises BlobError if ``digest`` is not a digest."""
@@ -164,20 +164,30 @@ class BlobStore:
             download.close()
 
     def evict(self, stays: Callable[[Digest], bool]) -> None:
-        """Remove the blobs for which ``stays`` is False. Arrays that are mapped from a removed blob stay usable."""
-        for path in sorted(self.directory.iterdir()):
-            digest = Digest(path.name)
-            if _DIGEST.fullmatch(path.name) and not stays(digest):
-                self._verified.discard(digest)
-                with self._lock, contextlib.suppress(FileNotFoundError):
-                    self._mapped.pop(digest, None)
-                    path.unlink()
+        """Remove the blobs for which ``stays`` is False. Arrays that are mapped from a removed blob stay usable.
+
+        Raises BlobError if the folder is not there any more, or refuses.
+        """
+        try:
+            for path in sorted(self.directory.iterdir()):
+                digest = Digest(path.name)
+                if _DIGEST.fullmatch(path.name) and not stays(digest):
+                    self._verified.discard(digest)
+                    with self._lock:
+                        self._mapped.pop(digest, None)
+                        path.unlink(missing_ok=True)
+        except OSError as error:
+            raise _unusable(self.directory, error) from error
 
     def close(self) -> None:
         """Give up all downloads. The blobs stay."""
         self._mapped.clear()
         for digest in list(self._downloads):
             self.abandon(digest)
+
+
+def _unusable(directory: Path, error: OSError) -> BlobError:
+    return BlobError(f"the blob folder {directory} cannot be used: {error.strerror}")
 
 
 def _missing(digest: Digest, error: OSError) -> BlobError:

@@ -309,6 +309,24 @@ class TestStore:
         with pytest.raises(BlobError, match=r"the blob folder .*file cannot be used"):
             BlobStore(tmp_path / "file")
 
+    def test_a_folder_that_was_moved_meanwhile_is_named(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path / "blobs")
+        store.put(b"old")
+        (tmp_path / "blobs").rename(tmp_path / "moved")
+        with pytest.raises(BlobError, match=r"the blob folder .*/blobs cannot be used: No such file or directory"):
+            store.evict(().__contains__)
+
+    def test_a_blob_that_may_not_be_removed_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = BlobStore(tmp_path)
+        store.put(b"old")
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        monkeypatch.setattr(Path, "unlink", refuse)
+        with pytest.raises(BlobError, match=r"the blob folder .* cannot be used: Read-only file system"):
+            store.evict(().__contains__)
+
 
 DATA = bytes(range(256)) * 40
 SIZE = len(DATA)
