@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -192,9 +193,13 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
         # A display that was killed has left the cursor hidden.
         sys.stderr.write(_SHOW_CURSOR)
     if ended.devices_said_why:
-        say(last_words(devices_terminal) or f"{COMPLAINT}an error ended the devices; {logs} may say which")
-    if ended.exit_code and runtime.log_level == "debug" and exists(devices_terminal):
-        say(devices_terminal.read_text(encoding="utf-8", errors="replace"))
+        say(
+            last_words(devices_terminal)
+            or f"{COMPLAINT}an error ended the devices; a line above or {logs} may say which"
+        )
+    if ended.exit_code and runtime.log_level == "debug":
+        with suppress(OSError):  # the folder may be gone, or let nobody in any more
+            say(devices_terminal.read_text(encoding="utf-8", errors="replace"))
     return INTERNAL_ERROR if ended.exit_code is None else ended.exit_code
 
 

@@ -49,6 +49,22 @@ def test_a_run_opens_a_port_only_if_an_address_is_asked_for(
     assert training.connect == serving.bind
 
 
+@pytest.mark.parametrize("log_level", ["info", "debug"])
+def test_devices_whose_last_words_cannot_be_read_end_the_run_with_its_code(
+    log_level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def launch(commands: object, terminal: dict[str, Path], *rest: object, **more: object) -> Launch:
+        terminal["devices"].unlink()
+        terminal["devices"].mkdir()
+        return Launch(exit_code=5, devices_gave_up=True, _ended={"devices": 5})
+
+    monkeypatch.setattr(together, "launch", launch)
+    runtime = Runtime.parse({"log_level": log_level})
+    assert run_together(tmp_path, Experiment.parse({}), runtime, new=False, print_summary=False) == 5
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fedemu: ")]
+    assert said == [f"fedemu: an error ended the devices; a line above or {tmp_path}/logs may say which"]
+
+
 def test_a_run_whose_folder_cannot_be_written_may_go_on_in_a_copy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
