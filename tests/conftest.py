@@ -34,10 +34,12 @@ settings.load_profile("same")
 FORGOTTEN = (
     *("COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "GITHUB_ACTIONS"),
     *("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "CLICOLOR", "CLICOLOR_FORCE"),
+    *("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
     "PYTHONUNBUFFERED",
 )
 """What else than ``FEDEMU_...`` a user, or a place where tests run, may have set: how wide and colourful a terminal is,
-and that nothing is buffered, so that programs may forget to flush what others wait for."""
+who passes on requests, also those to this machine, and that nothing is buffered, so that programs may forget to flush
+what others wait for."""
 
 
 @pytest.hookimpl(trylast=True)

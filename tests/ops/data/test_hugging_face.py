@@ -501,9 +501,6 @@ def no_hub(monkeypatch, tmp_path):
     """The hub is at a port of this machine where nobody listens, and nothing was downloaded before."""
     monkeypatch.setattr(hugging_face.config, "HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(hugging_face.config, "HF_DATASETS_CACHE", str(tmp_path / "hub"))
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
 
 
 @pytest.mark.parametrize("name", ["no-such-folder", "somebody/no-such-data"])
