@@ -1,9 +1,11 @@
-"""Fixtures that write parts of a small run directory, so that tests can read one without playing a run."""
+"""Parts of a small run directory, so that tests can read one without playing a run, and a browser that shows pages."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,21 @@ import pytest
 
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run_directory import RunDirectory
+from fedemu.protocol.host.private import private_folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, which knows nothing of the user's. It begins only where the paths of its sockets are short."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (pip install playwright)")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "chromium-browser"))), None)
+    if chromium is None:
+        pytest.skip("no chromium (on Debian: apt-get install chromium)")
+    with private_folder() as folder, sync_api.sync_playwright() as playwright:
+        environment = os.environ | {"HOME": str(folder), "TMPDIR": str(folder)}
+        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"], env=environment)
+        yield started
+        started.close()
 
 
 @pytest.fixture

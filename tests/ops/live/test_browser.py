@@ -27,11 +27,7 @@ from fedemu.ops.stress.warm import WarmStart
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (pip install playwright)")
 ROOT = Path(__file__).parents[3]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "chromium-browser"))), None)
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium (on Debian: apt-get install chromium)"),
-    pytest.mark.timeout(600),
-]
+pytestmark = pytest.mark.timeout(600)
 PATIENCE = 120.0
 """Seconds for a condition that an idle machine meets in one or two."""
 DEVICES = 20
@@ -160,18 +156,11 @@ class Live:
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def live(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A run that goes on. Nobody starts it where there is no browser to look at it."""
     run = Live(tmp_path_factory.mktemp("live"))
     yield run
     run.end()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html.parser
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -172,22 +171,16 @@ def test_lines_end_only_where_no_number_loses_its_unit(text: str, kept: str) -> 
     assert unbroken(text) == kept
 
 
-def test_on_paper_all_columns_and_whole_pictures_are_there_and_the_colours_too() -> None:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "chromium-browser"))), None)
-    if chromium is None:
-        pytest.skip("no chromium (on Debian: apt-get install chromium)")
+def test_on_paper_all_columns_and_whole_pictures_are_there_and_the_colours_too(browser: Any) -> None:
     wide = Table([("experiment", "words"), *[(f"figure {place}", "number") for place in range(20)]], [["95.8 %"] * 21])
     tall = Picture("tall", Markup('<svg viewBox="0 0 10 90"></svg>'))
     part = PART | {"swatches": [Swatch(("#0072b2",), "accuracy")], "table": wide, "large_pictures": [tall]}
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        paper = browser.new_page(viewport={"width": 718, "height": 1000})
-        paper.emulate_media(media="print")
-        paper.set_content(render("comparison.html", {"parts": [part], "overview": None}))
-        style = "element => { const { overflow, printColorAdjust, columnCount } = getComputedStyle(element); return "
-        assert paper.eval_on_selector(".table", style + "overflow }") == "visible"
-        assert paper.eval_on_selector(".swatches i", style + "printColorAdjust }") == "exact"
-        assert paper.eval_on_selector(".plots.broad", style + "columnCount }") == "auto"
-        assert paper.eval_on_selector("svg", "svg => svg.getBoundingClientRect().height") <= 1000
-        browser.close()
+    paper = browser.new_page(viewport={"width": 718, "height": 1000})
+    paper.emulate_media(media="print")
+    paper.set_content(render("comparison.html", {"parts": [part], "overview": None}))
+    style = "element => { const { overflow, printColorAdjust, columnCount } = getComputedStyle(element); return "
+    assert paper.eval_on_selector(".table", style + "overflow }") == "visible"
+    assert paper.eval_on_selector(".swatches i", style + "printColorAdjust }") == "exact"
+    assert paper.eval_on_selector(".plots.broad", style + "columnCount }") == "auto"
+    assert paper.eval_on_selector("svg", "svg => svg.getBoundingClientRect().height") <= 1000
+    paper.close()
