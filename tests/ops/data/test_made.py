@@ -177,7 +177,7 @@ def test_any_object_may_be_named_in_a_module_or_in_a_file(tmp_path, own_cache):
     assert (tokens.train.x.tolist(), tokens.test.x.tolist()) == ([[7, 9], [8, -(2**63)]], [[2**40, 1]])
     assert tokens.batch(tokens.test, np.array([0]))[0].tolist() == [[2**40, 1]]
     with pytest.raises(DataError, match=r"data\.image_size goes with tables and images of columns, not with arrays"):
-        corpora.load(experiment(dataset=f"{file}:pair", image_size=8).to_bytes())
+        corpora.open_corpus(experiment(dataset=f"{file}:pair", image_size=8))
     with pytest.raises(DataError, match="has the negative label -1 in row 1; labels count from 0"):
         corpora.open_corpus(experiment(dataset=f"{file}:wrong"))
     with pytest.raises(DataError, match=r"has the label 10{15}, .* number the 2 that it has from 0, or give words"):

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fedemu.ops.live.breaking import Breaking
+from fedemu.ops.live.breaking import act
 from fedemu.ops.live.machine import Crew
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.stream import Stream
@@ -19,10 +19,10 @@ from fedemu.protocol.errors import ConfigurationError
 def test_only_descendants_of_the_supervisor_are_killed_and_as_devices_only_those_that_are_called_so(
     made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, breaking = LiveRun(0, made.directory, Stream()), Breaking()
+    run = LiveRun(0, made.directory, Stream())
 
     def kill(**wanted: object) -> str:
-        return asyncio.run(breaking.act(run, wanted))
+        return asyncio.run(act(run, wanted))
 
     with subprocess.Popen(["sleep", "600"]) as other, subprocess.Popen(["sleep", "600"]) as told:
         try:
