@@ -37,9 +37,8 @@ FORGOTTEN = (
     *("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
     "PYTHONUNBUFFERED",
 )
-"""What else than ``FEDEMU_...`` a user, or a place where tests run, may have set: how wide and colourful a terminal is,
-who passes on requests, also those to this machine, and that nothing is buffered, so that programs may forget to flush
-what others wait for."""
+"""Variables that tests do not follow, beside ``FEDEMU_...``. They set the size and the colours of a terminal; a proxy,
+which would get the requests to this machine, too; and output without a buffer, which hides that a flush is missing."""
 
 
 @pytest.hookimpl(trylast=True)
@@ -103,7 +102,10 @@ def _own_logs() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No later test finds modules of this one's folder, to which fedemu adds the path as it looks for a user's code."""
+    """No later test finds the modules that this one has written.
+
+    As fedemu looks for a user's code, it adds the working folder to the path.
+    """
     path, before = [*sys.path], {**sys.modules}
     yield
     sys.path[:] = path

@@ -87,7 +87,8 @@ def class_table(entry: Entry) -> tuple[list[int], Floats]:
     """The rounds with accuracies by class, and their mean over the runs that have them, ``[classes, rounds]``.
 
     NaN where no run has test samples of a class. Runs may have been tested on data with more classes than others. Where
-    each seed draws an order of the classes, a mean over them would show none: the table is that of the first run.
+    each seed draws its own order of the classes, a mean over seeds would mix these orders: the table is that of the
+    first run.
     """
     by_round: dict[int, list[Values]] = defaultdict(list)
     for run in entry.runs[:1] if draws_class_order(entry) else entry.runs:

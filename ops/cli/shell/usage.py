@@ -36,8 +36,9 @@ class Command(TyperCommand):
             try:
                 given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
             except Exception as error:
-                if getattr(error, "ctx", ctx) is None:  # the parser does not say of which command an option is
-                    vars(error)["ctx"] = ctx
+                wrong: Any = error
+                if getattr(wrong, "ctx", ctx) is None:  # the parser does not say of which command an option is
+                    wrong.ctx = ctx
                 raise
             parameter: Any
             for parameter in self.params:
