@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedemu.algorithms.interface import Forest, LocalProgram, Plan, Tree, mixes
+from fedemu.algorithms.interface import Ask, Forest, LocalProgram, Plan, Tree, mixes
 from fedemu.algorithms.terms.importance import AskImportance
 from fedemu.algorithms.terms.remembering import IMPORTANCE, kept_at_first
 from fedemu.algorithms.training.local_sgd import LocalSGD
@@ -27,7 +27,7 @@ from fedemu.algorithms.trees import flatten
 from fedemu.coordinator.asks.payload import PayloadTemplate
 from fedemu.coordinator.asks.tensors import lacks_tree, require_tensors, told_payload
 from fedemu.coordinator.rounds.server_job_worker import settle
-from fedemu.device.compute.executors.executor import Job, Source, is_machine_fault
+from fedemu.device.compute.executors.executor import Job, JobResult, Source, is_machine_fault
 from fedemu.device.compute.executors.promises import broken
 from fedemu.device.compute.executors.query import run_query
 from fedemu.device.compute.rule import compute_rule, kind_of
@@ -145,50 +145,112 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
     Where local terms find something else after the first task, a second step is that of a later one.
     """
     experiment, algorithm, model = parts.experiment, parts.algorithm, parts.model
-    name, as_named = experiment.algorithm.name, Computing(experiment.local.executor)
+    named = Computing(experiment.local.executor)
+    ask = _first_request(parts)
+    if ask is None:
+        return named
+    program: Any = algorithm.programs[ask.program]
+    if hasattr(program, "ask"):
+        return named
+    steps = _Steps(parts, ask, samples)
+    outside = f"model {experiment.model.name!r}" if draws_outside(parts, samples) else ""
+    if not outside and (part := own_part(experiment)):
+        before = states_of_generators()
+        steps.attempt("serial")
+        outside = part if states_of_generators() != before else ""
+        if not outside:
+            steps.attempt("serial")
+            _require_repeated(part, steps.found)
+    stacked = compute_rule("auto", steps.kind, "cpu").executor == "vmapped"
+    computing = choose(experiment, steps.attempt, stacked=stacked, draws_outside=outside)
+    if isinstance(computing, Exception):
+        if (key := _missing_key(computing)) is not None and key not in ask.shared:
+            raise lacks_tree(ask.program, key, ask.shared)
+        said = f"{experiment.algorithm.name!r} can't train the model {experiment.model.name!r} by the loss "
+        said += f"{experiment.algorithm.loss!r}{' after the first task' if computing in steps.later else ''}"
+        refuse(said, computing)
+    PayloadTemplate.of(program.payload(ask.shared)).require_at_most(experiment.limits.max_payload_bytes, ask.program)
+    if isinstance(program, LocalSGD):
+        require_gradient(parts, samples)
+        require_gradient_of_loss(parts, samples)
+    _require_importances(parts, steps.job, steps.source)
+    if not model.buffers and mixes(model, train=True):
+        filled = f"model {experiment.model.name!r} mixes the samples of a batch, so all batches are {_FILLED}"
+        computing = computing._replace(why="; ".join(filter(None, (computing.why, filled))))
+    return computing
+
+
+def _first_request(parts: Parts) -> Ask | None:
+    """The first ask of the method, whose program it has; None if it asks nobody. Raises ConfigurationError."""
+    name = parts.experiment.algorithm.name
     try:
-        ask = first_ask(algorithm, parts.variables, parts.context)
+        ask = first_ask(parts.algorithm, parts.variables, parts.context)
     except ConfigurationError:
         raise
     except Exception as error:
         refuse(f"algorithm {name!r} fails before its first request", error)
     if ask is None:
-        return as_named
+        return None
     require_tensors(ask)
-    program: Any = algorithm.programs.get(ask.program)
+    program = parts.algorithm.programs.get(ask.program)
     if program is None:
         raise ConfigurationError(f"algorithm {name!r} asks for the program {ask.program!r}, which it does not have")
     told_payload(ask.program, program, ask.shared)
-    if hasattr(program, "ask"):
-        return as_named
-    said = f"{name!r} can't train the model {experiment.model.name!r} by the loss {experiment.algorithm.loss!r}"
-    job = Job(device=0, round=1, task=0, indices=samples, each=next(iter((ask.each or {}).values()), {}))
-    source, kind = Source(parts.corpus, experiment.seed, torch.device("cpu")), kind_of(program, model.kind)
-    found: list[Tree] = []
-    kept = kept_at_first(algorithm, parts.variables) if experiment.stream.period_count > 1 else {}
-    trees = [ask.shared, {**ask.shared, **kept}] if kept else [ask.shared]
-    later: list[Exception] = []  # what went wrong after the first task
+    return ask
 
-    def attempt(executor: str) -> Exception | None:
+
+class _Steps:
+    """The first steps of the program of an ask: one of the first task, and one of a later task if that may differ.
+
+    ``found`` has the results of each attempt that went well, and ``later`` what went wrong after the first task.
+    """
+
+    def __init__(self, parts: Parts, ask: Ask, samples: NDArray[np.int64]) -> None:
+        self._experiment = parts.experiment
+        self._ask = ask
+        self._program: Any = parts.algorithm.programs[ask.program]
+        self.kind = kind_of(self._program, parts.model.kind)
+        each: Tree = next(iter((ask.each or {}).values()), {})
+        self.job = Job(device=0, round=1, task=0, indices=samples, each=each)
+        self.source = Source(parts.corpus, parts.experiment.seed, torch.device("cpu"))
+        several = parts.experiment.stream.period_count > 1
+        kept = kept_at_first(parts.algorithm, parts.variables) if several else {}
+        self._tasks: list[Forest] = [ask.shared, {**ask.shared, **kept}] if kept else [ask.shared]
+        self.found: list[Tree] = []
+        self.later: list[Exception] = []
+
+    def attempt(self, executor: str) -> Exception | None:
+        """Take the steps by the executor of this name. Returns what went wrong, or None.
+
+        Raises ConfigurationError if the program returns something else than it tells.
+        """
         results: dict[str, Tensor] = {}
-        for task, shared in enumerate(trees):
-            result = step(executor, shared)
+        for task, shared in enumerate(self._tasks):
+            result = self._step(executor, shared)
             if isinstance(result, Exception):
-                later.extend([result] if task else [])
+                self.later.extend([result] if task else [])
                 return result
             results |= {f"{task}/{leaf}": value for leaf, value in result.items()}
-        found.append(results)
+        self.found.append(results)
         return None
 
-    def step(executor: str, shared: Forest) -> Tree | Exception:
+    def _step(self, executor: str, shared: Forest) -> Tree | Exception:
+        """The payload and the measures of one step of each stage, or what went wrong."""
         try:
-            opened = open_executor(executor, kind, "cpu", stack_size=STACK_SIZE)
-            [result] = opened.run(cast(LocalProgram, _FirstSteps(program)), shared, [job], source)
+            opened = open_executor(executor, self.kind, "cpu", stack_size=STACK_SIZE)
+            [result] = opened.run(cast(LocalProgram, _FirstSteps(self._program)), shared, [self.job], self.source)
         except Exception as error:
             return error
         if isinstance(result, TrainingError):
             return result
-        what = f"algorithm {name!r}: the program {ask.program!r}"
+        self._require_as_told(result, shared)
+        measures = {name: torch.tensor(value) for name, value in result.metrics.items()}
+        return {**flatten(result.payload), **measures}
+
+    def _require_as_told(self, result: JobResult, shared: Forest) -> None:
+        """Raise ConfigurationError if a result is not what the program tells, or has too many measures."""
+        program, experiment = self._program, self._experiment
+        what = f"algorithm {experiment.algorithm.name!r}: the program {self._ask.program!r}"
         wrong = broken("payload", flatten(program.payload(shared)), flatten(result.payload))
         if wrong := wrong or broken("initial_own", program.initial_own(shared), result.own):
             raise ConfigurationError(f"{what} {wrong}")
@@ -196,33 +258,6 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
         if (many := len(result.metrics) + replays) > MOST_METRICS:
             counted = f"{many} measures{', one of them of replay,' if replays else ','}"
             raise ConfigurationError(f"{what} tells {counted} and a reply holds {MOST_METRICS}; tell fewer")
-        measures = {name: torch.tensor(value) for name, value in result.metrics.items()}
-        return {**flatten(result.payload), **measures}
-
-    outside = f"model {experiment.model.name!r}" if draws_outside(parts, samples) else ""
-    if not outside and (part := own_part(experiment)):
-        before = states_of_generators()
-        attempt("serial")
-        outside = part if states_of_generators() != before else ""
-        if not outside:
-            attempt("serial")
-            _require_repeated(part, found)
-    stacked = compute_rule("auto", kind, "cpu").executor == "vmapped"
-    computing = choose(experiment, attempt, stacked=stacked, draws_outside=outside)
-    if isinstance(computing, Exception):
-        if (key := _missing_key(computing)) is not None and key not in ask.shared:
-            raise lacks_tree(ask.program, key, ask.shared)
-        refuse(f"{said} after the first task" if computing in later else said, computing)
-    replies = PayloadTemplate.of(program.payload(ask.shared))
-    replies.require_at_most(experiment.limits.max_payload_bytes, ask.program)
-    if isinstance(program, LocalSGD):
-        require_gradient(parts, samples)
-        require_gradient_of_loss(parts, samples)
-    _require_importances(parts, job, source)
-    if not model.buffers and mixes(model, train=True):
-        filled = f"model {experiment.model.name!r} mixes the samples of a batch, so all batches are {_FILLED}"
-        computing = computing._replace(why="; ".join(filter(None, (computing.why, filled))))
-    return computing
 
 
 def _require_repeated(part: str, found: Sequence[Tree]) -> None:
@@ -288,20 +323,20 @@ def _apart(found: Callable[[], Computing | Told]) -> Computing | Told | None:
 def _forked(found: Callable[[], Computing | Told]) -> Computing | Told | None:
     reading, writing = os.pipe()
     parent = os.getpid()
-    with warnings.catch_warnings(), starting():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        try:
-            settle(writing, parent)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends what hangs in somebody's own code
-            result = found()
-            with open(writing, "w", encoding="utf-8") as telling:
+    with open(reading, encoding="utf-8") as said, open(writing, "w", encoding="utf-8") as telling:
+        with warnings.catch_warnings(), starting():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            try:
+                settle(writing, parent)
+                signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends what hangs in somebody's own code
+                result = found()
                 json.dump([isinstance(result, Told), *result], telling)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with open(reading, encoding="utf-8") as said:
+                telling.flush()
+            finally:
+                os._exit(0)
+        telling.close()
         text = said.read()
     os.waitpid(pid, 0)
     try:

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -567,10 +568,16 @@ def test_a_failure_of_this_machine_is_no_refusal(name: str) -> None:
     tried(f"model.name=tried:{name}")
 
 
-def test_a_machine_that_starts_no_process_to_try_in_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_starts_no_process_to_try_in_says_so_and_keeps_nothing_open(
+    monkeypatch: pytest.MonkeyPatch, descriptors: Callable[[], set[str]]
+) -> None:
     monkeypatch.setattr(os, "fork", MagicMock(side_effect=BlockingIOError(errno.EAGAIN, "")))
+    parts = opened()
+    _ = parts.corpus  # whose files stay open
+    before = descriptors()
     with pytest.raises(ConfigurationError, match="no process can be started on this machine: the limit of processes"):
-        tried()
+        try_out(parts)
+    assert not descriptors() - before
 
 
 @pytest.mark.parametrize("method", [name for name, _ in methods()])
