@@ -66,11 +66,8 @@ class Report:
     A place that ``lacks_data`` waits for them.
     """
 
-    node: str
-    pid: int
     code: int | None
     leases: Mapping[str, str]
-    restarts: int
     words: str
     lacks_data: bool = False
 
@@ -81,7 +78,6 @@ class Place:
     def __init__(self, handed: Handed) -> None:
         import ray
 
-        self._node: str = ray.get_runtime_context().get_node_id()
         resources = ray.get_runtime_context().get_assigned_resources()
         self._state = place_folder(handed)
         self._logs = self._state / "logs"
@@ -112,17 +108,8 @@ class Place:
 
     def report(self) -> Report:
         """How the place stands now."""
-        pid = self._process.pid if self._process is not None else 0
         words = self._words or (last_words(self._logs / DEVICES_OUTPUT) if self._code else "")
-        return Report(
-            node=self._node,
-            pid=pid,
-            code=self._code,
-            leases=_records(self._state),
-            restarts=self._restarts,
-            words=words,
-            lacks_data=self._lacks_data,
-        )
+        return Report(code=self._code, leases=_records(self._state), words=words, lacks_data=self._lacks_data)
 
     def take_data(self, files: Sequence[SentFile]) -> None:
         """Store the data that this place lacks, and start the supervisor. Without them the place has ended."""

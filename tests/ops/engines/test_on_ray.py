@@ -125,7 +125,7 @@ def test_a_place_whose_node_starts_no_process_has_ended_with_the_reason(
 
     monkeypatch.setattr("subprocess.Popen", refuse)
     place = Place.__new__(Place)
-    place._node, place._process, place._restarts, place._lacks_data, place._stopped = "a", None, 0, False, False
+    place._process, place._restarts, place._lacks_data, place._stopped = None, 0, False, False
     place._words, place._code, place._command, place._private = "", None, (), ExitStack()
     place._state = place._logs = place._sent = tmp_path
     place._thread = threading.Thread(target=place._keep)
@@ -146,8 +146,7 @@ def test_a_place_whose_data_ray_has_lost_has_ended_with_the_reason(
 
     monkeypatch.setattr(ray, "get", lost)
     place = Place.__new__(Place)
-    place._node, place._process, place._restarts, place._lacks_data = "a", None, 0, True
-    place._state, place._sent = tmp_path, tmp_path / "data"
+    place._lacks_data, place._state, place._sent = True, tmp_path, tmp_path / "data"
     place.take_data([SentFile(name="x.npy", sha256="", blobs=("blob",))])
     report = place.report()
     assert (report.code, report.words) == (5, "fedemu: the data did not come: RayError: its owner died")
@@ -214,7 +213,7 @@ def test_a_place_that_is_lost_now_and_then_goes_on(
     fleet = Lonely(monkeypatch)
     for _ in range(2 * MOST_RESTARTS):
         fleet.hear(DIED_WITH_ITS_NODE)
-        fleet.hear(Report(node="a", pid=7, code=None, leases={}, restarts=0, words=""))
+        fleet.hear(Report(code=None, leases={}, words=""))
     assert (
         "place 0 is lost with its node, or its process (The actor is dead because its node has died.)"
         in capsys.readouterr().err
