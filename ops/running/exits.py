@@ -107,7 +107,7 @@ def _drop_output() -> None:
 def _unforeseen(error: Exception | SystemExit) -> int:
     """Tell an error that is none of fedemu's, or that somebody's own code has called ``exit``. Returns its code."""
     if isinstance(error, OSError) and is_full(error):
-        complain(f"{error.filename or 'a file'} cannot be written: {refusal_of(error)}")
+        complain(f"{error.filename or 'the output or a file'} cannot be written: {refusal_of(error)}")
     elif isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         complain(f"{error.filename or 'a file'} cannot be opened, because too many files are open; raise ulimit -n")
     elif isinstance(error, RuntimeError) and (lacking := shortage(error)) and not lacks_memory(error):

@@ -346,7 +346,7 @@ def test_a_signal_at_the_very_end_of_the_process_does_not_take_its_exit_code(tmp
 def test_a_reader_that_goes_away_is_no_error_and_a_full_disk_is_told(unbuffered: str, tmp_path: Path) -> None:
     nobody, pipe = os.pipe()
     os.close(nobody)
-    told = "fedemu: a file cannot be written: the disk is full; make room there\n"
+    told = "fedemu: the output or a file cannot be written: the disk is full; make room there\n"
     for output, end in ((pipe, ("", 0)), (os.open("/dev/full", os.O_WRONLY), (told, 5))):
         cases = [["keys", "list"], ["--help"], ["presets"]]
         assert ends("main(case)", cases, tmp_path, output, PYTHONUNBUFFERED=unbuffered) == [end] * 3
