@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedemu.protocol import messages as wire
-from fedemu.protocol.blobs.downloads import CHUNK
 from fedemu.protocol.blobs.fetch import Fetches, Step
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import Buffer
@@ -126,16 +125,14 @@ class Library:
                 self._refuse(peer, error)
 
     def _serve(self, peer: bytes, need: wire.Need) -> None:
-        digest = Digest(need.digest)
         try:
-            data = self._store.read(digest, need.offset, min(need.length, CHUNK))
-            size = self._store.size(digest)
+            blob, data = self._store.answer(need)
         except BlobError as error:
             if isinstance(cause := error.__cause__, OSError) and not shortage(cause):
-                self._store.doubt(digest)  # when a peer asks again, it is removed and fetched anew
+                self._store.doubt(Digest(need.digest))  # when a peer asks again, it is removed and fetched anew
             self._refuse(peer, error)
             return
-        self._send(peer, wire.Blob(digest=need.digest, offset=need.offset, size=size), (data,))
+        self._send(peer, blob, (data,))
 
     def _refuse(self, peer: bytes, error: BlobError) -> None:
         self._send(peer, wire.Refused(reason="unknown_blob", detail=str(error)[:2048]), ())

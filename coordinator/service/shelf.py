@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from fedemu.algorithms.interface import Forest, Tree
 from fedemu.algorithms.trees import declared_dtypes, to_arrays
-from fedemu.protocol.blobs.downloads import CHUNK
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.errors import BlobError, FedemuError
@@ -68,8 +67,7 @@ class Shelf:
         digest = Digest(need.digest)
         self.require(digest)
         try:
-            data = self._store.read(digest, need.offset, min(need.length, CHUNK))
-            size = self._store.size(digest)
+            return self._store.answer(need)
         except BlobError as error:
             self.require(digest)  # its ask may have ended just now
             if not isinstance(cause := error.__cause__, OSError) or shortage(cause):  # a shortage passes
@@ -78,7 +76,6 @@ class Shelf:
             raise FedemuError(
                 f"the blob {digest}, which devices need, cannot be read from {folder}: {refusal_of(cause)}"
             ) from error
-        return Blob(digest=need.digest, offset=need.offset, size=size), data
 
     def require(self, digest: Digest) -> None:
         """Raise BlobError if there is no such blob."""

@@ -10,13 +10,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from fedemu.protocol.blobs.downloads import Download, unwritable
+from fedemu.protocol.blobs.downloads import CHUNK, Download, unwritable
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.errors import BlobError
 from fedemu.protocol.host.files import PartialFile, refusal_of, remove_abandoned
 from fedemu.protocol.host.mapping import mapped
 from fedemu.protocol.host.paths import exists
 from fedemu.protocol.ids import Digest, digest_of, digest_of_file
+from fedemu.protocol.messages import Blob, Need
 
 log = logging.getLogger(__name__)
 
@@ -76,13 +77,6 @@ class BlobStore:
         """Hold the blob against its digest once more when it is next asked for, because somebody found it damaged."""
         self._verified.discard(digest)
 
-    def size(self, digest: Digest) -> int:
-        """The size of the blob in bytes. Raises BlobError if the blob is not here."""
-        try:
-            return self.path(digest).stat().st_size
-        except OSError as error:
-            raise _missing(digest, error) from error
-
     def put(self, data: Buffer) -> Digest:
         """Keep ``data`` as a blob, and return its digest."""
         digest = digest_of(data)
@@ -97,25 +91,26 @@ class BlobStore:
             self._verified.add(digest)
         return digest
 
-    def read(self, digest: Digest, offset: int, length: int) -> memoryview:
-        """At most ``length`` bytes from ``offset`` on, fewer at the end of the blob.
+    def answer(self, need: Need) -> tuple[Blob, memoryview]:
+        """The bytes that a peer asks for, ``CHUNK`` at most, and fewer at the end of the blob.
 
         They stay in the file and take no memory of this process, however many are held: chunks wait in queues to peers
         that may never read them. They stay valid after the blob was removed. Raises BlobError if the offset is behind
         the end, or if the blob is not here or cannot be read.
         """
+        digest, offset = Digest(need.digest), need.offset
         with self._lock:
             descriptor, whole = self._opened(digest)
         try:
             if not 0 <= offset <= len(whole):
                 raise BlobError(f"the blob {digest} has {len(whole)} bytes and none from {offset} on")
             # What the disk cannot read is an error here. In the memory of the file it would end the process.
-            found = os.pread(descriptor, length, offset)
+            found = os.pread(descriptor, min(need.length, CHUNK), offset)
         except OSError as error:
             raise BlobError(f"the blob {digest} can't be read: {refusal_of(error)}") from error
         finally:
             os.close(descriptor)
-        return whole[offset : offset + len(found)]
+        return Blob(digest=digest, offset=offset, size=len(whole)), whole[offset : offset + len(found)]
 
     def _opened(self, digest: Digest) -> tuple[int, memoryview]:
         """A descriptor of the blob's file, and the whole blob as memory."""

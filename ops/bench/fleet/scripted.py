@@ -14,10 +14,8 @@ from typing import Literal
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import UP, Buffer, Envelope
 from fedemu.protocol.errors import BlobError, ProtocolError
-from fedemu.protocol.ids import Digest
 from fedemu.protocol.messages import (
     Beat,
-    Blob,
     BlobRef,
     Bye,
     Enroll,
@@ -154,10 +152,9 @@ class ScriptedCoordinator:
         return peer == self.supervisor or (device is not None and self.members.get(device) == peer)
 
     def _serve(self, peer: bytes, need: Need) -> None:
-        digest = Digest(need.digest)
         try:
-            data = self._store.read(digest, need.offset, need.length)
+            blob, data = self._store.answer(need)
         except BlobError as error:
             self.router.send(peer, Refused(reason="unknown_blob", detail=str(error)))
             return
-        self.router.send(peer, Blob(digest=digest, offset=need.offset, size=self._store.size(digest)), [data])
+        self.router.send(peer, blob, [data])

@@ -25,7 +25,6 @@ from fedemu.protocol import messages as wire
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import DOWN, Limits, encode
 from fedemu.protocol.errors import BlobError, FedemuError, QuorumError
-from fedemu.protocol.ids import Digest
 from fedemu.protocol.sharing import edge_messages
 from fedemu.protocol.sharing.bundle import Bundle, BundleDecoder
 from fedemu.protocol.sharing.edge_messages import Station
@@ -357,10 +356,10 @@ def test_a_blob_that_cannot_be_read_for_want_of_descriptors_ends_no_run(
     need = wire.Need(digest=shelf.keep("model", b"bytes").digest, offset=0, length=5)
     assert bytes(shelf.answer(need)[1]) == b"bytes"
 
-    def read(digest: Digest, offset: int, length: int) -> memoryview:
+    def answer(need: wire.Need) -> tuple[wire.Blob, memoryview]:
         raise BlobError("not now") from OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(store, "read", read)
+    monkeypatch.setattr(store, "answer", answer)
     with pytest.raises(BlobError, match="not now"):
         shelf.answer(need)
 

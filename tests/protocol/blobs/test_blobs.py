@@ -23,6 +23,7 @@ from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.blobs.tree_file import decode_tree, encode_tree
 from fedemu.protocol.errors import BlobError, MalformedMessage, UnwritableError
 from fedemu.protocol.ids import Digest, digest_of
+from fedemu.protocol.messages import Blob, Need
 
 TREE: dict[str, NDArray[Any]] = {
     "bias": np.array([1.0, 2.0], np.float32),
@@ -32,6 +33,10 @@ TREE: dict[str, NDArray[Any]] = {
     "scalar": np.array(3, np.int8),
 }
 UNKNOWN = Digest("0" * 64)
+
+
+def part_of(store: BlobStore, digest: Digest, offset: int, length: int) -> memoryview:
+    return store.answer(Need(digest=digest, offset=offset, length=length))[1]
 
 
 def file_of(header: object, body: bytes = b"") -> bytes:
@@ -131,7 +136,7 @@ class TestStore:
         assert digest == "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
         assert store.put(b"hello") == digest
         assert store.has(digest)
-        assert store.size(digest) == 5
+        assert store.answer(Need(digest=digest, offset=3, length=1))[0] == Blob(digest=digest, offset=3, size=5)
         assert store.path(digest).read_bytes() == b"hello"
         assert [path.name for path in store.directory.iterdir()] == [digest]
 
@@ -197,11 +202,12 @@ class TestStore:
     def test_parts_are_read_up_to_the_end(self, tmp_path: Path) -> None:
         store = BlobStore(tmp_path)
         digest = store.put(b"0123456789")
-        assert store.read(digest, 0, 4) == b"0123"
-        assert store.read(digest, 8, 4) == b"89"
-        assert store.read(digest, 10, 4) == b""
+        assert part_of(store, digest, 0, 4) == b"0123"
+        assert part_of(store, digest, 8, 4) == b"89"
+        assert part_of(store, digest, 10, 4) == b""
+        assert len(part_of(store, store.put(bytes(2 * CHUNK)), 1, 2 * CHUNK)) == CHUNK
         with pytest.raises(BlobError, match="has 10 bytes and none from 11 on"):
-            store.read(digest, 11, 1)
+            part_of(store, digest, 11, 1)
 
     def test_parts_that_wait_to_be_sent_take_no_memory_and_outlive_their_blob(
         self, tmp_path: Path, descriptors: Any
@@ -210,7 +216,7 @@ class TestStore:
         digest = store.put(b"0123456789" * 10_000)
         before = descriptors()
         tracemalloc.start()
-        parts = [store.read(digest, offset, 50_000) for offset in range(1000)]
+        parts = [part_of(store, digest, offset, 50_000) for offset in range(1000)]
         held, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert held < 1_000_000
@@ -221,17 +227,17 @@ class TestStore:
         del parts
         assert memory() is None, "nothing of it is kept"
         with pytest.raises(BlobError, match="is not here"):
-            store.read(digest, 0, 1)
+            part_of(store, digest, 0, 1)
 
     def test_a_part_of_a_blob_that_was_damaged_and_made_anew_is_the_new_one(self, tmp_path: Path) -> None:
         store = BlobStore(tmp_path)
         digest = store.put(b"hello")
         store.path(digest).chmod(0o644)
         store.path(digest).write_bytes(b"hellp")
-        assert store.read(digest, 0, 5) == b"hellp"
+        assert part_of(store, digest, 0, 5) == b"hellp"
         store.doubt(digest)
         assert store.put(b"hello") == digest
-        assert store.read(digest, 0, 5) == b"hello"
+        assert part_of(store, digest, 0, 5) == b"hello"
 
     def test_a_sector_that_cannot_be_read_is_an_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         store = BlobStore(tmp_path)
@@ -242,7 +248,7 @@ class TestStore:
 
         monkeypatch.setattr(os, "pread", broken)
         with pytest.raises(BlobError, match="can't be read"):
-            store.read(digest, 0, 5)
+            part_of(store, digest, 0, 5)
 
     def test_a_blob_that_cannot_be_mapped_is_an_error_and_keeps_no_file_open(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, descriptors: Any
@@ -256,7 +262,7 @@ class TestStore:
         monkeypatch.setattr("fedemu.protocol.blobs.store.mapped", full)
         before = descriptors()
         with pytest.raises(BlobError, match="Cannot allocate memory"):
-            store.read(digest, 0, 5)
+            part_of(store, digest, 0, 5)
         assert not descriptors() - before
 
     def test_a_blob_that_another_process_has_removed_is_made_anew(self, tmp_path: Path) -> None:
@@ -270,28 +276,26 @@ class TestStore:
     def test_a_blob_that_was_cut_off_is_read_up_to_its_end(self, tmp_path: Path) -> None:
         store = BlobStore(tmp_path)
         digest = store.put(b"x" * 20_000)
-        assert len(store.read(digest, 0, 20_000)) == 20_000
+        assert len(part_of(store, digest, 0, 20_000)) == 20_000
         store.path(digest).chmod(0o644)
         os.truncate(store.path(digest), 5)
-        assert bytes(store.read(digest, 0, 20_000)) == b"xxxxx"
+        assert bytes(part_of(store, digest, 0, 20_000)) == b"xxxxx"
         store.path(digest).write_bytes(b"x" * 20_000)  # another process has fetched it anew
-        assert len(store.read(digest, 0, 20_000)) == 20_000
+        assert len(part_of(store, digest, 0, 20_000)) == 20_000
 
     def test_an_empty_blob_has_an_empty_part(self, tmp_path: Path) -> None:
         store = BlobStore(tmp_path)
-        assert store.read(store.put(b""), 0, 1) == b""
+        assert part_of(store, store.put(b""), 0, 1) == b""
 
     def test_a_blob_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         store = BlobStore(tmp_path)
         assert not store.has(UNKNOWN)
         with pytest.raises(BlobError, match=f"{UNKNOWN} is not here"):
-            store.read(UNKNOWN, 0, 1)
-        with pytest.raises(BlobError, match=f"{UNKNOWN} is not here"):
-            store.size(UNKNOWN)
+            part_of(store, UNKNOWN, 0, 1)
 
     def test_a_name_that_is_no_digest_never_becomes_a_path(self, tmp_path: Path) -> None:
         with pytest.raises(BlobError, match="not a digest"):
-            BlobStore(tmp_path).read(Digest("../../etc/passwd"), 0, 1)
+            part_of(BlobStore(tmp_path), Digest("../../etc/passwd"), 0, 1)
 
     def test_blobs_that_are_not_kept_are_evicted_and_stay_usable_where_mapped(self, tmp_path: Path) -> None:
         store = BlobStore(tmp_path)
@@ -414,7 +418,7 @@ class TestDownloads:
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        assert store.size(digest) == size
+        assert store.path(digest).stat().st_size == size
         assert peak < 3 * CHUNK
 
     def test_a_crash_leaves_a_partial_file_that_the_next_start_removes(self, tmp_path: Path) -> None:
