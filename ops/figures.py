@@ -38,11 +38,6 @@ def percent(share: float, digits: int = 1) -> str:
     return f"{100 * share:z.{digits}f} %"
 
 
-def counted(number: int, noun: str) -> str:
-    """A number with its noun in the right form: ``1 round``, ``12 rounds``. The plural of ``noun`` ends in s."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def decimal(number: float, digits: int) -> str:
     """A number with so many decimals, or from a million on with its power of ten: ``2.3026``, ``7.5e+35``."""
     return f"{number:.{digits}f}" if abs(number) < 1e6 else f"{number:.1e}"

@@ -1,5 +1,5 @@
-"""Words for messages: what pydantic found wrong, what a value is, how a process ended or why none began, some of many
-names, and which counts of a repeated thing are told."""
+"""Words for messages: what pydantic found wrong, what a value is, how a process ended or why none began, how many of a
+thing there are, some of many names, and which counts of a repeated thing are told."""
 
 from __future__ import annotations
 
@@ -129,6 +129,11 @@ def no_utf8(remedy: str) -> str:
     if sys.getfilesystemencoding() == "utf-8":
         return f"is no UTF-8; {remedy}"
     return f"can't be read in this locale, which is not one of UTF-8; set LC_ALL=C.UTF-8, or {remedy}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun in the right form: ``1 round``, ``12 rounds``. The plural of ``noun`` ends in s."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def some_of(names: Sequence[str], most: int = 3) -> str:

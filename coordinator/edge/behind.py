@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fedemu.protocol.wording import counted
+
 QUIET_SECONDS = 2.0
 """People are told how many there are when the numbers have not changed for so long."""
 
@@ -43,11 +45,7 @@ class Behind:
         elif seen != self._said and now >= self._since + QUIET_SECONDS:
             self._said = seen
             machines, devices, edges = seen
-            parts = [_counted(machines, "machine"), _counted(devices, "device")]
+            parts = [counted(machines, "machine"), counted(devices, "device")]
             if edges:
-                parts.append(_counted(edges, "edge"))
+                parts.append(counted(edges, "edge"))
             self._told(f"behind this edge: {', '.join(parts)}")
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

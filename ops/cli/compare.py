@@ -12,11 +12,11 @@ import typer
 from fedemu.ops.cli.shell import complete, options
 from fedemu.ops.cli.shell.guarded import guarded
 from fedemu.ops.cli.shell.options import ComparisonFormat
-from fedemu.ops.figures import counted
 from fedemu.ops.pages.paper import FORMATS, paper_of
 from fedemu.ops.running.codes import leaving_at_once
 from fedemu.ops.running.exits import complain
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.wording import counted
 
 
 @guarded

@@ -20,7 +20,6 @@ from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import load_experiment, read_frozen
 from fedemu.ops.experiment.without_effect import WithoutEffect
-from fedemu.ops.figures import counted
 from fedemu.ops.pages.paper import paper_of
 from fedemu.ops.results.listing import find
 from fedemu.ops.running.codes import leaving_at_once
@@ -30,6 +29,7 @@ from fedemu.ops.track.kinds import places
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_for_people
 from fedemu.protocol.host.streams import printed_for_people
+from fedemu.protocol.wording import counted
 
 RunDirectory = Annotated[
     Path,

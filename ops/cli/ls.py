@@ -14,11 +14,12 @@ import typer
 from fedemu.ops.cli.shell import complete, options
 from fedemu.ops.cli.shell.guarded import guarded
 from fedemu.ops.cli.shell.options import Format
-from fedemu.ops.figures import counted, percent, readable_bytes, span
+from fedemu.ops.figures import percent, readable_bytes, span
 from fedemu.ops.results.listing import Listed, find, listed
 from fedemu.ops.running.folder import RUNS
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.paths import exists, is_folder
+from fedemu.protocol.wording import counted
 
 _TITLES = ("run", "method", "seed", "state", "rounds", "accuracy", "time", "ended (UTC)", "size", "digest")
 _TO_THE_RIGHT = ("seed", "rounds", "accuracy", "time", "size")

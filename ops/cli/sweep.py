@@ -17,7 +17,7 @@ from fedemu.ops.engines.places import require_engine
 from fedemu.ops.experiment.presets import is_preset
 from fedemu.ops.experiment.sources import seed_of
 from fedemu.ops.experiment.without_effect import WithoutEffect
-from fedemu.ops.figures import counted, span
+from fedemu.ops.figures import span
 from fedemu.ops.running.folder import RUNS
 from fedemu.ops.running.seeds import parse_seeds
 from fedemu.ops.sweeps.grid import override_of, parse_grid
@@ -26,6 +26,7 @@ from fedemu.ops.sweeps.suite import open_suite, planned_suite, seconds_of, with_
 from fedemu.ops.sweeps.sweep import loaded, prepare, run_sweep
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.wording import counted
 
 Out = Annotated[
     Path,

@@ -8,8 +8,8 @@ from typing import Final
 from fedemu.ops.compare.cells import NEVER
 from fedemu.ops.compare.entry import Entry
 from fedemu.ops.compare.paired import Paired, best_of, paired_tests
-from fedemu.ops.figures import counted
 from fedemu.ops.results.words import at
+from fedemu.protocol.wording import counted
 
 _SHOWN: Final[Mapping[str, str]] = {
     "final accuracy": "final_accuracy",

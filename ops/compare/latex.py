@@ -10,8 +10,8 @@ from fedemu.ops.compare.compare import Comparison
 from fedemu.ops.compare.entry import Entry, Statistic
 from fedemu.ops.compare.paired import BETTER, LEVEL, Paired, best_of, least_wilcoxon, paired_tests
 from fedemu.ops.experiment.near import near
-from fedemu.ops.figures import counted
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.wording import counted
 
 _TITLES: Final[Mapping[str, str]] = {
     "all_period_perplexity": "perplexity",

@@ -15,8 +15,8 @@ from fedemu.ops.data.own.text_files import read_file, values
 from fedemu.ops.data.source import ROW_NUMBERS, SPLIT, DataSource, Place, require_column
 from fedemu.ops.data.split import Part, chosen_splits, divided
 from fedemu.ops.data.texts import classes_of_cells
-from fedemu.ops.figures import counted
 from fedemu.protocol.errors import DataError
+from fedemu.protocol.wording import counted
 
 _LABELS = ("label", "labels", "target", "class", "y")
 _TRUTHS = ("true", "false")

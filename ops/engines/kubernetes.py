@@ -18,11 +18,11 @@ from fedemu.ops.assembly.named_code import allowing
 from fedemu.ops.engines.places import require_places, share, variables
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import write_frozen
-from fedemu.ops.figures import counted
 from fedemu.ops.keys.store import KeyFolder
 from fedemu.ops.running.words import title
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import named_failure, usable, write_for_people
+from fedemu.protocol.wording import counted
 
 MANIFESTS: Final = "manifests.yaml"
 SECRETS: Final = "secrets.yaml"

@@ -24,7 +24,7 @@ from fedemu.ops.engines.places import metrics_ports, share
 from fedemu.ops.engines.sending import SentFile, offer
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.experiment.sources import read_frozen
-from fedemu.ops.figures import counted, readable_bytes
+from fedemu.ops.figures import readable_bytes
 from fedemu.ops.keys.store import KeyFolder
 from fedemu.ops.running.devices import called
 from fedemu.ops.running.exits import exit_code_of
@@ -33,6 +33,7 @@ from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError, UnreachableError
 from fedemu.protocol.host.files import write_whole
 from fedemu.protocol.host.paths import exists
+from fedemu.protocol.wording import counted
 
 LOOK_SECONDS: Final = 0.5
 """The pause between two looks at the nodes and the places."""

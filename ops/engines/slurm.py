@@ -14,10 +14,11 @@ from typing import Final
 from fedemu.ops.assembly.named_code import allowing
 from fedemu.ops.engines.places import require_places, settled_variables, share, variables
 from fedemu.ops.experiment import Experiment, Runtime
-from fedemu.ops.figures import counted, span
+from fedemu.ops.figures import span
 from fedemu.ops.running.words import title
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_for_people
+from fedemu.protocol.wording import counted
 
 SCRIPT: Final = "job.sh"
 NOTICE_SECONDS: Final = 180

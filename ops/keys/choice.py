@@ -6,13 +6,13 @@ import ipaddress
 from collections.abc import Mapping
 
 from fedemu.ops.experiment import Runtime
-from fedemu.ops.figures import counted
 from fedemu.ops.keys.approval import Approval
 from fedemu.ops.keys.store import KeyFolder, read_public
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.hardware import host_name
 from fedemu.protocol.host.paths import exists
 from fedemu.protocol.transport.curve import ClientKeys, ServerKeys
+from fedemu.protocol.wording import counted
 
 
 def server_keys(runtime: Runtime, environment: Mapping[str, str]) -> ServerKeys | None:

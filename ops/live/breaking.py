@@ -13,11 +13,11 @@ from typing import Any
 
 import psutil
 
-from fedemu.ops.figures import counted
 from fedemu.ops.live.machine import Crew
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.results.holder import UNNAMED
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.wording import counted
 
 
 async def act(run: LiveRun, wanted: Mapping[str, Any]) -> str:

@@ -14,7 +14,6 @@ from fedemu.coordinator.record.json_lines import object_in
 from fedemu.coordinator.record.run_directory import CONFIG
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import read_frozen
-from fedemu.ops.figures import counted
 from fedemu.ops.live.devices import Devices
 from fedemu.ops.live.forms import is_ask, is_event, is_row
 from fedemu.ops.live.machine import Machine
@@ -26,6 +25,7 @@ from fedemu.ops.results.holder import UNNAMED, holder_of
 from fedemu.ops.watching.feed import FLEET, LIVE, read_feed, watch
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.paths import is_file
+from fedemu.protocol.wording import counted
 
 KEPT_EVENTS: Final = 1000
 """The number of last events that a viewer who comes new is given."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedemu.coordinator.record.run import read_run
 from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.sources import CONFIG_FILE
-from fedemu.ops.figures import counted, decimal, percent, span
+from fedemu.ops.figures import decimal, percent, span
 from fedemu.ops.notebook.card import card, from_here, link
 from fedemu.ops.notebook.frames import Rows
 from fedemu.ops.notebook.shown import show_figures
@@ -19,6 +19,7 @@ from fedemu.ops.results.doubts import doubts
 from fedemu.ops.results.results import Results
 from fedemu.ops.results.words import settings_in_words
 from fedemu.protocol.host.paths import exists
+from fedemu.protocol.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,10 +11,11 @@ from typing import Any
 from fedemu.coordinator.record.row import Row, updates_per_second
 from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.record.summary import accuracy_of_last
-from fedemu.ops.figures import counted, decimal, per_second, percent, span
+from fedemu.ops.figures import decimal, per_second, percent, span
 from fedemu.ops.results.doubts import cause_of, doubts
 from fedemu.protocol.host.paths import exists
 from fedemu.protocol.messages import OUTCOMES
+from fedemu.protocol.wording import counted
 
 
 @dataclass(frozen=True)

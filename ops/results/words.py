@@ -17,9 +17,9 @@ from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.presets import part_names, preset, preset_names
 from fedemu.ops.experiment.sources import CONFIG_FILE
 from fedemu.ops.experiment.toml_text import toml_key, toml_value
-from fedemu.ops.figures import counted
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.paths import is_file
+from fedemu.protocol.wording import counted
 
 Keys = tuple[str, ...]
 Table = Mapping[str, Any]

@@ -21,7 +21,7 @@ from fedemu.device.host.computing import how_it_computes
 from fedemu.device.machine.observer import MachineObserver, Silent
 from fedemu.device.machine.supervisor import SupervisorPlan, at_once, supervise
 from fedemu.ops.experiment import Runtime
-from fedemu.ops.figures import counted, span
+from fedemu.ops.figures import span
 from fedemu.ops.homes import state_folder
 from fedemu.ops.keys.choice import client_keys, is_private
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
@@ -40,6 +40,7 @@ from fedemu.protocol.host.files import usable
 from fedemu.protocol.host.garbage import settle
 from fedemu.protocol.host.phases import mark
 from fedemu.protocol.transport.curve import ClientKeys
+from fedemu.protocol.wording import counted
 
 
 def supervise_alone(count: int, runtime: Runtime, state: Path | None) -> int:

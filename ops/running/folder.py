@@ -19,11 +19,11 @@ from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, check_resume, read_frozen, write_frozen
 from fedemu.ops.experiment.traces import TRACES_FILE
 from fedemu.ops.experiment.unchanged import require_unchanged
-from fedemu.ops.figures import counted
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.files import usable
 from fedemu.protocol.host.paths import exists, is_file, is_folder
+from fedemu.protocol.wording import counted
 
 RUNS = Path("runs")
 PLACES = "places.json"

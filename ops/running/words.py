@@ -10,13 +10,14 @@ from fedemu.coordinator.record.run import read_summary
 from fedemu.device.host.limits import pack_size
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.tables.stream import in_words
-from fedemu.ops.figures import counted, span
+from fedemu.ops.figures import span
 from fedemu.ops.results.results import Results
 from fedemu.ops.running.codes import INTERRUPTED, USAGE
 from fedemu.ops.running.folder import give_back
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.paths import exists
+from fedemu.protocol.wording import counted
 
 
 def title(experiment: Experiment) -> str:

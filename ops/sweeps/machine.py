@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from fedemu.device.host.limits import this_machine
 from fedemu.device.host.processors import usable_gpus
 from fedemu.ops.experiment import Experiment
-from fedemu.ops.figures import counted
 from fedemu.protocol.host.hardware import cores
+from fedemu.protocol.wording import counted
 
 MEMORY_OF_A_RUN = 2**30
 """Bytes that a run is expected to take. Those of the presets that run in minutes take 0.3 to 0.6 GiB."""

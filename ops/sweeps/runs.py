@@ -22,7 +22,7 @@ from statistics import fmean
 from fedemu.coordinator.record.run import read_summary
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import CONFIG_FILE, differences, read_frozen
-from fedemu.ops.figures import counted, percent, span
+from fedemu.ops.figures import percent, span
 from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.folder import clear_claim
 from fedemu.ops.running.launch import child_command
@@ -32,6 +32,7 @@ from fedemu.ops.terminal import COMPLAINT, last_words, say
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.paths import is_file
 from fedemu.protocol.host.starting import starting
+from fedemu.protocol.wording import counted
 
 Command = Callable[[Path, Planned], list[str]]
 """Makes the command of a run from its directory."""

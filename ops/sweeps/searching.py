@@ -13,7 +13,6 @@ from fedemu.device.host.processors import usable_gpus
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import seed_of
 from fedemu.ops.experiment.toml_text import toml_value
-from fedemu.ops.figures import counted
 from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.sweeps.grid import Choice, name_of, override_of
 from fedemu.ops.sweeps.hold import await_left, held
@@ -33,6 +32,7 @@ from fedemu.ops.sweeps.sweep import (
 )
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.wording import counted
 
 
 def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int | None, resume: str) -> int:

@@ -14,7 +14,6 @@ from fedemu.ops.data.apart import decode_apart, find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, load_experiment
 from fedemu.ops.experiment.without_effect import WithoutEffect
-from fedemu.ops.figures import counted
 from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.exits import complain
 from fedemu.ops.sweeps.hold import await_left, held
@@ -25,6 +24,7 @@ from fedemu.ops.terminal import say
 from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.paths import is_file
+from fedemu.protocol.wording import counted
 
 Loaded = Mapping[Path, tuple[Experiment, Runtime]]
 """The experiment and the machine's settings of each run, by its folder."""

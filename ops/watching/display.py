@@ -18,11 +18,11 @@ from rich.text import Text
 
 from fedemu.coordinator.observer import Absence, Observers
 from fedemu.coordinator.record.row import Row
-from fedemu.ops.figures import counted, per_second, percent, span
+from fedemu.ops.figures import per_second, percent, span
 from fedemu.ops.terminal import can_redraw
 from fedemu.ops.watching.progress import Progress
 from fedemu.protocol.messages import OUTCOMES
-from fedemu.protocol.wording import is_milestone
+from fedemu.protocol.wording import counted, is_milestone
 
 LINE_SECONDS = 2.0
 """The least time between two plain lines. The lines of the first and the last round always come."""

@@ -9,7 +9,8 @@ from typing import Any
 
 from fedemu.coordinator.observer import Absence, Observers
 from fedemu.coordinator.record.row import Row, updates_per_second
-from fedemu.ops.figures import counted, decimal, span
+from fedemu.ops.figures import decimal, span
+from fedemu.protocol.wording import counted
 
 WINDOW = 10
 """The number of last rounds whose pace tells the time that is left."""

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from fedemu.protocol.wording import ending
+from fedemu.protocol.wording import counted, ending
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,11 @@ from fedemu.protocol.wording import ending
 )
 def test_the_end_of_a_process_is_told_in_words(code: int, words: str) -> None:
     assert ending(code) == words
+
+
+def test_a_number_has_its_noun_in_the_right_form() -> None:
+    assert [counted(1, "round"), counted(0, "round"), counted(1200, "device")] == [
+        "1 round",
+        "0 rounds",
+        "1,200 devices",
+    ]

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedemu.ops.figures import counted
 from fedemu.ops.pages.axes import fit_shares
 from fedemu.ops.pages.colours import BLUE, ORANGE
 from fedemu.ops.pages.style import legend_below, marker, new_figure, numbers, round_ticks
+from fedemu.protocol.wording import counted
 
 Curves = Mapping[str, Any]
 """What ``local_curves.json`` holds, empty if there is no such file."""

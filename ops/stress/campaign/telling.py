@@ -14,11 +14,11 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from fedemu.ops.figures import counted
 from fedemu.ops.stress.campaign.cases import COMMON, METHODS, Case, CaseResult, case
 from fedemu.ops.stress.campaign.play import play_case
 from fedemu.ops.stress.undisturbed import undisturbed
 from fedemu.ops.stress.warm import WarmStart
+from fedemu.protocol.wording import counted
 
 MOST_FAILURES: Final = 20
 """After so many cases in a row that failed no more are played: what is wrong has little to do with the accidents."""

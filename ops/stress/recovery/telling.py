@@ -12,12 +12,13 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from fedemu.ops.figures import counted, span
+from fedemu.ops.figures import span
 from fedemu.ops.pages.colours import BLUE, RED
 from fedemu.ops.pages.style import WIDTH, bare_figure, drawn, saved
 from fedemu.ops.stress.recovery.play import DEVICES, FLEETS, VICTIMS, Kill, RecoveryResult, recover
 from fedemu.ops.stress.warm import WarmStart
 from fedemu.protocol.host.files import write_for_people
+from fedemu.protocol.wording import counted
 
 _LINE_SECONDS = 30.0
 

@@ -10,12 +10,13 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from fedemu.ops.figures import counted, span
+from fedemu.ops.figures import span
 from fedemu.ops.pages.colours import BLUE, RED
 from fedemu.ops.pages.style import WIDTH, bare_figure, drawn, saved
 from fedemu.ops.stress.soak.play import DEVICES, QUANTITIES, WARM_UP, Sample, SoakResult, soak, write_samples
 from fedemu.ops.stress.soak.slopes import Slope
 from fedemu.protocol.host.files import write_for_people
+from fedemu.protocol.wording import counted
 
 _COLUMNS = 2
 _LINE_SECONDS = 60.0

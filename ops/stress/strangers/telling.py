@@ -8,10 +8,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fedemu.ops.figures import counted, percent, readable_bytes, span
+from fedemu.ops.figures import percent, readable_bytes, span
 from fedemu.ops.stress.strangers.attacks import ATTACKS
 from fedemu.ops.stress.strangers.play import AttackResult, names, play, undisturbed
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.wording import counted
 
 
 def play_strangers(folder: Path, wanted: Sequence[str], seconds: float, edge: bool = False) -> list[AttackResult]:
