@@ -63,8 +63,8 @@ class Roster:
         """The connections of devices that were told to sleep, and have not left yet."""
         self.departed: set[DeviceId] = set()
         """Under the wall clock the devices that said goodbye by their plan, and have not come back."""
-        self.stations: dict[bytes, str] = {}
-        """The connections of edges, each with the name of its machine."""
+        self.stations: dict[bytes, None] = {}
+        """The connections of edges."""
         self.keepers: set[bytes] = set()
         """The connections of edges that keep results of the open ask."""
         self._by_peer: dict[bytes, DeviceId] = {}
@@ -121,12 +121,12 @@ class Roster:
                 self.columns.lost[start:stop] = False
         return lease
 
-    def station(self, peer: bytes, host: str, now: float, key: str = "") -> bool:
+    def station(self, peer: bytes, now: float, key: str = "") -> bool:
         """Give an edge a session. Returns whether it had none. Raises RefusedError (quota)."""
         self.admission.seat(peer, key)
         self._begin(peer, now)
         anew = peer not in self.stations
-        self.stations[peer] = host
+        self.stations[peer] = None
         return anew
 
     def hello(self, peer: bytes, hello: Hello, now: float, key: str = "") -> Seated:

@@ -273,7 +273,7 @@ class Reception:
             raise RefusedError("malformed", "An edge takes its place on a connection, and not on a channel of one.")
         if not self._may_be_edge(peer):
             raise RefusedError(edge.NO_EDGE, edge.no_edge(self._key_of(peer)))
-        anew = self.roster.station(peer, message.host, now, self._key_of(peer))
+        anew = self.roster.station(peer, now, self._key_of(peer))
         stationed = edge.Stationed(
             run=settings.run,
             devices=settings.devices,

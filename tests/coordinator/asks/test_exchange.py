@@ -85,7 +85,7 @@ class Play:
         self.roster.connected.update((device, b"%d" % device) for device in connected)
         self.roster.columns.states.update(states or {})
         for station in stations:
-            self.roster.station(station, "edge", 0.0)
+            self.roster.station(station, 0.0)
         self.folding = Folding({"model": total}, template.leaves, apart)
         observers = Observers([self])  # type: ignore[list-item]
         self.exchange = Exchange(

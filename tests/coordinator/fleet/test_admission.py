@@ -191,7 +191,7 @@ def test_a_machine_that_is_refused_keeps_the_session_that_it_had_and_gets_none()
         assert roster.admission._connections == {KEY: sessions}
         roster.hello(b"b", Hello(device=0, incarnation=1, lease=lease.token), 0.0, KEY)
     with refused("quota", "This machine's key has 2 connections"):
-        roster.station(b"c", "edge", 0.0, KEY)
+        roster.station(b"c", 0.0, KEY)
 
 
 def test_without_keys_there_are_no_quotas() -> None:

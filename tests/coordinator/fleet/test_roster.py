@@ -47,7 +47,7 @@ def refused(reason: str) -> Any:
 
 def test_an_edge_that_was_a_device_too_stays_an_edge_until_it_falls_silent() -> None:
     fleet, lease = roster()
-    fleet.station(B, "edge", 0.0)
+    fleet.station(B, 0.0)
     fleet.hello(B, hello(0, lease), 0.0)
     fleet.hello(C, hello(0, lease, 2), 1.0)
     assert fleet.heard(B, 1.0)
@@ -396,7 +396,7 @@ def test_a_connection_is_watched_as_long_as_a_channel_of_it_has_a_session() -> N
 def test_an_edge_has_a_place_as_long_as_somebody_behind_it_has_one() -> None:
     members, lease = shared(b"channel", connection=B)
     members.leave(A, 0.0)
-    members.station(B, "edge", 0.0)
+    members.station(B, 0.0)
     assert not members.has_place(B)
     members.enroll(b"channel", 2, lease, "", 0.0)
     assert members.has_place(B)
