@@ -90,8 +90,8 @@ class Admission:
     """
 
     def __init__(self, devices: int, quotas: Quotas = Quotas()) -> None:
-        self._devices = devices
         self.most_devices = quotas.devices or devices
+        """The most devices of one key."""
         self.most_connections = quotas.connections or 2 * self.most_devices + 16
         self._rate = quotas.messages_per_second
         self._burst = BURST_SECONDS * self._rate + 4 * devices
@@ -125,18 +125,6 @@ class Admission:
             self._connections[key] -= 1
             if not self._connections[key]:
                 del self._connections[key]
-
-    def places(self, key: str, held: int) -> int:
-        """How many devices a key that holds ``held`` may have beside. Raises RefusedError (quota) if none."""
-        if not key:
-            return self._devices
-        if held >= self.most_devices:
-            raise RefusedError(
-                "quota",
-                f"This machine's key holds {held} devices, and may not have more; start fewer, or raise "
-                "runtime.devices_per_key at the coordinator.",
-            )
-        return self.most_devices - held
 
     def asked(self, up: int, down: int) -> None:
         """An ask begins. A reply to it has ``up`` bytes, and its blobs have ``down`` bytes together."""

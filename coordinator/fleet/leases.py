@@ -71,13 +71,13 @@ class Leases:
     """Leases the indices below ``devices`` to supervisors.
 
     If indices run out, a lease goes to others when its supervisor has been away longer than ``hold`` real seconds and
-    none of its devices is connected, and to another supervisor of its key if that key may have no more. A fresh one
+    none of its devices is connected, and to another supervisor of its key if that key has ``most_of_key``. A fresh one
     goes to them as soon as its supervisor is away, or its connection is gone: it may have been ended before it had kept
     the lease, and it has no states to keep. If that supervisor says goodbye, the lease is over.
 
-    ``present`` says whether a device is connected. ``places`` says how many more devices a key may have that holds some
-    already. Every change goes to ``journal``, in the form of JSON, before its holder hears of it. When the journal has
-    grown long, ``renew`` gets one entry that stands for all of them. ``replay`` reads the journal back.
+    ``present`` says whether a device is connected. Every change goes to ``journal``, in the form of JSON, before its
+    holder hears of it. When the journal has grown long, ``renew`` gets one entry that stands for all of them.
+    ``replay`` reads the journal back.
     """
 
     devices: int
@@ -86,14 +86,14 @@ class Leases:
     journal: Callable[[Mapping[str, Any]], None] = lambda entry: None
     renew: Callable[[Mapping[str, Any]], None] | None = None
     new_token: Callable[[], str] = lambda: secrets.token_hex(16)
-    places: Callable[[str, int], int] | None = None
+    most_of_key: int = 2**31
+    """The most indices that are leased to one key. Machines without keys have no such limit."""
     changes: int = 0
     """The number of changes since the run began, all of which the journal knows."""
     _lines: int = 0
     """The number of entries of the journal."""
     _by_token: dict[str, Lease] = field(default_factory=dict)
     _by_peer: dict[bytes, Lease] = field(default_factory=dict)
-    _granted: int = 0
     _held: Counter[str] = field(default_factory=Counter)
     """The number of indices that are leased to each key."""
     _numbered: list[Lease | None] = field(default_factory=list)
@@ -132,18 +132,9 @@ class Leases:
             return lease
         if held is not None:
             return held
-        if self.places is not None:
-            most = self.places(key, 0)
-            if key and self.held_by(key) + count > most:
-                self._reclaim(now, key)
-                taken = self.held_by(key)
-                if taken >= most and (wait := self._wait_for_own(now, key)) is not None:
-                    raise RefusedError(
-                        "fleet_full",
-                        f"This machine's key holds {taken} devices, and may not have more, but some of them are away, "
-                        f"and lose their places within {max(1, math.ceil(wait))} s.",
-                    )
-            count = min(count, self.places(key, self.held_by(key)))
+        if key and self.held_by(key) + count > self.most_of_key:
+            self._reclaim(now, key)
+            count = min(count, self._free_for(key, now))
         wait = self._reclaim(now) if count > self.devices - self.granted else None
         if wait is not None and count > self.devices - self.granted:
             raise RefusedError(
@@ -225,7 +216,7 @@ class Leases:
     @property
     def granted(self) -> int:
         """The number of indices that are leased."""
-        return self._granted
+        return self._held.total()
 
     def granted_since(self, changes: int) -> Ranges:
         """The devices that were granted when the journal knew of so many changes already."""
@@ -284,7 +275,6 @@ class Leases:
 
     def _grant(self, lease: Lease) -> None:
         self._by_token[lease.token] = lease
-        self._granted += len(lease)
         self._count(lease.key, len(lease))
         if not self._unused:
             self._unused.append(len(self._numbered))
@@ -331,6 +321,23 @@ class Leases:
                 waiting = max(waiting or 0.0, lease.left + self.hold - now)
         return waiting
 
+    def _free_for(self, key: str, now: float) -> int:
+        """How many more indices this key may have. RefusedError if none: fleet_full if some get free, or else quota."""
+        held = self.held_by(key)
+        if held < self.most_of_key:
+            return self.most_of_key - held
+        if (wait := self._wait_for_own(now, key)) is not None:
+            raise RefusedError(
+                "fleet_full",
+                f"This machine's key holds {held} devices, and may not have more, but some of them are away, and lose "
+                f"their places within {max(1, math.ceil(wait))} s.",
+            )
+        raise RefusedError(
+            "quota",
+            f"This machine's key holds {held} devices, and may not have more; start fewer, or raise "
+            "runtime.devices_per_key at the coordinator.",
+        )
+
     def _wait_for_own(self, now: float, key: str) -> float | None:
         """The seconds after which the first lease of this key goes to others. None if nobody of this key is away.
 
@@ -365,7 +372,6 @@ class Leases:
 
     def _drop(self, lease: Lease) -> None:
         del self._by_token[lease.token]
-        self._granted -= len(lease)
         self._count(lease.key, -len(lease))
         number = int(self._holder[lease.ranges[0][0]])
         self._numbered[number] = None

@@ -78,7 +78,7 @@ class Roster:
             self.connected.__contains__,
             journal,
             renew,
-            places=self.admission.places,
+            most_of_key=self.admission.most_devices,
         )
 
     def knows(self, peer: bytes) -> bool:
