@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import Accepted, Cancel, DropCause, Invalid, Late, Proceed, Scheduled, Verdict
@@ -80,7 +80,8 @@ class AskMachine(ABC):
         self.perturbed = False
         self._members = frozenset(terms.cohort)
         self._present = set(self._members.intersection(connected))
-        self._accepted: set[DeviceId] = set()
+        self._accepted = 0
+        """The number of accepted devices."""
         text = str(terms.ask)
         self._proceed = Proceed(ask=text)
         self._thanks = Accepted(ask=text)
@@ -90,7 +91,7 @@ class AskMachine(ABC):
     @property
     def accepted(self) -> tuple[DeviceId, ...]:
         """The accepted devices in cohort order."""
-        return tuple(device for device in self.terms.cohort if device in self._accepted)
+        return tuple(device for device in self.terms.cohort if self.verdicts.get(device) == "accepted")
 
     def counts(self) -> Counter[Verdict]:
         """The number of devices by outcome."""
@@ -102,13 +103,10 @@ class AskMachine(ABC):
 
     def check(self) -> None:
         """Raise AssertionError if the outcomes are not those of an ask: one for each device once the ask is closed."""
-        cohort = self._members
-        assert set(self.verdicts) <= cohort, "an outcome of a device that was not asked"
-        assert len(self._accepted) <= self.terms.wanted, "more accepted than wanted"
-        assert self._accepted == {device for device, verdict in self.verdicts.items() if verdict == "accepted"}
+        assert self.verdicts.keys() <= self._members, "an outcome of a device that was not asked"
+        assert self._accepted <= self.terms.wanted, "more accepted than wanted"
         if self.end is not None:
-            assert set(self.verdicts) == cohort, "a device without an outcome in a closed ask"
-            assert sum(self.counts().values()) == len(cohort)
+            assert self.verdicts.keys() == self._members, "a device without an outcome in a closed ask"
 
     def pending(self, device: DeviceId) -> bool:
         """Whether the device was asked and has no outcome yet."""
@@ -127,9 +125,21 @@ class AskMachine(ABC):
         """
         return None
 
-    @abstractmethod
     def stalled(self, seconds: float) -> None:
         """The coordinator stood still for so long. This time does not count for a device that is waited for."""
+        return
+
+    def kept(self, device: DeviceId, now: float) -> None:
+        """A good contribution of a device in ``running`` is at an edge. Nothing is awaited of the device meanwhile."""
+        return
+
+    def lost(self, device: DeviceId, now: float) -> list[Action]:
+        """What was ``kept`` is lost, so the device is asked again."""
+        return []
+
+    def underway(self, device: DeviceId, now: float) -> None:
+        """Something that a device in ``running`` needs, or its result, is on its way over a slow connection."""
+        return
 
     @abstractmethod
     def open(self, now: float) -> list[Action]:
@@ -142,18 +152,6 @@ class AskMachine(ABC):
     @abstractmethod
     def result(self, device: DeviceId, now: float) -> list[Action]:
         """A good contribution came from a device that is expected to send one."""
-
-    @abstractmethod
-    def kept(self, device: DeviceId, now: float) -> None:
-        """A good contribution of a device in ``running`` is at an edge. Nothing is awaited of the device meanwhile."""
-
-    @abstractmethod
-    def lost(self, device: DeviceId, now: float) -> list[Action]:
-        """What was ``kept`` is lost, so the device is asked again."""
-
-    @abstractmethod
-    def underway(self, device: DeviceId, now: float) -> None:
-        """Something that a device in ``running`` needs, or its result, is on its way over a slow connection."""
 
     @abstractmethod
     def rejected(self, device: DeviceId, reason: str, detail: str, now: float) -> list[Action]:
@@ -188,5 +186,12 @@ class AskMachine(ABC):
     def _settle(self, device: DeviceId, verdict: Verdict) -> None:
         assert device not in self.verdicts, f"a second outcome for device {device}"
         self.verdicts[device] = verdict
-        if verdict == "accepted":
-            self._accepted.add(device)
+        self._accepted += verdict == "accepted"
+
+    def _settle_rest(self, verdict: Literal["late", "cancelled"]) -> list[Action]:
+        """Give this outcome to every device that does not run and has no outcome yet."""
+        message = self._late if verdict == "late" else self._cancel
+        rest = [device for device in self.terms.cohort if device not in self.verdicts and device not in self.running]
+        for device in rest:
+            self._settle(device, verdict)
+        return [Tell(device, message) for device in rest]

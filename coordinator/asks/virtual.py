@@ -11,7 +11,6 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from fedemu.coordinator.asks.ask import LIVES, Action, AskMachine, Give, Missed, Tell, Terms
 from fedemu.protocol.ids import DeviceId
@@ -241,7 +240,7 @@ class VirtualAsk(AskMachine):
             in_time = (device for device, finish in self._finish.items() if finish <= self._limit)
             self._order = deque(sorted(in_time, key=lambda device: (self._finish[device], device)))
             self._dropping = deque(sorted(self._drop, key=lambda device: (self._drop[device].at, device)))
-        while self._order and len(self._running) + len(self._accepted) < self.terms.wanted:
+        while self._order and len(self._running) + self._accepted < self.terms.wanted:
             device = self._order.popleft()
             if device in self._doomed:
                 self._settle(device, "failed")
@@ -249,7 +248,7 @@ class VirtualAsk(AskMachine):
                 self._running[device] = self._wait(now, since=self._absent.get(device, now))
                 self._latest = self._finish[device]
                 actions.append(Tell(device, self._proceed))
-        if len(self._running) + len(self._accepted) == self.terms.wanted:
+        if len(self._running) + self._accepted == self.terms.wanted:
             actions += self._let_drop(self._latest)
             if not self._running:
                 actions += self._settle_rest("cancelled")
@@ -281,16 +280,6 @@ class VirtualAsk(AskMachine):
             self.away[device] = drop.at if drop.back is None else drop.back
             self.causes[device] = drop.cause or "offline"
             actions.append(Tell(device, self._proceed))
-        return actions
-
-    def _settle_rest(self, verdict: Literal["late", "cancelled"]) -> list[Action]:
-        """Give this outcome to every device that does not run and has no outcome yet."""
-        message = self._late if verdict == "late" else self._cancel
-        actions: list[Action] = []
-        for device in self.terms.cohort:
-            if device not in self.verdicts and device not in self._running:
-                self._settle(device, verdict)
-                actions.append(Tell(device, message))
         return actions
 
     def _wait(self, now: float, since: float | None = None) -> _Wait:

@@ -14,7 +14,11 @@ from fedemu.protocol.messages import DropCause, Invalid, Scheduled, Verdict
 
 
 class WallAsk(AskMachine):
-    """Accepts the first ``wanted`` results that arrive before the deadline. Every absence is a dropout."""
+    """Accepts the first ``wanted`` results that arrive before the deadline. Every absence is a dropout.
+
+    Edges keep no results, since the order in which these arrive decides. The deadline is in real time, so neither slow
+    connections nor a coordinator that stood still change anything.
+    """
 
     _opened = 0.0
 
@@ -37,15 +41,6 @@ class WallAsk(AskMachine):
     def result(self, device: DeviceId, now: float) -> list[Action]:
         return self._happened(device, "accepted", now, Tell(device, self._thanks))
 
-    def kept(self, device: DeviceId, now: float) -> None:
-        """Edges keep nothing, since the order in which results arrive decides."""
-
-    def lost(self, device: DeviceId, now: float) -> list[Action]:
-        return []
-
-    def underway(self, device: DeviceId, now: float) -> None:
-        """A slow connection changes nothing, since the deadline is in real time."""
-
     def rejected(self, device: DeviceId, reason: str, detail: str, now: float) -> list[Action]:
         answer = Invalid(ask=str(self.terms.ask), reason=reason, detail=detail)
         return self._happened(device, "rejected", now, Tell(device, answer))
@@ -66,9 +61,6 @@ class WallAsk(AskMachine):
             self.causes[device] = cause
         return actions
 
-    def stalled(self, seconds: float) -> None:
-        """The deadline is in real time, whatever happened meanwhile."""
-
     def tick(self, now: float) -> list[Action]:
         """Close the ask once its deadline is over."""
         return self._advance(now)
@@ -88,16 +80,12 @@ class WallAsk(AskMachine):
         if self.end is not None:
             return []
         elapsed = now - self._opened
-        if len(self._accepted) == self.terms.wanted or len(self.verdicts) == len(self.terms.cohort):
+        if self._accepted == self.terms.wanted or len(self.verdicts) == len(self.terms.cohort):
             return self._close(elapsed, "cancelled")
         if elapsed >= self.terms.deadline:
             return self._close(self.terms.deadline, "late")
         return []
 
     def _close(self, elapsed: float, rest: Literal["late", "cancelled"]) -> list[Action]:
-        message = self._late if rest == "late" else self._cancel
-        left = [device for device in self.terms.cohort if device not in self.verdicts]
-        for device in left:
-            self._settle(device, rest)
         self.end = self.terms.start + elapsed
-        return [Tell(device, message) for device in left]
+        return self._settle_rest(rest)
