@@ -158,10 +158,10 @@ class Attempts(Generic[S]):
         began, done, round = self._service.timeline.spent, 0, place.round
         self._observers.server_job(job.name, round, done, job.steps)
 
-        def stepped(step: int, steps: int) -> None:
+        def stepped(step: int) -> None:
             nonlocal done
             done = step
-            self._observers.server_job(job.name, round, step, steps)
+            self._observers.server_job(job.name, round, step, job.steps)
 
         def died(cause: str) -> None:
             self._observers.event("server_job_died", job=job.name, round=round, cause=cause)

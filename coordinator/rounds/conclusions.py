@@ -53,7 +53,6 @@ class Played(Generic[S]):
     tally: Tally
     diagnosis: dict[str, Any] | None
     remarks: dict[str, Any]
-    perturbed: bool
     record: dict[str, Any]
 
 
@@ -126,7 +125,7 @@ class Conclusions(Generic[S]):
         await self._numerics.compute(make_durable)
         # The checkpoint before this one is kept, and a run can go back to it.
         self._service.reception.durable_round = self.standing.round
-        self.standing = Standing(row.round, played.state, class_accuracy, played.perturbed)
+        self.standing = Standing(row.round, played.state, class_accuracy, record["perturbed"])
         self._tell(row)
 
     def _evaluate(self, played: Played[S]) -> tuple[Evaluation | None, tuple[float, ...] | None]:

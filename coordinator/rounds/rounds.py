@@ -119,7 +119,7 @@ class Rounds(Generic[S]):
         self._observers.event("checkpoint", round=round)
         record = self._record()
         initial = self._state if round == 1 else None
-        self._conclusions.begin(Played(context, state, initial, tally, found, remarks, self.perturbed, record))
+        self._conclusions.begin(Played(context, state, initial, tally, found, remarks, record))
         self._state = state
 
     def _record(self) -> dict[str, Any]:

@@ -26,26 +26,21 @@ from fedemu.protocol.host.futures import fail
 from fedemu.protocol.host.idleness import Idleness, Stuckness
 from fedemu.protocol.wording import refusal, signal_name
 
-ReportStep = Callable[[int, int], None]
-"""A function that gets the number of steps that are done, and the largest number that there may be.
-
-It is called on the event loop. The last call tells how many steps the job took.
-"""
-
 _TRIES = 2
 _LOOK_MILLISECONDS = 500
 """The time between two looks at a silent child. Normally its end is seen at once, because its pipe ends."""
 
 
 async def run_server_job(
-    job: ServerJob, place: Place, settings: Settings, report: ReportStep, died: Callable[[str], None]
+    job: ServerJob, place: Place, settings: Settings, report: Callable[[int], None], died: Callable[[str], None]
 ) -> Tree:
     """Run the job to its end, from its beginning or from where an earlier process left it in its ``place``.
 
     The result is the job's last carry. A finished job is not run again, and one that was begun is continued. A process
     that dies is replaced once. Raises FedemuError if the second one dies too, if the system lets none start, or if the
-    job raises, and ConfigurationError if the job makes something else than trees, or if a GPU lacks memory. ``died``
-    gets the cause of each death. Cancellation kills the process and keeps its checkpoint. The ``settings`` tell how
+    job raises, and ConfigurationError if the job makes something else than trees, or if a GPU lacks memory. ``report``
+    gets the number of steps that are done, on the event loop; its last call tells how many the job took. ``died`` gets
+    the cause of each death. Cancellation kills the process and keeps its checkpoint. The ``settings`` tell how
     many threads that process has, whether it may use a GPU, and for how long it may use no processor time, or finish no
     step, before it is killed.
 
@@ -60,13 +55,13 @@ async def run_server_job(
     loop = asyncio.get_running_loop()
 
     def stepped(step: int) -> None:
-        loop.call_soon_threadsafe(report, step, job.steps)
+        loop.call_soon_threadsafe(report, step)
 
     def finished() -> Tree | None:
         done = place.reached()
         if done is None or not done.finished:
             return None
-        report(done.step, job.steps)
+        report(done.step)
         return done.carry
 
     if (carry := finished()) is not None:

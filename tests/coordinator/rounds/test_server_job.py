@@ -29,7 +29,7 @@ from fedemu.algorithms.training.job_device import job_device
 from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.rounds import server_job, server_job_worker
-from fedemu.coordinator.rounds.server_job import ReportStep, run_server_job
+from fedemu.coordinator.rounds.server_job import run_server_job
 from fedemu.coordinator.rounds.server_job_worker import Place
 from fedemu.coordinator.settings import DeviceType, Settings
 from fedemu.protocol.errors import ConfigurationError, FedemuError
@@ -64,7 +64,7 @@ def train(step_hook=lambda index: None, steps: int = 12, checkpoint_every: int =
     return ServerJob("train", init, step, steps, checkpoint_every)
 
 
-def ignore(step: int, steps: int) -> None:
+def ignore(step: int) -> None:
     pass
 
 
@@ -73,7 +73,7 @@ async def played(
     folder: Path,
     round: int,
     ordinal: int,
-    report: ReportStep,
+    report: Callable[[int], None],
     *,
     attempt: int = 0,
     basis: str = "",
@@ -159,11 +159,11 @@ async def test_a_module_that_computes_activations_again_has_the_gradients_of_var
 async def test_the_last_step_is_told_even_where_the_job_was_done_before(tmp_path: Path):
     job = ServerJob("a", lambda: {"n": torch.tensor(0)}, lambda carry, index: (carry, index == 2), 99, 1)
     told = []
-    await played(job, tmp_path, 1, 0, lambda *place: told.append(place))
-    assert told[-1] == (3, 99)
+    await played(job, tmp_path, 1, 0, told.append)
+    assert told[-1] == 3
     told.clear()
-    await played(job, tmp_path, 1, 0, lambda *place: told.append(place))
-    assert told == [(3, 99)]
+    await played(job, tmp_path, 1, 0, told.append)
+    assert told == [3]
 
 
 async def test_a_job_may_finish_early_and_one_without_steps_gives_its_beginning(tmp_path: Path):
@@ -435,14 +435,14 @@ async def test_progress_is_told_on_the_event_loop(tmp_path: Path, until: Until, 
     monkeypatch.setattr(server_job_worker, "_REPORT_SECONDS", -1.0)
     told = []
 
-    def progress(step: int, steps: int) -> None:
+    def progress(step: int) -> None:
         assert asyncio.get_running_loop() is loop
-        told.append((step, steps))
+        told.append(step)
 
     loop = asyncio.get_running_loop()
     await played(train(), tmp_path, 1, 0, progress)
     await until(lambda: len(told) >= 13)
-    assert told[:13] == [*((step, 12) for step in range(1, 13)), (12, 12)]
+    assert told[:13] == [*range(1, 13), 12]
 
 
 def endless(pid_file: Path) -> ServerJob:
