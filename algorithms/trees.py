@@ -115,6 +115,20 @@ def squared_norm(tree: Tree) -> Tensor:
     return functools.reduce(torch.add, squares) if squares else torch.zeros(())
 
 
+def variables_of(tree: Tree) -> dict[str, Tensor]:
+    """The leaves as new variables by which a loss can be differentiated, over the same memory."""
+    return map_leaves(lambda leaf: leaf.detach().requires_grad_(), tree)
+
+
+def gradients_of(loss: Tensor, variables: Tree) -> dict[str, Tensor]:
+    """The gradients of a loss by these variables. One that the loss does not depend on has the gradient 0.
+
+    ``torch.func.grad`` would import a compiler at its first call: a second in each process of a server job.
+    """
+    found = torch.autograd.grad(loss, list(variables.values()), materialize_grads=True)
+    return dict(zip(variables, found, strict=True))
+
+
 def only(tree: Tree, names: frozenset[str]) -> dict[str, Tensor]:
     """The leaves of these names, in the tree's order."""
     return {name: leaf for name, leaf in tree.items() if name in names}

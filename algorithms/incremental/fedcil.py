@@ -61,7 +61,7 @@ from fedemu.algorithms.models.low_precision import precision_of
 from fedemu.algorithms.training.ingredients import Ingredients, require_variance
 from fedemu.algorithms.training.job_device import device_for, moved, same_every_time
 from fedemu.algorithms.training.local_sgd import SGD
-from fedemu.algorithms.trees import add, flatten, map_leaves, unflatten, without
+from fedemu.algorithms.trees import add, flatten, gradients_of, map_leaves, unflatten, variables_of, without
 from fedemu.protocol import seeds
 
 STRIDE = 20
@@ -169,14 +169,11 @@ class FedCIL(RememberingFedAvg):
 
     def _iteration(self, variables: Tree, fixed: Tree, given: Tree) -> Tree:
         """The classifier's variables after an iteration on a batch of samples ``x`` of the classes ``y``."""
-        buffers = self.classifier.buffers
-        # torch.func.grad is not used: its first call imports a compiler, which takes a second in every job.
-        trained = map_leaves(lambda leaf: leaf.detach().requires_grad_(), without(variables, buffers))
+        before = without(variables, self.classifier.buffers)
+        trained = variables_of(before)
         outputs, changed = self.classifier.apply({**variables, **trained}, given["x"], True)
-        loss = row_cross_entropies(outputs.logits, given["y"]).mean()
-        slopes = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
-        named = dict(zip(trained, slopes, strict=True))
-        after, _ = self._optimiser.step(map_leaves(Tensor.detach, trained), named, {}, fixed["lr"])
+        slopes = gradients_of(row_cross_entropies(outputs.logits, given["y"]).mean(), trained)
+        after, _ = self._optimiser.step(before, slopes, {}, fixed["lr"])
         return {**variables, **map_leaves(Tensor.detach, changed), **after}
 
     def _made(self, variables: Tree, shares: NDArray[np.float64], context: Context, handle: Handle) -> Tree:

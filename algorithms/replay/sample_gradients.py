@@ -34,7 +34,7 @@ from fedemu.algorithms.replay.inner_products import Columns, Kept, Part
 from fedemu.algorithms.replay.linear_layers import LinearLayer, Watch
 from fedemu.algorithms.replay.selection.candidates import Floats
 from fedemu.algorithms.training.objective import Criterion
-from fedemu.algorithms.trees import map_leaves, without
+from fedemu.algorithms.trees import gradients_of, map_leaves, variables_of, without
 
 _ROWS = 32
 """The number of samples in a forward pass. Larger batches do not fit into the processor's caches."""
@@ -74,12 +74,11 @@ class SampleGradients:
         trained = without(self.variables, self.model.buffers)
         total = map_leaves(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), trained)
         for rows in self._blocks(_ROWS):
-            inputs = map_leaves(lambda leaf: leaf.detach().requires_grad_(), trained)
+            inputs = variables_of(trained)
             logits = self._logits({**self.variables, **inputs}, rows)
             loss = (self._losses(logits, rows) * factors[rows]).sum()
-            slopes = torch.autograd.grad(loss, list(inputs.values()), materialize_grads=True)
-            for sums, slope in zip(total.values(), slopes, strict=True):
-                sums += slope
+            for name, slope in gradients_of(loss, inputs).items():
+                total[name] += slope
         return map_leaves(lambda sums, leaf: sums.to(leaf.dtype), total, trained)
 
     def products(self, direction: Tree) -> Floats:
@@ -193,9 +192,7 @@ class SampleGradients:
             return self._loss(outputs.logits[0], x, y), watch.inputs
 
         losses, inputs = torch.func.vmap(loss)(own, probes, x, y)
-        by = {**own, **probes}
-        slopes = torch.autograd.grad(losses.sum(), list(by.values()), materialize_grads=True)
-        return dict(zip(by, slopes, strict=True)), map_leaves(Tensor.detach, inputs)
+        return gradients_of(losses.sum(), {**own, **probes}), map_leaves(Tensor.detach, inputs)
 
 
 def _dual(leaf: Tensor, direction: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedemu.algorithms.interface import Batch, Facts, Forest, Memory, Model, Outcome, Tree
 from fedemu.algorithms.terms.local_term import COUNTS, Importance
-from fedemu.algorithms.trees import SUM_UNIT, add, map_leaves, scale, widened, without, zeros_like
+from fedemu.algorithms.trees import SUM_UNIT, add, gradients_of, map_leaves, scale, widened, without, zeros_like
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.wording import an_object
 
@@ -101,5 +101,4 @@ def _slopes(model: Model, importance: Importance, variables: Tree, batch: Batch,
         return made
 
     values = torch.func.vmap(value)(own, batch.x[rows], batch.y[rows])
-    slopes = torch.autograd.grad(values.sum(), list(own.values()), materialize_grads=True)
-    return dict(zip(own, slopes, strict=True))
+    return gradients_of(values.sum(), own)

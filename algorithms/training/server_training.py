@@ -26,7 +26,16 @@ from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.training.ingredients import normalises_by_batches, require_variance
 from fedemu.algorithms.training.job_device import device_for, moved, same_every_time
 from fedemu.algorithms.training.local_sgd import SGD
-from fedemu.algorithms.trees import flatten, map_leaves, scale, squared_norm, unflatten, without
+from fedemu.algorithms.trees import (
+    flatten,
+    gradients_of,
+    map_leaves,
+    scale,
+    squared_norm,
+    unflatten,
+    variables_of,
+    without,
+)
 from fedemu.protocol.seeds import generator
 
 LessonLoss = Callable[[Tensor, Tensor, Tree, Tensor], Tensor]
@@ -203,13 +212,10 @@ class ServerTraining:
 
     def _gradients(self, variables: Tree, lessons: Tree, batch: Labelled, rows: Tensor) -> tuple[Tree, Tree]:
         """The clipped gradients of the loss on a batch of these ``rows``, and the buffers after the forward pass."""
-        # torch.func.grad would import a compiler at its first use: a second in the process of every job.
-        trained = map_leaves(lambda leaf: leaf.detach().requires_grad_(), without(variables, self.model.buffers))
+        trained = variables_of(without(variables, self.model.buffers))
         outputs, buffers = self.model.apply({**variables, **trained}, _channels_last(batch.x), True)
-        loss = self.loss(outputs.logits, batch.y, lessons, rows)
-        gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
-        named = dict(zip(trained, gradients, strict=True))
-        return clipped(named, self.clip_norm), map_leaves(Tensor.detach, buffers)
+        gradients = gradients_of(self.loss(outputs.logits, batch.y, lessons, rows), trained)
+        return clipped(gradients, self.clip_norm), map_leaves(Tensor.detach, buffers)
 
     def _right(self, variables: Tree, data: Labelled) -> Tensor:
         """The number of samples that the model classifies correctly, int64. Unlike a mean it compares exactly."""

@@ -15,6 +15,7 @@ from fedemu.algorithms.trees import (
     declared_dtypes,
     flatten,
     from_arrays,
+    gradients_of,
     model_digest,
     only,
     scale,
@@ -22,6 +23,7 @@ from fedemu.algorithms.trees import (
     subtract,
     to_arrays,
     unflatten,
+    variables_of,
     without,
     zeros_like,
 )
@@ -151,3 +153,11 @@ def test_leaves_are_picked_by_name_in_the_trees_order() -> None:
     tree = {"a": torch.zeros(1), "b": torch.zeros(1), "c": torch.zeros(1)}
     assert list(only(tree, frozenset({"c", "a"}))) == ["a", "c"]
     assert list(without(tree, frozenset({"a"}))) == ["b", "c"]
+
+
+def test_gradients_are_those_by_new_variables_and_0_by_one_that_does_not_matter() -> None:
+    tree = {"w": torch.tensor([1.0, 2.0]), "unused": torch.tensor([3.0])}
+    variables = variables_of(tree)
+    found = gradients_of(variables["w"].square().sum(), variables)
+    assert {name: leaf.tolist() for name, leaf in found.items()} == {"w": [2.0, 4.0], "unused": [0.0]}
+    assert not any(leaf.requires_grad for leaf in tree.values())

@@ -29,7 +29,16 @@ from fedemu.algorithms.models.layer_statistics import running_statistics, unwatc
 from fedemu.algorithms.training.class_losses import distillation_among
 from fedemu.algorithms.training.job_device import job_device, moved, same_every_time
 from fedemu.algorithms.training.local_sgd import SGD
-from fedemu.algorithms.trees import add, flatten, map_leaves, unflatten, without, zeros_like
+from fedemu.algorithms.trees import (
+    add,
+    flatten,
+    gradients_of,
+    map_leaves,
+    unflatten,
+    variables_of,
+    without,
+    zeros_like,
+)
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import FedemuError
 
@@ -171,8 +180,8 @@ class Synthesis:
         y, rates = known["labels"]["y"], known["rates"]
         trained = _unmarked(_TRAINED, forest)
         memories, slopes = _unmarked(_MEMORY, forest), _unmarked(_SLOPES, forest)
-        leaves = {key: map_leaves(_variable, tree) for key, tree in trained.items()}
-        x = self.maker.images(_unmarked(KEPT, known), leaves, y)
+        leaves = variables_of(flatten(trained))
+        x = self.maker.images(_unmarked(KEPT, known), unflatten(leaves), y)
         outputs, _ = self.model.apply(unwatched(known["teacher"]), x, False)
         losses = self._losses(outputs, x, y, known["teacher"], known.get("student"), known.get("statistics", {}))
         value = torch.stack(list(losses.values())).sum()
@@ -181,9 +190,7 @@ class Synthesis:
         if "made" in forest:
             better = value.detach() < forest["made"]["value"]
             made, told = _chosen(better, made, forest["made"]), _chosen(better, told, forest["losses"])
-        flat = flatten(leaves)
-        found = torch.autograd.grad(value, list(flat.values()), materialize_grads=True)
-        for key, tree in unflatten(dict(zip(flat, found, strict=True))).items():
+        for key, tree in unflatten(gradients_of(value, leaves)).items():
             trained[key], memories[key] = OPTIMISER.step(trained[key], tree, memories[key], rates[key])
             slopes[key] = add(slopes[key], tree)
         return flatten(
@@ -245,16 +252,15 @@ class Synthesis:
         """An iteration: the ``student`` and its ``momentum`` after a batch ``x`` with the teacher's answers."""
         settings, forest, buffers = self.settings, unflatten(carry), self.model.buffers
         student = forest["student"]
-        leaves = map_leaves(_variable, without(student, buffers))
+        before = without(student, buffers)
+        leaves = variables_of(before)
         outputs, changed = self.model.apply({**student, **leaves}, given["x"], True)
         value = distillation_among(outputs.logits, given["logits"], fixed["seen"], settings.temperature)
         value = value * settings.temperature**2
         if (more := self.maker.lesson(outputs, given["features"])) is not None:
             value = value + more
-        found = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
-        slopes = dict(zip(leaves, found, strict=True))
         optimiser = SGD(STUDENT_MOMENTUM, settings.student_decay)
-        trained, momentum = optimiser.step(map_leaves(Tensor.detach, leaves), slopes, forest["momentum"], fixed["lr"])
+        trained, momentum = optimiser.step(before, gradients_of(value, leaves), forest["momentum"], fixed["lr"])
         return flatten({"student": {**student, **map_leaves(Tensor.detach, changed), **trained}, "momentum": momentum})
 
 
@@ -285,7 +291,3 @@ def _blended(earlier: Tree, newest: Tree, momentum: float) -> dict[str, Tensor]:
     if not earlier:
         return {**newest}
     return map_leaves(lambda old, new: momentum * old + (1 - momentum) * new, earlier, newest)
-
-
-def _variable(leaf: Tensor) -> Tensor:
-    return leaf.detach().requires_grad_()

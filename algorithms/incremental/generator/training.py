@@ -46,7 +46,7 @@ from fedemu.algorithms.models.image_generator import Generator
 from fedemu.algorithms.models.layer_statistics import running_statistics, unwatched
 from fedemu.algorithms.training.adam import Adam
 from fedemu.algorithms.training.job_device import job_device, moved, same_every_time
-from fedemu.algorithms.trees import flatten, map_leaves, unflatten, without
+from fedemu.algorithms.trees import flatten, gradients_of, map_leaves, unflatten, variables_of, without
 from fedemu.protocol import seeds
 
 STRIDE: Final = 20
@@ -186,12 +186,10 @@ class GeneratorTraining:
     def _gradients(self, variables: Tree, classifier: Tree, classes: Tensor, z: Tensor) -> tuple[Tree, Tree]:
         """The gradients by the generator's trained variables, and its buffers after the forward pass."""
         model = self.generator.model
-        # torch.func.grad is not used: its first call imports a compiler, which takes a second in every job.
-        trained = map_leaves(lambda leaf: leaf.detach().requires_grad_(), without(variables, model.buffers))
+        trained = variables_of(without(variables, model.buffers))
         made, buffers = model.apply({**variables, **trained}, self.given(classifier, z), True)
         loss = torch.stack(list(self.losses(made.logits, z, classifier, classes).values())).sum()
-        gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
-        return dict(zip(trained, gradients, strict=True)), map_leaves(Tensor.detach, buffers)
+        return gradients_of(loss, trained), map_leaves(Tensor.detach, buffers)
 
     def _noise(self, iteration: int, context: Context) -> Tensor:
         draws = seeds.generator(context.seed, round=context.round, purpose=f"generator/{iteration}")
