@@ -14,7 +14,18 @@ from typing import Literal
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from fedemu.algorithms.interface import Ask, Context, LocalProgram, Model, Query, Reply, Script, Tree, weighted_mean
+from fedemu.algorithms.interface import (
+    Ask,
+    Context,
+    LocalProgram,
+    Model,
+    Query,
+    Reducer,
+    Reply,
+    Script,
+    Tree,
+    weighted_mean,
+)
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.losses import tensor_distances
@@ -33,20 +44,23 @@ class FedAvgState:
 
 
 class FedAvg:
-    """One ask a round. The global model moves by the weighted mean of the deltas, and so do running statistics.
+    """One ask a round. The global model moves by the mean of the deltas, and so do running statistics.
 
-    ``local`` is the devices' program, or the ingredients of FedAvg's own one.
+    ``local`` is the devices' program, or the ingredients of FedAvg's own one. ``average`` is the reducer of the deltas.
     """
 
-    def __init__(self, local: LocalSGD | Ingredients) -> None:
+    _average: Reducer = weighted_mean  # also for a subclass whose own __init__ does not call this one
+
+    def __init__(self, local: LocalSGD | Ingredients, average: Reducer = weighted_mean) -> None:
         program = local.local_sgd() if isinstance(local, Ingredients) else local
         self.programs: Mapping[str, LocalProgram | Query] = {"train": program}
+        self._average = average
 
     def init(self, variables: Tree, context: Context) -> FedAvgState:
         return FedAvgState(variables)
 
     def round(self, state: FedAvgState, context: Context) -> Script[FedAvgState]:
-        reply: Reply = yield Ask("train", shared={"model": state.variables}, reduce={"delta": weighted_mean})
+        reply: Reply = yield Ask("train", shared={"model": state.variables}, reduce={"delta": self._average})
         return FedAvgState(add(state.variables, reply.values["delta"]))
 
     def variables(self, state: FedAvgState) -> Tree:

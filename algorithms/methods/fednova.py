@@ -122,9 +122,8 @@ class FedNova(FedAvg):
     """One ask a round. ``average`` is the reducer of directions and of steps."""
 
     def __init__(self, local: NormalisedSGD, average: Reducer = weighted_mean) -> None:
-        super().__init__(local)
+        super().__init__(local, average)
         self._local = local
-        self._average = average
 
     def round(self, state: FedAvgState, context: Context) -> Script[FedAvgState]:
         reduce = {"direction": self._average, "steps": self._average}

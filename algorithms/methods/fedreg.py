@@ -36,21 +36,8 @@ import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from fedemu.algorithms.interface import (
-    Ask,
-    Batch,
-    Context,
-    Facts,
-    Forest,
-    Outcome,
-    Reducer,
-    Reply,
-    Script,
-    Stage,
-    Tree,
-    mixes,
-)
-from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState
+from fedemu.algorithms.interface import Batch, Facts, Forest, Outcome, Stage, Tree, mixes
+from fedemu.algorithms.methods.fedavg import FedAvg
 from fedemu.algorithms.methods.fednova import AVERAGES, Weights
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD, Training, first_batches
@@ -231,18 +218,6 @@ def _slot(rehearsal: Rehearsal, slot: Tensor) -> Rehearsal:
     return Rehearsal(*(held.index_select(0, slot.view(1)).squeeze(0) for held in rehearsal))
 
 
-class FedReg(FedAvg):
-    """One ask a round. The global model moves by the ``average`` of the deltas."""
-
-    def __init__(self, local: LocalSGD, average: Reducer) -> None:
-        super().__init__(local)
-        self._average = average
-
-    def round(self, state: FedAvgState, context: Context) -> Script[FedAvgState]:
-        reply: Reply = yield Ask("train", shared={"model": state.variables}, reduce={"delta": self._average})
-        return FedAvgState(add(state.variables, reply.values["delta"]))
-
-
 def fedreg(
     ingredients: Ingredients,
     gamma: Share = 0.5,
@@ -252,7 +227,7 @@ def fedreg(
     iterations: PositiveInt = 10,
     rehearsals: NonNegativeInt = 10,
     weights: Weights = "even",
-) -> FedReg:
+) -> FedAvg:
     """FedReg. The docstring of the module explains the options.
 
     With ``gamma = 1``, ``rehearsals = 0`` and ``weights = "examples"`` it is federated averaging. Raises
@@ -273,4 +248,4 @@ def fedreg(
         sample_shape=ingredients.input_shape,
         classes=ingredients.classes,
     )
-    return FedReg(local, AVERAGES[weights])
+    return FedAvg(local, AVERAGES[weights])

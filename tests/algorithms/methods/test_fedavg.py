@@ -95,3 +95,16 @@ def test_a_truth_value_that_all_devices_turn_off_is_off(little_fleet: Callable[.
     for _ in range(2):
         fleet.play([0, 1])
         assert not fleet.model["new"]
+
+
+class OwnPrograms(FedAvg):
+    """Somebody's own method, which does not call the constructor of FedAvg."""
+
+    def __init__(self, local: LocalSGD) -> None:
+        self.programs = {"train": local}
+
+
+def test_a_method_with_a_constructor_of_its_own_averages_by_examples(method: FedAvg) -> None:
+    program = method.programs["train"]
+    assert isinstance(program, LocalSGD)
+    assert next(OwnPrograms(program).round(FedAvgState({}), CONTEXT)) == next(method.round(FedAvgState({}), CONTEXT))

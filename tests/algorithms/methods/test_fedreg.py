@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from fedemu.algorithms.interface import Ask, Batch, Context, Facts, Forest, Model, Outputs, Revealing, Tree, mean
 from fedemu.algorithms.methods.fedavg import fedavg
 from fedemu.algorithms.methods.fedreg import (
-    FedReg,
     RegularisedSGD,
     Rehearsal,
     between,
@@ -278,7 +277,8 @@ def test_a_model_that_is_bound_to_half_precision_is_refused() -> None:
 
 
 def test_fedreg_is_built_by_name() -> None:
-    assert isinstance(build_algorithm("fedreg", {"gamma": 0.4, "iterations": 2}, ingredients()), FedReg)
+    built = build_algorithm("fedreg", {"gamma": 0.4, "iterations": 2}, ingredients())
+    assert isinstance(built.programs["train"], RegularisedSGD)
     with pytest.raises(ConfigurationError, match=r"algorithm\.options\.beta = 1\.5 does not fit 'fedreg'"):
         build_algorithm("fedreg", {"beta": 1.5}, ingredients())
 
