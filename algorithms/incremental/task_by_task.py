@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
 from fedemu.algorithms.incremental.remembering import RememberingFedAvg, RememberingState
-from fedemu.algorithms.interface import (
-    Algorithm,
-    Batch,
-    Context,
-    Facts,
-    LocalProgram,
-    Model,
-    Picturing,
-    Query,
-    Remarking,
-    Script,
-    Selecting,
-    Tree,
-)
+from fedemu.algorithms.interface import Algorithm, Around, Batch, Context, Facts, Model, Script, Tree
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.training.class_losses import cross_entropy_among, task_temperature_cross_entropy
 from fedemu.protocol.errors import ConfigurationError
@@ -66,7 +52,7 @@ class TaskState(Generic[S]):
     task: int
 
 
-class TaskByTask(Generic[S]):
+class TaskByTask(Around[S]):
     """The method ``inner`` with a model that grows: its rounds stay as they are.
 
     The state of ``inner`` must be a dataclass with the global model in the field ``variables``, or hold the state of a
@@ -75,10 +61,8 @@ class TaskByTask(Generic[S]):
     """
 
     def __init__(self, inner: Algorithm[S], model: Growing) -> None:
-        self._inner, self._model = inner, model
-        self.programs: Mapping[str, LocalProgram | Query] = inner.programs
-        if isinstance(inner, Selecting):
-            self.selection = inner.selection
+        super().__init__(inner)
+        self._model = model
 
     def init(self, variables: Tree, context: Context) -> TaskState[S]:
         inner = self._inner.init(variables, context)
@@ -100,17 +84,6 @@ class TaskByTask(Generic[S]):
         # Devices have no say in which classes have been seen, whatever their replies hold.
         seen = {SEEN: inner.variables[SEEN]}
         return TaskState(dataclasses.replace(after, variables={**after.variables, **seen}), context.task)
-
-    def variables(self, state: TaskState[S]) -> Tree:
-        return self._inner.variables(state.inner)
-
-    def remarks(self, state: TaskState[S]) -> Mapping[str, Any]:
-        """The remarks of ``inner``; none if it makes none."""
-        return self._inner.remarks(state.inner) if isinstance(self._inner, Remarking) else {}
-
-    def pictures(self, state: TaskState[S], samples: int, seed: int) -> Tree:
-        """The pictures of ``inner``; none if it makes none."""
-        return self._inner.pictures(state.inner, samples, seed) if isinstance(self._inner, Picturing) else {}
 
 
 def _grows_inside(state: Any) -> bool:

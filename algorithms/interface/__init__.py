@@ -1,5 +1,6 @@
 """The contract between methods and machinery: what a method, a program and a model are. Read this room first."""
 
+from fedemu.algorithms.interface.around import Around
 from fedemu.algorithms.interface.model import Mixing, Model, Outputs, PartlyFrozen, Pure, mixes, pure
 from fedemu.algorithms.interface.program import (
     Augment,
@@ -51,6 +52,7 @@ __all__ = [
     "LOGITS",
     "REPLAYED",
     "Algorithm",
+    "Around",
     "Ask",
     "Augment",
     "Batch",

@@ -15,13 +15,11 @@ from typing import Any, Final, Generic, TypeVar
 
 from fedemu.algorithms.interface import (
     Algorithm,
+    Around,
     Ask,
     Context,
     Forest,
-    LocalProgram,
-    Picturing,
     Query,
-    Remarking,
     Reply,
     Script,
     Selecting,
@@ -63,7 +61,7 @@ class ReplayState(Generic[S]):
     remarks: Mapping[str, Any]
 
 
-class Replay(Generic[S]):
+class Replay(Around[S]):
     """The rounds of the method ``inner``, with a selection of samples after the last round of a period.
 
     ``exchange`` comes before a selection; it is None if each device selects alone. Raises ConfigurationError if a
@@ -73,22 +71,14 @@ class Replay(Generic[S]):
     def __init__(
         self, inner: Algorithm[S], settings: ReplaySettings, select: Select, exchange: Exchange | None
     ) -> None:
-        self._inner = inner
+        selection: Query = NotingLogits(select, select.lens) if settings.logits else select
+        before = {} if exchange is None else exchange.programs
+        super().__init__(inner, {SELECT: selection, **before}, "replay has")
+        self.selection = selection
+        """The program by which a device selects, also when it selects late and alone."""
         self._settings = settings
         self._select = select
         self._before = exchange
-        self._selection: Query = NotingLogits(select, select.lens) if settings.logits else select
-        queries: dict[str, Query] = {SELECT: self._selection, **(exchange.programs if exchange is not None else {})}
-        if taken := sorted(queries.keys() & inner.programs.keys()):
-            raise ConfigurationError(
-                f"the method has a program {taken[0]!r}, but replay has a program of that name; rename the method's"
-            )
-        self.programs: Mapping[str, LocalProgram | Query] = {**inner.programs, **queries}
-
-    @property
-    def selection(self) -> Query:
-        """The program by which a device selects, also when it selects late and alone."""
-        return self._selection
 
     def init(self, variables: Tree, context: Context) -> ReplayState[S]:
         return ReplayState(self._inner.init(variables, context), {})
@@ -100,17 +90,9 @@ class Replay(Generic[S]):
         remarks = yield from self._exchange(self._inner.variables(inner), context)
         return ReplayState(inner, remarks)
 
-    def variables(self, state: ReplayState[S]) -> Tree:
-        return self._inner.variables(state.inner)
-
     def remarks(self, state: ReplayState[S]) -> Mapping[str, Any]:
         """The remarks of ``inner``. After a period's end also ``replay``, and those of the exchange before it."""
-        inner = self._inner.remarks(state.inner) if isinstance(self._inner, Remarking) else {}
-        return {**inner, **state.remarks}
-
-    def pictures(self, state: ReplayState[S], samples: int, seed: int) -> Tree:
-        """The pictures of ``inner``; none if it makes none."""
-        return self._inner.pictures(state.inner, samples, seed) if isinstance(self._inner, Picturing) else {}
+        return {**super().remarks(state), **state.remarks}
 
     def _exchange(self, variables: Tree, context: Context) -> Generator[Any, Any, dict[str, Any]]:
         """Let devices select at the end of a period, after an exchange if they do so together. Returns the remarks."""

@@ -14,14 +14,11 @@ from typing import Any, Final, Generic, TypeVar
 
 from fedemu.algorithms.interface import (
     Algorithm,
+    Around,
     Ask,
     Context,
     Forest,
-    LocalProgram,
     Model,
-    Picturing,
-    Query,
-    Remarking,
     Reply,
     Script,
     Selecting,
@@ -50,7 +47,7 @@ class TermsState(Generic[S]):
     remarks: Mapping[str, Any] = field(default_factory=dict)
 
 
-class WithTerms(Generic[S]):
+class WithTerms(Around[S]):
     """The rounds of the method ``inner``, whose programs have the ``terms`` in their losses.
 
     Raises ConfigurationError if a program of ``inner`` has the name of the question for importances, or if ``inner``
@@ -58,23 +55,15 @@ class WithTerms(Generic[S]):
     """
 
     def __init__(self, inner: Algorithm[S], terms: Mapping[str, LocalTerm], model: Model) -> None:
-        self._inner = inner
         self._previous = any(term.previous for term in terms.values())
         self._measures = {term.name: term.importance for term in terms.values() if term.importance is not None}
-        asking: dict[str, Query] = {IMPORTANCE: AskImportance(model, self._measures)} if self._measures else {}
-        if taken := sorted(asking.keys() & inner.programs.keys()):
+        asking = {IMPORTANCE: AskImportance(model, self._measures)} if self._measures else {}
+        super().__init__(inner, asking, "local terms have")
+        if self._measures and isinstance(inner, Selecting):
             raise ConfigurationError(
-                f"the method has a program {taken[0]!r}, but local terms have a program of that name; "
-                "rename the method's"
+                f"algorithm.terms.{next(iter(self._measures))} asks devices for importances when a task ends, but "
+                "this method has them drop the task's samples before; remove the term, or choose another method"
             )
-        self.programs: Mapping[str, LocalProgram | Query] = {**inner.programs, **asking}
-        if isinstance(inner, Selecting):
-            if self._measures:
-                raise ConfigurationError(
-                    f"algorithm.terms.{next(iter(self._measures))} asks devices for importances when a task ends, but "
-                    "this method has them drop the task's samples before; remove the term, or choose another method"
-                )
-            self.selection = inner.selection
 
     def init(self, variables: Tree, context: Context) -> TermsState[S]:
         return TermsState(self._inner.init(variables, context))
@@ -96,17 +85,9 @@ class WithTerms(Generic[S]):
             kept[PREVIOUS] = variables
         return TermsState(inner, kept, remarks)
 
-    def variables(self, state: TermsState[S]) -> Tree:
-        return self._inner.variables(state.inner)
-
     def remarks(self, state: TermsState[S]) -> Mapping[str, Any]:
         """The remarks of ``inner``. When a task ended also ``importance``, if devices were asked for it."""
-        inner = self._inner.remarks(state.inner) if isinstance(self._inner, Remarking) else {}
-        return {**inner, **state.remarks}
-
-    def pictures(self, state: TermsState[S], samples: int, seed: int) -> Tree:
-        """The pictures of ``inner``; none if it makes none."""
-        return self._inner.pictures(state.inner, samples, seed) if isinstance(self._inner, Picturing) else {}
+        return {**super().remarks(state), **state.remarks}
 
     def _summed_up(self, kept: Forest, reply: Reply) -> Forest:
         """The importances with those of the task that ended. If no device had samples, they stay as they are."""
