@@ -113,7 +113,7 @@ def classifier_head(ingredients: Ingredients, method: str) -> tuple[Head, int]:
         head = model.head
     else:
         # A classifier is recognised by its logits, and rounded products have others.
-        exact = model.inner if isinstance(model, LowPrecision) else model
+        exact = model.model if isinstance(model, LowPrecision) else model
         try:
             head = head_of(exact, ingredients.classes, ingredients.input_shape, ingredients.tokens)
         except ConfigurationError as error:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.graphs.repeated import Constant
-from fedemu.algorithms.interface import Facts, Kind, Model, Outputs, Tree, mixes, pure
-from fedemu.algorithms.models.frozen import frozen_of
+from fedemu.algorithms.interface import Facts, Model, Outputs, Tree
+from fedemu.algorithms.models.around import ModelAround
 from fedemu.algorithms.models.layer_statistics import observed
 from fedemu.algorithms.models.layers import uniform
 from fedemu.algorithms.streams.tasks import ClassTasks
@@ -57,24 +57,16 @@ class Head:
 
 
 @dataclass(frozen=True, eq=False)
-class Growing:
+class Growing(ModelAround):
     """A model of the classes seen so far. A new model knows those of the first task."""
 
     model: Model
     tasks: ClassTasks
     head: Head
 
-    @property
-    def kind(self) -> Kind:
-        return self.model.kind
-
     @cached_property
     def buffers(self) -> frozenset[str]:
         return self.model.buffers | {SEEN}
-
-    @property
-    def frozen(self) -> Tree:
-        return frozen_of(self.model)
 
     @cached_property
     def task_of(self) -> Tensor:
@@ -103,13 +95,6 @@ class Growing:
         inner = {name: leaf for name, leaf in variables.items() if name != SEEN}
         outputs, buffers = self.model.apply(inner, x, train)
         return outputs._replace(logits=among_seen(variables, outputs.logits)), {**buffers, SEEN: variables[SEEN]}
-
-    @property
-    def pure(self) -> bool:
-        return pure(self.model)
-
-    def mixes(self, train: bool) -> bool:
-        return mixes(self.model, train)
 
     def classify(self, variables: Tree, features: Tensor) -> Tensor:
         """The logits ``[batch, classes]`` of features ``[batch, width]``."""

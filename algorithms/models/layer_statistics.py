@@ -14,8 +14,8 @@ from typing import Final, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import Kind, Model, Outputs, Tree, pure
-from fedemu.algorithms.models.frozen import frozen_of
+from fedemu.algorithms.interface import Model, Outputs, Tree
+from fedemu.algorithms.models.around import ModelAround
 from fedemu.algorithms.models.layers import BATCH_NORM_MOMENTUM
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.wording import an_object
@@ -44,7 +44,7 @@ def observed(model: Model) -> Model:
 
 
 @dataclass(frozen=True, eq=False)
-class Watched:
+class Watched(ModelAround):
     """An observed model that keeps running statistics of ``layers``, which are (name, number of channels).
 
     As in batch normalisation, means begin with 0 and variances with 1, and the newest batch has the share
@@ -54,17 +54,9 @@ class Watched:
     model: Model
     layers: tuple[tuple[str, int], ...]
 
-    @property
-    def kind(self) -> Kind:
-        return self.model.kind
-
     @cached_property
     def buffers(self) -> frozenset[str]:
         return self.model.buffers | self.added
-
-    @property
-    def frozen(self) -> Tree:
-        return frozen_of(self.model)
 
     @cached_property
     def added(self) -> frozenset[str]:
@@ -89,10 +81,6 @@ class Watched:
                 newest = outputs.statistics[name.removeprefix(WATCHED)].detach().to(leaf.dtype)
                 kept[name] = torch.lerp(leaf, newest, BATCH_NORM_MOMENTUM)
         return outputs, {**buffers, **kept}
-
-    @property
-    def pure(self) -> bool:
-        return pure(self.model)
 
 
 def watched(model: Model, input_shape: tuple[int, ...]) -> Watched:

@@ -12,7 +12,8 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import Kind, Model, Outputs, Tree, mixes, pure
+from fedemu.algorithms.interface import Model, Outputs, Tree
+from fedemu.algorithms.models.around import ModelAround
 from fedemu.algorithms.models.growing import Growing
 from fedemu.algorithms.models.layer_statistics import observed
 from fedemu.algorithms.trees import map_leaves
@@ -23,42 +24,24 @@ _DTYPES: Final = {"bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, eq=False)
-class LowPrecision:
-    """The model ``inner``, applied under torch's autocast to ``dtype``. The outputs are float32."""
+class LowPrecision(ModelAround):
+    """The model ``model``, applied under torch's autocast to ``dtype``. The outputs are float32."""
 
-    inner: Model
+    model: Model
     dtype: torch.dtype
-
-    @property
-    def kind(self) -> Kind:
-        return self.inner.kind
-
-    @property
-    def buffers(self) -> frozenset[str]:
-        return self.inner.buffers
-
-    def init(self, seed: int) -> Tree:
-        return self.inner.init(seed)
 
     def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
         # The cache of casts is off: it would keep tensors of one trace alive for the next.
         with torch.autocast(x.device.type, self.dtype, cache_enabled=False):
-            outputs, buffers = self.inner.apply(variables, x, train)
+            outputs, buffers = self.model.apply(variables, x, train)
         statistics, logits = map_leaves(Tensor.float, outputs.statistics), outputs.logits.float()
         # A model without features has its logits in their place, which is seen by their identity.
         features = logits if outputs.features is outputs.logits else outputs.features.float()
         return Outputs(logits, features, statistics), buffers
 
-    @property
-    def pure(self) -> bool:
-        return pure(self.inner)
-
-    def mixes(self, train: bool) -> bool:
-        return mixes(self.inner, train)
-
     def observed(self) -> LowPrecision:
         """The same model with ``Outputs.statistics``. Raises ConfigurationError if the inner model has none."""
-        return replace(self, inner=observed(self.inner))
+        return replace(self, model=observed(self.model))
 
 
 def precision_of(model: Model) -> Precision:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import Kind, Model, Outputs, Tree
+from fedemu.algorithms.interface import Model, Outputs, Tree
+from fedemu.algorithms.models.around import ModelAround
 from fedemu.algorithms.models.layers import uniform
 from fedemu.algorithms.models.torch_module import under_seed
 from fedemu.algorithms.trees import without
@@ -31,7 +31,7 @@ MAPPING: Final = frozenset({WEIGHT, BIAS})
 
 
 @dataclass(frozen=True, eq=False)
-class Mapped:
+class Mapped(ModelAround):
     """The model with ``Outputs.features`` mapped to ``width`` values by a linear layer. Logits stay as they are.
 
     ``features`` is the width of the model's own features, which its classifier reads.
@@ -40,14 +40,6 @@ class Mapped:
     model: Model
     features: int
     width: int
-
-    @property
-    def kind(self) -> Kind:
-        return self.model.kind
-
-    @cached_property
-    def buffers(self) -> frozenset[str]:
-        return self.model.buffers
 
     def init(self, seed: int) -> Tree:
         return self.begun(self.model.init(seed), seed)
