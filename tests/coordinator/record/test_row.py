@@ -39,7 +39,7 @@ def test_a_line_is_written_as_it_was_read_to_the_byte() -> None:
 
 
 def test_the_columns_are_those_of_the_page() -> None:
-    section = PAGE.partition("## metrics.jsonl\n")[2].partition("\n## ")[0]
+    section = PAGE.partition("## metrics.jsonl\n")[2].partition("\n##")[0]
     named = re.findall(r"^\| (`[^|]*`) \|", section, re.MULTILINE)
     assert {column for names in named for column in re.findall(r"`(\w+)`", names)} == set(COLUMNS)
 
