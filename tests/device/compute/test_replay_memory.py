@@ -26,24 +26,29 @@ SAMPLES = 400
 SHAPE = (3, 32, 32)
 
 
-def test_a_selection_takes_less_than_a_quarter_of_the_matrix_of_all_gradients() -> None:
+def test_a_selection_takes_less_than_an_eighth_of_the_matrix_of_all_gradients() -> None:
     """This runs in a process of its own, as a trainer does. The matrix G would take 3.2 GiB."""
     found = subprocess.run(
         [sys.executable, __file__, str(SAMPLES)], stdout=subprocess.PIPE, text=True, check=True, timeout=300
     )
-    parameters, peak = map(int, found.stdout.split())
+    parameters, before, peak = map(int, found.stdout.split())
     assert 2e6 < parameters < 3e6
-    assert peak < 4 * SAMPLES * parameters / 4
+    assert peak - before < 4 * SAMPLES * parameters / 8
 
 
-def peak_bytes() -> int:
-    """The largest resident memory of this process so far, in bytes."""
+def resident_bytes(key: str) -> int:
+    """The resident memory of this process in bytes: now (``VmRSS``), or the largest so far (``VmHWM``)."""
     with open("/proc/self/status") as status:
-        return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith(key))
 
 
 def main(samples: int) -> None:
-    """Answer with the sum, then select against a target; print the model's parameters and the peak in bytes."""
+    """Answer with the sum, then select against a target.
+
+    Print the model's parameters, and the bytes of this process before it and at its peak. Before it there are Python
+    and torch, which have 240 MB or, with libraries for GPUs, 680 MB.
+    """
+    before = resident_bytes("VmRSS")
     random = np.random.default_rng(0)
     split = Split(random.integers(0, 256, (samples, *SHAPE)).astype(np.uint8), random.integers(0, 10, samples), {})
     names = tuple("abcdefghij")
@@ -62,7 +67,7 @@ def main(samples: int) -> None:
     assert isinstance(selected, JobResult), selected
     assert selected.buffer is not None
     assert len(selected.buffer) == 50
-    print(sum(leaf.numel() for leaf in shared["model"].values()), peak_bytes())
+    print(sum(leaf.numel() for leaf in shared["model"].values()), before, resident_bytes("VmHWM"))
 
 
 if __name__ == "__main__":
