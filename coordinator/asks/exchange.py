@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from fedemu.coordinator.asks.ask import Action, AskMachine, Give
 from fedemu.coordinator.asks.at_edges import AtEdges
 from fedemu.coordinator.asks.away import Away
-from fedemu.coordinator.asks.branches import Branches
 from fedemu.coordinator.asks.examination import counted, examined
 from fedemu.coordinator.asks.folding import Folding
 from fedemu.coordinator.asks.parts import AskParts, Contribution
@@ -47,12 +46,9 @@ class Exchange:
         observers: Observers,
         apart: Apart,
         folding: Folding,
-        branches: Branches[Contribution],
+        at_edges: AtEdges,
     ) -> None:
-        """``folding`` gets what is accepted, and ``branches`` are what edges keep of it.
-
-        ``refused`` is told the reason for which a reply cannot be used.
-        """
+        """``folding`` gets what is accepted; ``refused`` is told the reason for which a reply cannot be used."""
         self.parts = parts
         self.machine = machine
         self.text = str(parts.ask)
@@ -71,7 +67,7 @@ class Exchange:
         self._refused = refused
         self._observers = observers
         self._folding = folding
-        self._at_edges = AtEdges(machine, branches, folding, self._accept, self._perform, self._told)
+        self._at_edges = at_edges
         self._works: dict[DeviceId, Work] = {}
         self._stateless: set[DeviceId] = set()
         self._unwilling: set[DeviceId] = set()
@@ -125,7 +121,7 @@ class Exchange:
             case Failed() | Declined() if self._may_fail(device):
                 self._unwilling.add(device)
                 self._failed(device, message, now)
-        self._at_edges.collect(now)
+        self._perform(self._at_edges.collect(now))
 
     def held(self, device: DeviceId, message: Held, station: bytes, now: float) -> None:
         """An edge keeps the result of a device, or says that it cannot be used."""
@@ -144,7 +140,7 @@ class Exchange:
             else:
                 self._alive.add(device)
                 self._roster.keepers.add(station)
-                self._at_edges.keep(device, station, found, now)
+                self._perform(self._at_edges.keep(device, station, found, now))
 
     def station_joined(self, station: bytes) -> None:
         """An edge has come."""
@@ -152,22 +148,20 @@ class Exchange:
 
     def station_left(self, station: bytes, now: float) -> None:
         """A peer is gone, which may be an edge."""
-        self._turns.take(lambda: self._at_edges.lose(station, now))
+        self._turns.take(lambda: self._perform(self._at_edges.lose(station, now)))
 
     def partial(self, station: bytes, message: Partial, frames: Sequence[memoryview], now: float) -> None:
         """An edge has sent the sum of what it was asked for."""
         if message.epoch == self.parts.epoch:
-            self._turns.take(lambda: self._at_edges.merge(station, message, frames, now))
+            self._turns.take(lambda: self._merge(station, message, frames, now))
+
+    def _merge(self, station: bytes, message: Partial, frames: Sequence[memoryview], now: float) -> None:
+        accepted, actions = self._at_edges.merge(station, message, frames, now)
+        self._contributions.update(accepted)
+        self._perform(actions)
 
     def _may_fail(self, device: DeviceId) -> bool:
         return self.machine.pending(device) and device not in self._unwilling and not self._at_edges.has(device)
-
-    def _accept(self, device: DeviceId, contribution: Contribution, now: float) -> None:
-        self._contributions[device] = contribution
-        self._perform(self.machine.result(device, now))
-
-    def _told(self, detail: str) -> None:
-        self._observers.event("edge", ask=self.text, detail=detail)
 
     def joined(self, device: DeviceId, now: float) -> None:
         """The device or its next incarnation is connected."""
@@ -188,7 +182,7 @@ class Exchange:
         """Time passed: unanswered messages are sent again, and devices are given up, unless events wait."""
         if not self._turns.busy:
             self._perform(self.machine.tick(now))
-            self._at_edges.collect(now)
+            self._perform(self._at_edges.collect(now))
 
     @property
     def bytes_up(self) -> int:
@@ -223,7 +217,6 @@ class Exchange:
     def discard(self) -> None:
         """Free the memory and the files of the payloads, and break the references that would keep this exchange."""
         self._turns.close()
-        del self._at_edges
         for contribution in self._contributions.values():
             if contribution.payload is not None:
                 contribution.payload.discard()

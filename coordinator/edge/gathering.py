@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.algorithms.interface import Reducer
-from fedemu.coordinator.asks.branches import packed_of
 from fedemu.coordinator.asks.payload import Payload, PayloadError, PayloadTemplate, check, spill
 from fedemu.coordinator.sums.leaf import Leaf
+from fedemu.coordinator.sums.messages import message_of, packed_of
 from fedemu.coordinator.sums.partial import Arrays, Partial
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import Envelope
 from fedemu.protocol.sharing import edge_messages as edge
-from fedemu.protocol.tensors import pack
 
 _OF_HELD = frozenset(edge.Held.__struct_fields__)
 
@@ -83,17 +82,7 @@ class Gathering:
 
     def told(self, total: Partial, devices: Sequence[int]) -> tuple[edge.Partial, list[memoryview]]:
         """A sum as a message and its frames."""
-        packed = total.pack()
-        specs, frames = pack({name: of_leaf.digits for name, of_leaf in packed.sums.items()})
-        message = edge.Partial(
-            ask=self.gather.ask,
-            epoch=self.gather.epoch,
-            devices=tuple(devices),
-            examples=packed.examples,
-            lowest=tuple(packed.sums[spec.name].lowest for spec in specs),
-            tensors=specs,
-        )
-        return message, frames
+        return message_of(total.pack(), self.gather, devices)
 
     def merge(self, total: Partial, envelope: Envelope) -> None:
         """Add the sum that another edge has sent. Raises ValueError if it does not fit this ask."""

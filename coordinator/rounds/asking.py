@@ -21,10 +21,10 @@ from fedemu.algorithms.interface import (
     Revealing,
 )
 from fedemu.coordinator.asks.ask import AskMachine, Terms
-from fedemu.coordinator.asks.branches import Branches
+from fedemu.coordinator.asks.at_edges import AtEdges
 from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.asks.folding import Folding, collects
-from fedemu.coordinator.asks.parts import AskParts, Contribution
+from fedemu.coordinator.asks.parts import AskParts
 from fedemu.coordinator.asks.payload import PayloadTemplate
 from fedemu.coordinator.asks.tensors import require_tensors, told_payload
 from fedemu.coordinator.asks.virtual import VirtualAsk
@@ -114,12 +114,11 @@ class Asking:
         kind: type[AskMachine] = VirtualAsk if settings.clock == "virtual" else WallAsk
         machine = kind(terms, service.roster.connected)
         folding = Folding(ask.reduce, parts.template.leaves, compute, keeps)
-        branches = Branches[Contribution](
-            self._gather(parts, ask, tally), service.send, settings.heartbeat_seconds, service.is_sending
-        )
+        gather = self._gather(parts, ask, tally)
+        at_edges = AtEdges(gather, machine, folding, service.send, service.is_sending, self._observers)
         exchange = Exchange(
             parts, machine, service.roster, service.tell, service.reception.screening.refused, self._observers,
-            compute, folding, branches,
+            compute, folding, at_edges,
         )  # fmt: skip
         try:
             with self._waiting(tally):

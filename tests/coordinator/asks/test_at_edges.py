@@ -7,19 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from fedemu.algorithms.interface import DeviceReply, Reducer
-from fedemu.coordinator.asks.ask import LIVES, Give, Tell, Terms
+from fedemu.coordinator.asks.ask import LIVES, Give, Missed, Tell, Terms
 from fedemu.coordinator.asks.at_edges import AtEdges
-from fedemu.coordinator.asks.branches import Branches
 from fedemu.coordinator.asks.parts import Contribution
 from fedemu.coordinator.asks.virtual import VirtualAsk
+from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.sums.leaf import Leaf
+from fedemu.coordinator.sums.messages import message_of
 from fedemu.coordinator.sums.partial import Partial
 from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import Scheduled, TensorSpec
 from fedemu.protocol.sharing import edge_messages as edge
-from fedemu.protocol.tensors import pack
 
 ASK = AskId(1, 0, 0)
 GATHER = edge.Gather(
@@ -33,120 +34,30 @@ REDUCERS = {"delta": Reducer("total")}
 LEAVES = {"delta/w": Leaf("float32", (2,))}
 
 
-def branches() -> tuple[Branches[str], list[tuple[bytes, Any]]]:
-    sent: list[tuple[bytes, Any]] = []
-    return Branches(GATHER, lambda peer, message: sent.append((peer, message)), 2.0), sent
+class Awaiting:
+    """In place of an AskMachine: it awaits what the test says, and its actions tell what it was told."""
 
+    terms = Terms(ASK, (), 2, start=0.0, deadline=100.0, answer_timeout=60.0)
 
-def partial(*devices: int) -> edge.Partial:
-    return edge.Partial(ask="1.0.0", epoch=7, devices=devices, examples=1, lowest=(), tensors=())
+    def __init__(self) -> None:
+        self.running: list[DeviceId] = []
 
+    def awaits(self, *devices: int) -> None:
+        self.running = [DeviceId(device) for device in devices]
 
-def test_sums_are_asked_for_when_nobody_else_is_awaited() -> None:
-    kept, sent = branches()
-    running = [DeviceId(0), DeviceId(1), DeviceId(2)]
-    kept.keep(DeviceId(0), b"a", "zero")
-    kept.keep(DeviceId(1), b"b", "one")
-    kept.collect(running, 0.0)
-    kept.collect(running[1:], 0.0)
-    assert sent == []
-    kept.collect(running[:2], 0.0)
-    assert [(peer, message.devices) for peer, message in sent] == [(b"a", (0,)), (b"b", (1,))]
-    kept.collect(running[:2], 1.0)
-    assert len(sent) == 2
-    kept.collect(running[:2], 2.5)
-    assert len(sent) == 4, "the question may have been lost"
-    kept.collect(running[:2], 5.0)
-    assert len(sent) == 4, "or else the edge needs some time"
-    kept.collect(running[:2], 6.5)
-    assert len(sent) == 6
+    def kept(self, device: DeviceId, now: float) -> None: ...
 
+    def pending(self, device: DeviceId) -> bool:
+        return device in self.running
 
-def test_a_sum_that_is_on_its_way_is_not_asked_for_again() -> None:
-    kept, sent = branches()
-    kept.is_sending = {b"a"}.__contains__
-    kept.keep(DeviceId(0), b"a", "zero")
-    for now in range(600):
-        kept.collect([DeviceId(0)], float(now))
-    assert len(sent) == 1
-    kept.keep(DeviceId(1), b"b", "one")
-    for now in (600.0, 605.0):
-        kept.collect([DeviceId(0), DeviceId(1)], now)
-    assert [peer for peer, _ in sent] == [b"a", b"b", b"b"], "another edge is asked again"
-    kept.is_sending = lambda station: False
-    kept.collect([DeviceId(0)], 610.0)
-    assert [peer for peer, _ in sent[3:]] == [b"a"]
+    def result(self, device: DeviceId, now: float) -> list[Any]:
+        return [("accepted", device)]
 
+    def lost(self, device: DeviceId, now: float) -> list[Any]:
+        return [("lost", device)]
 
-def test_an_edge_is_asked_at_once_for_more_devices_and_for_the_rest_of_a_long_list(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(edge, "MOST_DEVICES", 2)
-    kept, sent = branches()
-    running = [DeviceId(device) for device in (5, 3, 4)]
-    for device in running:
-        kept.keep(device, b"a", str(device))
-    kept.collect([], 0.0)
-    kept.collect(running[:1], 0.0)
-    kept.collect(running, 0.5)
-    kept.take(b"a", partial(3, 4), running)
-    kept.collect(running[:1], 1.0)
-    assert [message.devices for _, message in sent] == [(5,), (3, 4), (5,)]
-
-
-def test_a_sum_that_lacks_devices_costs_asking_these_again() -> None:
-    kept, _ = branches()
-    running = [DeviceId(0), DeviceId(1)]
-    for device in running:
-        kept.keep(device, b"a", str(device))
-    kept.collect(running, 0.0)
-    for devices in ((), (0,)):
-        assert kept.take(b"b", partial(*devices), running) is None, "another edge was not asked"
-    kept.keep(DeviceId(2), b"b", "2")
-    assert kept.take(b"a", partial(0, 2), [*running, DeviceId(2)]) is None, "it was not asked for all of these"
-    for devices in ((0,), (0, 1)):
-        assert kept.take(b"a", partial(*devices), [DeviceId(1)]) is None, "it holds a reply that counts no more"
-    assert kept.take(b"a", partial(0), running) == ({0: "0"}, [1])
-    assert not kept.has(DeviceId(1))
-    assert kept.take(b"a", partial(0), running) is None, "it has come before"
-    assert kept.overdue(100.0, 60.0) == {}
-
-
-def test_the_replies_of_an_edge_that_is_gone_are_lost() -> None:
-    kept, _ = branches()
-    kept.keep(DeviceId(0), b"a", "zero")
-    kept.keep(DeviceId(1), b"b", "one")
-    kept.collect([DeviceId(0), DeviceId(1)], 0.0)
-    assert kept.lose(b"a") == [0]
-    assert [kept.has(DeviceId(device)) for device in range(2)] == [False, True]
-    assert kept.lose(b"a") == []
-    assert kept.overdue(100.0, 60.0) == {1: 100.0}, "nothing is awaited of the one that is gone"
-    assert not kept.has(DeviceId(1))
-    assert kept.overdue(100.0, 60.0) == {}
-    kept.keep(DeviceId(2), b"a", "two")
-    kept.collect([DeviceId(2)], 100.0)
-    kept.keep(DeviceId(2), b"b", "two")
-    assert kept.lose(b"b") == [2]
-    assert kept.take(b"a", partial(2), [DeviceId(2)]) is None, "it is asked again, and may reply otherwise"
-
-
-def test_a_peer_that_leaves_and_keeps_nothing_costs_the_same_however_much_edges_keep(calls_in: Any) -> None:
-    steps = []
-    for devices in (10, 1000):
-        kept, _ = branches()
-        for device in range(devices):
-            kept.keep(DeviceId(device), Name(b"a"), "reply")
-        steps.append(calls_in(functools.partial(kept.lose, Name(b"a device"))))
-    assert steps[0] == steps[1]
-
-
-class Name(bytes):
-    """The name of a peer. Whoever compares it calls a function."""
-
-    def __eq__(self, other: object) -> bool:
-        return super().__eq__(other)
-
-    __hash__ = bytes.__hash__
+    def give_up(self, device: DeviceId, missed: Missed, now: float) -> list[Any]:
+        return [("given up", device, missed.seconds)]
 
 
 class Sums:
@@ -162,6 +73,157 @@ class Sums:
         return self.total.unpack(packed)
 
 
+class Kept:
+    """What edges keep of an ask that awaits what the test says, and what they are asked for."""
+
+    def __init__(self) -> None:
+        self.machine = Awaiting()
+        self.sent: list[tuple[bytes, Any]] = []
+        self.sending: set[bytes] = set()
+        self.edges: Any = AtEdges(
+            GATHER, self.machine, Sums(), self.send, self.sending.__contains__, Observers()
+        )  # type: ignore[arg-type]
+        self.collect = self.edges.collect
+
+    def send(self, peer: bytes, message: Any) -> None:
+        self.sent.append((peer, message))
+
+    def keep(self, device: int, station: bytes, now: float = 0.0) -> None:
+        self.edges.keep(DeviceId(device), station, reply_of(device), now)
+
+    def take(self, station: bytes, *devices: int) -> tuple[list[int], list[Any]]:
+        accepted, actions = self.edges.merge(station, *sum_of([1.0, 1.0], *devices), 0.0)
+        assert all(accepted[device] == reply_of(device) for device in accepted)
+        return [*accepted], actions
+
+
+def reply_of(device: int) -> Contribution:
+    return Contribution(DeviceReply(DeviceId(device), 3, 1, {}, None), None, None)
+
+
+def sum_of(values: list[float], *devices: int, examples: int | None = None) -> tuple[edge.Partial, list[memoryview]]:
+    part = Partial(REDUCERS, LEAVES)
+    part.fold([{"delta/w": np.array(values, np.float32)}], [3])
+    message, frames = message_of(part.pack(), GATHER, devices)
+    return replace(message, examples=3 * len(devices) if examples is None else examples), frames
+
+
+def test_sums_are_asked_for_when_nobody_else_is_awaited() -> None:
+    kept = Kept()
+    kept.machine.awaits(0, 1, 2)
+    kept.keep(0, b"a")
+    kept.keep(1, b"b")
+    kept.machine.awaits(1, 2)
+    kept.collect(0.0)
+    assert kept.sent == []
+    kept.machine.awaits(0, 1)
+    kept.collect(0.0)
+    assert [(peer, message.devices) for peer, message in kept.sent] == [(b"a", (0,)), (b"b", (1,))]
+    kept.collect(1.0)
+    assert len(kept.sent) == 2
+    kept.collect(2.5)
+    assert len(kept.sent) == 4, "the question may have been lost"
+    kept.collect(5.0)
+    assert len(kept.sent) == 4, "or else the edge needs some time"
+    kept.collect(6.5)
+    assert len(kept.sent) == 6
+
+
+def test_a_sum_that_is_on_its_way_is_not_asked_for_again() -> None:
+    kept = Kept()
+    kept.sending.add(b"a")
+    kept.machine.awaits(0)
+    kept.keep(0, b"a")
+    for now in range(60):
+        kept.collect(float(now))
+    assert len(kept.sent) == 1
+    kept.machine.awaits(0, 1)
+    kept.keep(1, b"b", 60.0)
+    kept.collect(65.0)
+    assert [peer for peer, _ in kept.sent] == [b"a", b"b", b"b"], "another edge is asked again"
+    kept.sending.clear()
+    kept.machine.awaits(0)
+    kept.keep(0, b"a", 65.0)
+    assert [peer for peer, _ in kept.sent[3:]] == [b"a"]
+
+
+def test_an_edge_is_asked_at_once_for_more_devices_and_for_the_rest_of_a_long_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(edge, "MOST_DEVICES", 2)
+    kept = Kept()
+    for device in (5, 3, 4):
+        kept.keep(device, b"a")
+    assert kept.sent == []
+    kept.machine.awaits(5)
+    kept.collect(0.0)
+    kept.machine.awaits(5, 3, 4)
+    kept.collect(0.5)
+    kept.take(b"a", 3, 4)
+    kept.machine.awaits(5)
+    kept.collect(1.0)
+    assert [message.devices for _, message in kept.sent] == [(5,), (3, 4), (5,)]
+
+
+def test_a_sum_that_lacks_devices_costs_asking_these_again() -> None:
+    kept, nothing = Kept(), ([], [])
+    kept.machine.awaits(0, 1)
+    for device in (0, 1):
+        kept.keep(device, b"a")
+    for devices in ((), (0,)):
+        assert kept.take(b"b", *devices) == nothing, "another edge was not asked"
+    kept.machine.awaits(0, 1, 2)
+    kept.keep(2, b"b")
+    assert kept.take(b"a", 0, 2) == nothing, "it was not asked for all of these"
+    kept.machine.awaits(1)
+    for devices in ((0,), (0, 1)):
+        assert kept.take(b"a", *devices) == nothing, "it holds a reply that counts no more"
+    kept.machine.awaits(0, 1)
+    assert kept.take(b"a", 0) == ([0], [("accepted", 0), ("lost", 1)])
+    assert not kept.edges.has(DeviceId(1))
+    assert kept.take(b"a", 0) == nothing, "it has come before"
+    assert kept.collect(100.0) == [], "nothing is awaited of the edge any more"
+
+
+def test_the_replies_of_an_edge_that_is_gone_are_lost() -> None:
+    kept = Kept()
+    kept.machine.awaits(0, 1)
+    kept.keep(0, b"a")
+    kept.keep(1, b"b")
+    assert kept.edges.lose(b"a", 1.0) == [("lost", 0)]
+    assert [kept.edges.has(DeviceId(device)) for device in range(2)] == [False, True]
+    assert kept.edges.lose(b"a", 1.0) == []
+    assert kept.collect(100.0) == [("given up", 1, 100.0)], "nothing is awaited of the one that is gone"
+    assert not kept.edges.has(DeviceId(1))
+    assert kept.collect(100.0) == []
+    kept.machine.awaits(2)
+    kept.keep(2, b"a", 100.0)
+    kept.machine.awaits()
+    kept.keep(2, b"b", 100.0)
+    kept.machine.awaits(2)
+    assert kept.edges.lose(b"b", 100.0) == [("lost", 2)]
+    assert kept.take(b"a", 2) == ([], []), "it is asked again, and may reply otherwise"
+
+
+def test_a_peer_that_leaves_and_keeps_nothing_costs_the_same_however_much_edges_keep(calls_in: Any) -> None:
+    steps = []
+    for devices in (10, 1000):
+        kept = Kept()
+        for device in range(devices):
+            kept.keep(device, Name(b"a"))
+        steps.append(calls_in(functools.partial(kept.edges.lose, Name(b"a device"), 0.0)))
+    assert steps[0] == steps[1]
+
+
+class Name(bytes):
+    """The name of a peer. Whoever compares it calls a function."""
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other)
+
+    __hash__ = bytes.__hash__
+
+
 class Play:
     """An ask of two devices behind the edges ``a`` and ``b``, which may both proceed."""
 
@@ -174,25 +236,23 @@ class Play:
             self.machine.scheduled(device, Scheduled(ask="1.0.0", event="finish", at=10.0), 0.0)
         self.sums, self.done, self.told = Sums(), list[Any](), list[Any]()
         self.asked: list[tuple[bytes, Any]] = []
-        branches = Branches[Contribution](GATHER, lambda peer, message: self.asked.append((peer, message)), 2.0)
-        self.edges = AtEdges(self.machine, branches, self.sums, self.accept, self.done.extend, self.told.append)
+        observers = Observers([self])  # type: ignore[list-item]
+        self.edges = AtEdges(
+            GATHER, self.machine, self.sums, self.send, lambda station: False, observers
+        )  # type: ignore[arg-type]
 
-    def accept(self, device: DeviceId, contribution: Contribution, now: float) -> None:
-        self.done += self.machine.result(device, now)
+    def send(self, peer: bytes, message: Any) -> None:
+        self.asked.append((peer, message))
+
+    def event(self, name: str, **facts: Any) -> None:
+        self.told.append((name, facts))
 
     def keep(self, device: int, station: bytes, now: float) -> None:
-        reply = DeviceReply(DeviceId(device), 3, 1, {}, None)
-        self.edges.keep(DeviceId(device), station, Contribution(reply, None, None), now)
+        self.done += self.edges.keep(DeviceId(device), station, reply_of(device), now)
 
     def send_sum(self, station: bytes, values: list[float], *devices: int, examples: int | None = None) -> None:
-        part = Partial(REDUCERS, LEAVES)
-        part.fold([{"delta/w": np.array(values, np.float32)}], [3])
-        packed = part.pack()
-        specs, frames = pack({name: leaf.digits for name, leaf in packed.sums.items()})
-        lowest = tuple(packed.sums[spec.name].lowest for spec in specs)
-        told = 3 * len(devices) if examples is None else examples
-        message = edge.Partial(ask="1.0.0", epoch=7, devices=devices, examples=told, lowest=lowest, tensors=specs)
-        self.edges.merge(station, message, frames, 1.0)
+        _, actions = self.edges.merge(station, *sum_of(values, *devices, examples=examples), 1.0)
+        self.done += actions
 
     def given(self) -> list[int]:
         return [action.device for action in self.done if isinstance(action, Give)]
@@ -215,7 +275,7 @@ def test_the_devices_of_an_edge_that_is_gone_are_asked_again_and_those_of_others
     play = Play()
     play.keep(0, b"a", 0.0)
     play.keep(1, b"b", 0.0)
-    play.edges.lose(b"a", 1.0)
+    play.done += play.edges.lose(b"a", 1.0)
     assert play.given() == [0]
     play.keep(0, b"b", 2.0)
     assert [(peer, message.devices) for peer, message in play.asked[2:]] == [(b"b", (0, 1))]
@@ -233,7 +293,7 @@ def test_a_sum_that_is_not_one_of_the_replies_is_not_used(devices: tuple[int, ..
     play.keep(0, b"a", 0.0)
     play.keep(1, b"a", 0.0)
     play.send_sum(b"a", [1.0, 1.0], *devices, examples=examples)
-    assert play.told == [f"a sum cannot be used: {why}"]
+    assert play.told == [("edge", {"ask": "1.0.0", "detail": f"a sum cannot be used: {why}"})]
     assert (play.machine.verdicts, play.given()) == ({}, [0, 1])
 
 
@@ -267,7 +327,7 @@ def test_a_reply_that_was_lost_while_its_device_is_away_is_awaited_again() -> No
     play = Play()
     play.keep(0, b"a", 0.0)
     play.machine.left(DeviceId(0), 1.0)
-    play.edges.lose(b"a", 50.0)
+    play.done += play.edges.lose(b"a", 50.0)
     assert play.given() == []
     assert play.machine.joined(DeviceId(0), 51.0) == [Give(DeviceId(0)), Tell(DeviceId(0), play.machine._proceed)]
 

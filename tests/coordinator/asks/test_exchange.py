@@ -15,7 +15,7 @@ from msgspec import structs
 
 from fedemu.algorithms.interface import total
 from fedemu.coordinator.asks.ask import AskMachine, Missed, Terms
-from fedemu.coordinator.asks.branches import Branches
+from fedemu.coordinator.asks.at_edges import AtEdges
 from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.asks.folding import Folding
 from fedemu.coordinator.asks.parts import AskParts, Part
@@ -36,6 +36,7 @@ from fedemu.protocol.tensors import pack
 ASK = AskId(1, 0, 0)
 LARGE, SMALL = FILE_THRESHOLD // 4 + 1, 5
 DEVICES = tuple(map(DeviceId, range(4)))
+GATHER = edge.Gather(ask=str(ASK), epoch=7, leaves=(), reducers=(), max_norm=1.0)
 
 
 class Thread:
@@ -61,7 +62,7 @@ class Play:
         apart: Any,
         wanted: int = 2,
         keeps: bool = False,
-        edges: Any = None,
+        gather: edge.Gather | None = None,
         stations: Sequence[bytes] = (),
         kind: type[AskMachine] = WallAsk,
         by_device: Mapping[DeviceId, Part] | None = None,
@@ -69,6 +70,8 @@ class Play:
         connected: Sequence[DeviceId] = DEVICES,
     ) -> None:
         self.sent: list[tuple[int, str]] = []
+        self.told: list[tuple[bytes, Any]] = []
+        """What edges were told."""
         self.works: dict[int, Work] = {}
         self.invalid: list[tuple[str, str]] = []
         self.events: list[tuple[str, Any]] = []
@@ -90,7 +93,7 @@ class Play:
         observers = Observers([self])  # type: ignore[list-item]
         self.exchange = Exchange(
             parts, machine, self.roster, self._send, self.refused, observers, apart, self.folding,
-            edges or Branches[Any](None, self._send, 2.0),
+            AtEdges(gather, machine, self.folding, self._tell, lambda station: False, observers),
         )  # fmt: skip
         self.exchange.start(0.0)
         self.sent.clear()
@@ -101,6 +104,9 @@ class Play:
             self.works[device] = message
         if isinstance(message, Invalid):
             self.invalid.append((message.reason, message.detail))
+
+    def _tell(self, station: bytes, message: Any) -> None:
+        self.told.append((station, message))
 
     def refused(self, reason: str) -> None:
         self.events.append(("refused", reason))
@@ -430,17 +436,13 @@ async def test_devices_that_left_before_one_that_was_given_up_are_lost_with_it_a
 
 
 async def test_edges_hear_of_an_ask_when_it_begins_or_when_they_come(tmp_path: Path, thread: Thread) -> None:
-    told: list[tuple[bytes, Any]] = []
-    gather = edge.Gather(ask=str(ASK), epoch=7, leaves=(), reducers=(), max_norm=1.0)
-    branches = Branches[Any](gather, lambda station, message: told.append((station, message)), 2.0)
-    play = Play(tmp_path, SMALL, thread, edges=branches, stations=[b"edge"])
+    play = Play(tmp_path, SMALL, thread, gather=GATHER, stations=[b"edge"])
     play.exchange.station_joined(b"late")
-    assert told == [(b"edge", gather), (b"late", gather)]
+    assert play.told == [(b"edge", GATHER), (b"late", GATHER)]
 
 
 async def test_a_device_whose_reply_an_edge_had_is_not_lost_with_it(tmp_path: Path, thread: Thread) -> None:
-    gather = edge.Gather(ask=str(ASK), epoch=7, leaves=(), reducers=(), max_norm=1.0)
-    play = Play(tmp_path, SMALL, thread, edges=Branches(gather, lambda station, message: None, 2.0))
+    play = Play(tmp_path, SMALL, thread, gather=GATHER)
     held = edge.Held(ask=str(ASK), examples=3, steps=1, metrics={})
     play.exchange.held(DEVICES[0], held, b"edge", 1.0)
     assert play.roster.keepers == {b"edge"}, "its sum is read, also if its machines leave"
@@ -454,9 +456,7 @@ async def test_a_device_whose_reply_an_edge_had_is_not_lost_with_it(tmp_path: Pa
 async def test_edges_are_not_told_of_an_ask_that_wants_each_reply_by_itself_and_one_that_keeps_a_reply_is_late(
     tmp_path: Path, thread: Thread
 ) -> None:
-    told: list[Any] = []
-    alone = Branches[Any](None, lambda station, message: told.append(message), 2.0)
-    play = Play(tmp_path, SMALL, thread, edges=alone, stations=[b"edge"])
+    play = Play(tmp_path, SMALL, thread, stations=[b"edge"])
     play.exchange.station_joined(b"other")
     play.exchange.held(DEVICES[0], edge.Held(ask=str(ASK), examples=3, steps=1, metrics={}), b"edge", 1.0)
     play.exchange.station_left(b"edge", 2.0)
@@ -465,14 +465,13 @@ async def test_edges_are_not_told_of_an_ask_that_wants_each_reply_by_itself_and_
     await settle(play)
     assert play.sent[0] == (DEVICES[0], "late")
     assert play.verdicts[DEVICES[0]] == "accepted"
-    assert told == []
+    assert play.told == []
 
 
 async def test_the_bytes_of_a_reply_count_once_if_an_edge_has_it_and_it_comes_from_the_device(
     tmp_path: Path, thread: Thread
 ) -> None:
-    gather = edge.Gather(ask=str(ASK), epoch=7, leaves=(), reducers=(), max_norm=1.0)
-    play = Play(tmp_path, SMALL, thread, edges=Branches(gather, lambda station, message: None, 2.0))
+    play = Play(tmp_path, SMALL, thread, gather=GATHER)
     play.exchange.held(DEVICES[0], edge.Held(ask=str(ASK), examples=3, steps=1, metrics={}), b"edge", 1.0)
     play.reply(0, 2.0)
     assert play.verdicts == {0: "accepted"}
@@ -482,8 +481,7 @@ async def test_the_bytes_of_a_reply_count_once_if_an_edge_has_it_and_it_comes_fr
 async def test_a_reply_at_an_edge_that_does_not_count_is_answered_as_one_that_comes_from_the_device(
     tmp_path: Path, thread: Thread
 ) -> None:
-    gather = edge.Gather(ask=str(ASK), epoch=7, leaves=(), reducers=(), max_norm=1.0)
-    play = Play(tmp_path, SMALL, thread, edges=Branches(gather, lambda station, message: None, 2.0))
+    play = Play(tmp_path, SMALL, thread, gather=GATHER)
     play.reply(0, 1.0)
     for device in (DEVICES[0], DeviceId(9)):
         play.exchange.held(device, edge.Held(ask=str(ASK), examples=3, steps=1, metrics={}), b"edge", 2.0)
@@ -494,8 +492,7 @@ async def test_a_reply_at_an_edge_that_does_not_count_is_answered_as_one_that_co
 
 
 async def test_a_device_whose_reply_an_edge_has_does_not_fail_any_more(tmp_path: Path, thread: Thread) -> None:
-    gather = edge.Gather(ask=str(ASK), epoch=7, leaves=(), reducers=(), max_norm=1.0)
-    play = Play(tmp_path, SMALL, thread, edges=Branches(gather, lambda station, message: None, 2.0))
+    play = Play(tmp_path, SMALL, thread, gather=GATHER)
     play.exchange.held(DEVICES[0], edge.Held(ask=str(ASK), examples=3, steps=1, metrics={}), b"edge", 1.0)
     for device in DEVICES[:2]:
         play.exchange.receive(device, Failed(ask=str(ASK), reason="training"), (), 2.0)
@@ -505,19 +502,16 @@ async def test_a_device_whose_reply_an_edge_has_does_not_fail_any_more(tmp_path:
 async def test_the_first_edge_that_has_a_reply_is_asked_for_its_sum_when_no_other_is_awaited(
     tmp_path: Path, thread: Thread
 ) -> None:
-    told: list[Any] = []
-    gather = edge.Gather(ask=str(ASK), epoch=7, leaves=(), reducers=(), max_norm=1.0)
-    branches = Branches[Any](gather, lambda station, message: told.append((station, message)), 2.0)
-    play = Play(tmp_path, SMALL, thread, edges=branches, kind=VirtualAsk)
+    play = Play(tmp_path, SMALL, thread, gather=GATHER, kind=VirtualAsk)
     held = edge.Held(ask=str(ASK), examples=3, steps=1, metrics={})
     play.exchange.held(DEVICES[0], held, b"early", 0.5)  # nobody has said yet that it may proceed
     for device in DEVICES:
         play.exchange.receive(device, Scheduled(ask=str(ASK), event="finish", at=1.0 + device), (), 0.5)
     for station in (b"edge", b"late"):
         play.exchange.held(DEVICES[0], held, station, 1.0)
-    assert (told, play.roster.keepers) == ([], {b"edge"})
+    assert (play.told, play.roster.keepers) == ([], {b"edge"})
     play.reply(1, 2.0)
-    assert told == [(b"edge", edge.Sum(ask=str(ASK), epoch=7, devices=(0,)))]
+    assert play.told == [(b"edge", edge.Sum(ask=str(ASK), epoch=7, devices=(0,)))]
     play.sent.clear()
     play.exchange.station_left(b"late", 3.0)
     assert play.sent == []
@@ -530,16 +524,13 @@ async def test_the_first_edge_that_has_a_reply_is_asked_for_its_sum_when_no_othe
 async def test_the_sum_of_an_edge_is_asked_for_again_and_one_of_another_life_is_not_taken(
     tmp_path: Path, thread: Thread
 ) -> None:
-    told: list[Any] = []
-    gather = edge.Gather(ask=str(ASK), epoch=7, leaves=(), reducers=(), max_norm=1.0)
-    branches = Branches[Any](gather, lambda station, message: told.append(message), 2.0)
-    play = Play(tmp_path, SMALL, thread, edges=branches, kind=VirtualAsk)
+    play = Play(tmp_path, SMALL, thread, gather=GATHER, kind=VirtualAsk)
     for device in DEVICES:
         play.exchange.receive(device, Scheduled(ask=str(ASK), event="finish", at=1.0 + device), (), 0.0)
     for device in DEVICES[:2]:
         play.exchange.held(device, edge.Held(ask=str(ASK), examples=3, steps=1, metrics={}), b"edge", 1.0)
     play.exchange.tick(3.0)
-    assert told == [edge.Sum(ask=str(ASK), epoch=7, devices=(0, 1))] * 2
+    assert play.told == [(b"edge", edge.Sum(ask=str(ASK), epoch=7, devices=(0, 1)))] * 2
     play.exchange.stalled(600.0)
     play.exchange.tick(603.0)
     sums = Partial({"model": total}, {"model/w": play.leaf})

@@ -12,10 +12,10 @@ import pytest
 from msgspec.structs import replace
 
 from fedemu.algorithms.interface import Reducer
-from fedemu.coordinator.asks.branches import packed_of
 from fedemu.coordinator.edge.gathering import Gathering
 from fedemu.coordinator.edge.summing import Summing
 from fedemu.coordinator.sums.leaf import Leaf
+from fedemu.coordinator.sums.messages import packed_of
 from fedemu.coordinator.sums.partial import Partial
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import Envelope
