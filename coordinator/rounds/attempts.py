@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -105,13 +104,12 @@ class Attempts(Generic[S]):
         script = self._algorithm.round(state, context)
         answer: Reply | Tree | None = None
         heard: list[tuple[DeviceReply, ...]] = []
-        ended = False
+        position = 0
         try:
-            for position in itertools.count():
+            while True:
                 request = await self._numerics.compute(_advance, script, answer, context, position)
                 match request:
                     case _Ended():
-                        ended = True
                         if request.state is None:
                             raise ConfigurationError(
                                 "the algorithm's round ended without a state; it must return the next one"
@@ -140,10 +138,10 @@ class Attempts(Generic[S]):
                             f"the algorithm's round yielded {an_object(request)}; it may yield Ask and ServerJob"
                             + (", and `yield from` plays the round of another method" if inner else "")
                         )
-        finally:
-            if not ended:
-                await self._numerics.compute(script.close)
-        raise AssertionError("unreachable")
+                position += 1
+        except BaseException:
+            await self._numerics.compute(script.close)
+            raise
 
     def _basis(self, state: S, heard: Sequence[tuple[DeviceReply, ...]]) -> str:
         """A digest of what a server job begins from: the model before the round, and the replies so far.
