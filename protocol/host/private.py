@@ -39,8 +39,7 @@ def private_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        _remove(folder, lock)
 
 
 @contextmanager
@@ -52,22 +51,11 @@ def working_folder(prefix: str, place: Path | None = None) -> Iterator[Path]:
     """
     place = place or temporary_folder()
     _remove_leftovers(place, prefix)
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-        # Another process may take it for a leftover until it is locked.
-        try:
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:
-            continue
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if exists(folder):
-            break
-        os.close(lock)
+    folder, lock = _locked(place, prefix)
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        _remove(folder, lock)
 
 
 def temporary_folder() -> Path:
@@ -132,31 +120,46 @@ def _make() -> tuple[Path, int]:
 
 def _make_in(place: Path) -> tuple[Path, int] | None:
     """A new locked folder in ``place``. None if paths in it are too long. Raises OSError if it takes no sockets."""
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
-        if len(os.fsencode(folder)) + 1 + _LONGEST_NAME > LONGEST_OF_SOCKET:
-            folder.rmdir()
-            return None
-        lock = None
-        try:
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    folder, lock = _locked(place, PREFIX)
+    try:
+        if len(os.fsencode(folder)) + 1 + _LONGEST_NAME <= LONGEST_OF_SOCKET:
             _try_socket(folder / "try")
             return folder, lock
-        except OSError:
-            # Another process may have taken the folder for a leftover, before it was locked.
-            gone = not exists(folder)
-            shutil.rmtree(folder, ignore_errors=True)
-            if lock is not None:
-                os.close(lock)
-            if not gone:
-                raise
+    except OSError:
+        _remove(folder, lock)
+        raise
+    _remove(folder, lock)
+    return None
 
 
 def _try_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as probe:
         probe.bind(os.fspath(path))
     path.unlink()
+
+
+def _locked(place: Path, prefix: str) -> tuple[Path, int]:
+    """A new folder in ``place``, and a descriptor that locks it. Raises OSError, and leaves no folder then."""
+    while True:
+        folder, lock = Path(tempfile.mkdtemp(prefix=prefix, dir=place)), None
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if exists(folder):
+                return folder, lock
+        except OSError:
+            if exists(folder):
+                _remove(folder, lock)
+                raise
+        # Another process has taken the folder for a leftover, before it was locked.
+        _remove(folder, lock)
+
+
+def _remove(folder: Path, lock: int | None) -> None:
+    """Remove a folder, and then its lock, if it has one."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if lock is not None:
+        os.close(lock)
 
 
 def _places() -> list[Path]:

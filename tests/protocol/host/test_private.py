@@ -200,3 +200,17 @@ def test_a_folder_of_ones_own_is_closed_to_others_and_never_somebody_elses(
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(ConfigurationError, match="mine was made by somebody else"):
         own_folder(path)
+
+
+def test_a_working_folder_that_cannot_be_locked_is_not_left_behind(
+    place: Path, monkeypatch: pytest.MonkeyPatch, descriptors: Callable[[], set[str]]
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    before = descriptors()
+    with pytest.raises(OSError, match="No locks available"), working_folder("test-", place):
+        pass
+    assert list(place.iterdir()) == []
+    assert not descriptors() - before
