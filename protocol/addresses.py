@@ -57,10 +57,16 @@ def check_address(address: str, listening: bool) -> None:
         )
 
 
+def socket_file(address: str) -> str | None:
+    """The path of the file of an ``ipc://`` address. None for one without a file: ``ipc://@NAME``, ``ipc://*``, tcp."""
+    path = address.removeprefix("ipc://")
+    return None if path == address or path.startswith(("@", "*")) else path
+
+
 def require_door(address: str) -> None:
     """Raise FedemuError if the file of an ipc address, at which this process listens, was removed."""
-    path = address.removeprefix("ipc://")
-    if path != address and not path.startswith("@") and not os.path.lexists(path):
+    path = socket_file(address)
+    if path is not None and not os.path.lexists(path):
         raise FedemuError(
             f"{path} was removed, so no process can connect there any more; leave that folder alone, and start again"
         )
@@ -71,8 +77,8 @@ def refuse_taken(address: str) -> None:
 
     ZeroMQ itself would take the path away from that process. A socket at which nobody listens may be replaced.
     """
-    path = address.removeprefix("ipc://")
-    if path == address or path.startswith(("@", "*")):
+    path = socket_file(address)
+    if path is None:
         return
     try:
         mode = os.stat(path).st_mode

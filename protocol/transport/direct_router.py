@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from fedemu.protocol.addresses import BACKLOG, check_address, reason, refuse_taken, require_door
+from fedemu.protocol.addresses import BACKLOG, check_address, reason, refuse_taken, require_door, socket_file
 from fedemu.protocol.codec import Buffer, Limits, Packed, encode
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.messages import Message
@@ -254,7 +254,6 @@ def _listen(address: str) -> tuple[socket.socket, str]:
 
 def _free(address: str) -> None:
     """Remove the file of an ipc address."""
-    path = address.removeprefix("ipc://")
-    if not path.startswith(("@", "*")):
+    if (path := socket_file(address)) is not None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)

@@ -14,7 +14,7 @@ from typing import Final
 
 import zmq
 
-from fedemu.protocol.addresses import BACKLOG, check_address, reason, refuse_taken
+from fedemu.protocol.addresses import BACKLOG, check_address, reason, refuse_taken, socket_file
 from fedemu.protocol.codec import Limits
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.transport.curve import ClientKeys, ServerKeys, connect_with, serve_with
@@ -143,7 +143,6 @@ def unbind(socket: zmq.Socket[bytes], address: str) -> None:
     """Stop listening, and remove the file of an ipc address, which ZeroMQ leaves."""
     with contextlib.suppress(zmq.ZMQError):
         socket.unbind(address)
-    path = address.removeprefix("ipc://")
-    if path != address and not path.startswith("@"):
+    if (path := socket_file(address)) is not None:
         with contextlib.suppress(OSError):
             os.unlink(path)
