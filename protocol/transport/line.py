@@ -23,18 +23,6 @@ _MOST_MESSAGES: Final = 512
 """After this number of messages the loop's other callbacks get their turn."""
 
 
-class SocketLoop(ReaderLoop, Protocol):
-    """The part of an event loop that plain sockets use. Every asyncio loop has it."""
-
-    def add_writer(self, descriptor: int, callback: Callable[[], object], /) -> object:
-        """Call ``callback`` whenever the descriptor can be written."""
-        ...
-
-    def remove_writer(self, descriptor: int, /) -> bool:
-        """Stop watching whether the descriptor can be written. Returns whether this was watched."""
-        ...
-
-
 class Watch(Protocol):
     """Tells when a descriptor is ready: an event loop, or ``Descriptors``."""
 
@@ -42,6 +30,10 @@ class Watch(Protocol):
     def remove_reader(self, descriptor: int, /) -> bool: ...
     def add_writer(self, descriptor: int, callback: Callable[[], object], /) -> object: ...
     def remove_writer(self, descriptor: int, /) -> bool: ...
+
+
+class SocketLoop(ReaderLoop, Watch, Protocol):
+    """The part of an event loop that plain sockets use. Every asyncio loop has it."""
 
 
 def incoming_for(limits: Limits, kind: bytes, sock: socket.socket) -> Incoming:
