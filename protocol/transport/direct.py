@@ -71,14 +71,15 @@ class DirectNetwork:
         lost: Callable[[], None] = lambda: None,
         patience: float = math.inf,
     ) -> None:
-        self._loop = loop
-        self._lost = lost
-        self._patience = patience
-        self._linger = linger_seconds
-        self._most_waiting = most_waiting
-        self._open: set[Closing] = set()
-        self._buffer = read_buffer()
-        self._lookups = Lookups(loop)
+        self.loop = loop
+        self.lost = lost
+        self.patience = patience
+        self.linger_seconds = linger_seconds
+        self.most_waiting = most_waiting
+        self.open: set[Closing] = set()
+        """The sides that have something to receive or to send."""
+        self.buffer = read_buffer()
+        self.lookups = Lookups(loop)
 
     def connect(
         self,
@@ -88,20 +89,8 @@ class DirectNetwork:
         rejected: Callable[[ProtocolError], None],
     ) -> DirectDealer:
         check_address(address, listening=False)
-        dealer = DirectDealer(
-            self._loop,
-            address,
-            decoder.limits,
-            handing_on(decoder, received, rejected),
-            self._linger,
-            self._most_waiting,
-            self._buffer,
-            self._lookups,
-            self._lost,
-            self._patience,
-            self._open.discard,
-        )
-        self._open.add(dealer)
+        dealer = DirectDealer(self, address, decoder.limits, handing_on(decoder, received, rejected))
+        self.open.add(dealer)
         return dealer
 
     def bind(
@@ -113,61 +102,46 @@ class DirectNetwork:
         screen: Screen = let_all_pass,
         bounds: Bounds = BOUNDLESS,
     ) -> DirectRouter:
-        hand_on, over = handing_on_from_peers(decoder, received, rejected, screen), self._open.discard
-        made = DirectRouter(self._loop, address, decoder.limits, hand_on, bounds, self._linger, self._buffer, over)
-        self._open.add(made)
+        hand_on, over = handing_on_from_peers(decoder, received, rejected, screen), self.open.discard
+        made = DirectRouter(
+            self.loop, address, decoder.limits, hand_on, bounds, self.linger_seconds, self.buffer, over
+        )
+        self.open.add(made)
         return made
 
     def close(self) -> None:
-        for each in list(self._open):
+        for each in list(self.open):
             each.close()
-        deadline = time.monotonic() + self._linger
-        while self._open and (left := deadline - time.monotonic()) > 0:
+        deadline = time.monotonic() + self.linger_seconds
+        while self.open and (left := deadline - time.monotonic()) > 0:
             poll = select.poll()
             ready: dict[int, Callable[[], None]] = {}
-            for each in self._open:
+            for each in self.open:
                 for descriptor, events, progress in each.wants():
                     ready[descriptor] = progress
                     poll.register(descriptor, events)
             for descriptor, _ in poll.poll(min(left, 0.05) * 1000):
                 ready[descriptor]()
-        for each in list(self._open):
+        for each in list(self.open):
             each.abandon()
-        self._lookups.close()
+        self.lookups.close()
 
 
 class DirectDealer:
     """One connection, which is made anew whenever it is lost. Messages that could not be sent yet wait, in order."""
 
     def __init__(
-        self,
-        loop: SocketLoop,
-        address: str,
-        limits: Limits,
-        hand_on: Callable[[Sequence[Buffer]], None],
-        linger_seconds: float,
-        most_waiting: int,
-        buffer: memoryview,
-        lookups: Lookups,
-        lost: Callable[[], None],
-        patience: float,
-        closed: Callable[[DirectDealer], None],
+        self, network: DirectNetwork, address: str, limits: Limits, hand_on: Callable[[Sequence[Buffer]], None]
     ) -> None:
         self.bytes_received = 0
         self.bytes_sent = 0
-        self._loop = loop
+        self._network = network
+        self._loop = network.loop
         self._address = address
         self._limits = limits
         self._hand_on = hand_on
-        self._linger = linger_seconds
-        self._most_waiting = most_waiting
-        self._buffer = buffer
-        self._lookups = lookups
-        self._lost = lost
-        self._patience = patience
         self._alone_since = time.monotonic()
         """When this Dealer began to look for a connection."""
-        self._closed = closed
         self._waiting: deque[list[Buffer]] = deque()
         self._leaving = False
         """Whether the Dealer is closed. It may still have something to send."""
@@ -180,7 +154,7 @@ class DirectDealer:
         self._loop.call_soon(self._connect)
 
     def send(self, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
-        if self._leaving or len(self._waiting) >= self._most_waiting:
+        if self._leaving or len(self._waiting) >= self._network.most_waiting:
             return False
         parts = encode(message, frames)
         self.bytes_sent += sum(map(len, parts))
@@ -196,7 +170,8 @@ class DirectDealer:
         if not self._waiting and (self._line is None or not self._line.ready):
             self.abandon()
             return
-        self._set_timer(self._linger, self.abandon)  # in place of the timer of the next attempt to connect
+        # In place of the timer of the next attempt to connect.
+        self._set_timer(self._network.linger_seconds, self.abandon)
         if self._line is not None:
             self._line.finish(self._line.shut)
         else:
@@ -214,7 +189,7 @@ class DirectDealer:
         self._leaving = self._over = True
         self._drop()
         self._set_timer(None)
-        self._closed(self)
+        self._network.open.discard(self)
 
     def _connect(self) -> None:
         """Begin to connect, once it is known where the host is."""
@@ -225,7 +200,7 @@ class DirectDealer:
             self._dial(place)
             return
         try:
-            self._looking = self._lookups.find(*place, self._dial)
+            self._looking = self._network.lookups.find(*place, self._dial)
         except OSError:
             self._later()
 
@@ -247,7 +222,7 @@ class DirectDealer:
                 self._loop.call_soon,
                 sock,
                 incoming_for(self._limits, b"DEALER", sock),
-                self._buffer,
+                self._network.buffer,
                 self._waiting,
                 received=self._take,
                 shaken=self._shaken,
@@ -277,7 +252,7 @@ class DirectDealer:
         """The connection is gone. Connect anew later, or end if the Dealer is closed and has nothing left to say."""
         if not self._leaving and self._line is not None and self._line.ready:
             self._alone_since = time.monotonic()
-            self._lost()
+            self._network.lost()
         self._drop()
         if self._leaving and not self._waiting:
             self.abandon()
@@ -294,9 +269,9 @@ class DirectDealer:
             self._loop.call_later(self._pause, self._connect)
         else:
             self._set_timer(self._pause, self._connect)
-            if (now := time.monotonic()) >= self._alone_since + self._patience:
+            if (now := time.monotonic()) >= self._alone_since + self._network.patience:
                 self._alone_since = now
-                self._lost()
+                self._network.lost()
         self._pause = min(2 * self._pause, _RECONNECT_SECONDS[1])
 
     def _set_timer(self, seconds: float | None, callback: Callable[[], None] = lambda: None) -> None:
