@@ -88,9 +88,6 @@ class FedCIL(RememberingFedAvg):
         self._gan, self._optimiser = gan, SGD()
         self._iterations, self._batch_size, self._samples, self._lr = iterations, batch_size, samples, lr
 
-    def init(self, variables: Tree, context: Context) -> RememberingState:
-        return RememberingState(self._gan.begun(variables, seeds.integer(context.seed, purpose="generator")))
-
     def remember(self, state: RememberingState, context: Context) -> Script[Forest]:
         yield from ()
         kept = {name: leaf for name, leaf in state.variables.items() if name.startswith(GENERATOR)}
@@ -106,9 +103,6 @@ class FedCIL(RememberingFedAvg):
             return average
         carry: Tree = yield self.job(state, average, reply.values["locals"], reply.devices, context)
         return {**average, **unflatten(carry)["model"]}
-
-    def variables(self, state: RememberingState) -> Tree:
-        return without_gan(state.variables)
 
     def pictures(self, state: RememberingState, samples: int, seed: int) -> Tree:
         """Pictures of the classes of earlier tasks, ``samples`` of each, by the generator that devices replay from."""

@@ -25,6 +25,7 @@ from fedemu.algorithms.training.adam import Adam
 from fedemu.algorithms.training.local_sgd import Training
 from fedemu.algorithms.training.losses import true_class
 from fedemu.algorithms.trees import without
+from fedemu.protocol import seeds
 
 GAN: Final = "gan."
 """The beginning of the names of all variables that the classifier alone does not have."""
@@ -57,10 +58,14 @@ class AcGan:
 
     def begun(self, variables: Tree, seed: int) -> Tree:
         """The classifier's variables, with a new generator and a new source head."""
+        seed = seeds.integer(seed, purpose="generator")
         width = variables[self.classifier.head.weight].shape[1]
         source = Linear(SOURCE, width, 1).init(torch.Generator().manual_seed(seed))
         generator = self.generator.model.init(seed)
         return {**variables, **source, **{GENERATOR + name: leaf for name, leaf in generator.items()}}
+
+    def stripped(self, variables: Tree) -> Tree:
+        return without_gan(variables)
 
     def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
         outputs, buffers = self.classifier.apply(without_gan(variables), x, train)
@@ -151,9 +156,6 @@ class AdversarialSGD(TaskSGD):
 
     def finish(self, carry: Any, shared: Forest, own: Tree, facts: Facts) -> Outcome:
         return super().finish(carry.training, shared, own, facts)
-
-    def local_model(self, shared: Forest, payload: Forest) -> Tree:
-        return without_gan(super().local_model(shared, payload))
 
     def _parts(self, variables: Tree) -> tuple[Tree, Tree]:
         """The variables that the two optimisers train: those of the discriminator, and those of the generator."""

@@ -23,8 +23,8 @@ from fedemu.algorithms.interface import (
     Tree,
     weighted_mean,
 )
+from fedemu.algorithms.models.around import extended, stripped
 from fedemu.algorithms.models.growing import Growing
-from fedemu.algorithms.models.layer_statistics import Watched, unwatched
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.protocol.errors import ConfigurationError
@@ -47,20 +47,17 @@ class RememberingState:
 
 @dataclass(frozen=True, eq=False)
 class TaskSGD(LocalSGD):
-    """Local training of a model that may be ``Watched``.
-
-    Devices report the running statistics of such a model, but these are no part of the trained model.
-    """
+    """Local training of a model that may be ``Extended``. What it has beside is no part of the trained model."""
 
     def local_model(self, shared: Forest, payload: Forest) -> Tree:
-        return unwatched(super().local_model(shared, payload))
+        return stripped(self.model, super().local_model(shared, payload))
 
 
 class RememberingFedAvg:
     """Federated averaging with one ask a round. Between two tasks ``remember`` makes the trees that are kept.
 
     ``first`` is the program of the first task, ``later`` that of all others. They train the same model, which may be
-    ``Watched``. ``average`` reduces the devices' deltas.
+    ``Extended``. ``average`` reduces the devices' deltas.
     """
 
     def __init__(self, first: LocalSGD, later: LocalSGD, classifier: Growing, average: Reducer = weighted_mean) -> None:
@@ -70,8 +67,7 @@ class RememberingFedAvg:
         self._average = average
 
     def init(self, variables: Tree, context: Context) -> RememberingState:
-        model = self._model
-        return RememberingState(model.begun(variables) if isinstance(model, Watched) else variables)
+        return RememberingState(extended(self._model, variables, context.seed))
 
     def round(self, state: RememberingState, context: Context) -> Script[RememberingState]:
         if context.task != state.task:
@@ -96,14 +92,14 @@ class RememberingFedAvg:
     def remember(self, state: RememberingState, context: Context) -> Script[Forest]:
         """A part of the round before ``context.task`` begins: the trees to keep of the tasks up to ``state.task``."""
         yield from ()
-        return {PREVIOUS: unwatched(state.variables)}
+        return {PREVIOUS: stripped(self._model, state.variables)}
 
     def shared(self, kept: Forest) -> Forest:
         """The kept trees that are sent to devices, beside the model."""
         return kept
 
     def variables(self, state: RememberingState) -> Tree:
-        return unwatched(state.variables)
+        return stripped(self._model, state.variables)
 
 
 def classifier_of(ingredients: Ingredients, method: str) -> Growing:

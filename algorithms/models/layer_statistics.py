@@ -64,13 +64,16 @@ class Watched(ModelAround):
         return frozenset(f"{WATCHED}{name}.{figure}" for name, _ in self.layers for figure in ("mean", "var"))
 
     def init(self, seed: int) -> Tree:
-        return self.begun(self.model.init(seed))
+        return self.begun(self.model.init(seed), seed)
 
-    def begun(self, variables: Tree) -> Tree:
+    def begun(self, variables: Tree, seed: int) -> Tree:
         """The model's variables with the additional buffers at their beginning."""
         means = {f"{WATCHED}{name}.mean": torch.zeros(channels) for name, channels in self.layers}
         variances = {f"{WATCHED}{name}.var": torch.ones(channels) for name, channels in self.layers}
         return {**variables, **means, **variances}
+
+    def stripped(self, variables: Tree) -> Tree:
+        return unwatched(variables)
 
     def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
         inner = {name: leaf for name, leaf in variables.items() if name not in self.added}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.interface import Model, Outputs, Tree
-from fedemu.algorithms.models.around import ModelAround
+from fedemu.algorithms.models.around import ModelAround, extended, stripped
 from fedemu.algorithms.models.layers import uniform
 from fedemu.algorithms.models.torch_module import under_seed
 from fedemu.algorithms.trees import without
@@ -42,9 +42,15 @@ class Mapped(ModelAround):
     width: int
 
     def init(self, seed: int) -> Tree:
-        return self.begun(self.model.init(seed), seed)
+        return self._mapped(self.model.init(seed), seed)
 
     def begun(self, variables: Tree, seed: int) -> Tree:
+        return self._mapped(extended(self.model, variables, seed), seed)
+
+    def stripped(self, variables: Tree) -> Tree:
+        return stripped(self.model, unmapped(variables))
+
+    def _mapped(self, variables: Tree, seed: int) -> Tree:
         """The model's variables with a new linear layer, drawn as torch draws one."""
         draws = torch.Generator().manual_seed(seeds.integer(seed, purpose="mapping"))
         weight = uniform((self.width, self.features), self.features, draws)

@@ -51,22 +51,17 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 
 from fedemu.algorithms.graphs.repeated import Constant
-from fedemu.algorithms.incremental.data_free.anchors import ORTHONORMAL, Mapped, anchors_of, unmapped
-from fedemu.algorithms.incremental.data_free.lander_local import (
-    AnchoredDistillingLoss,
-    AnchoredLoss,
-    MappedRehearsingSGD,
-    MappedSGD,
-)
+from fedemu.algorithms.incremental.data_free.anchors import ORTHONORMAL, Mapped, anchors_of
+from fedemu.algorithms.incremental.data_free.lander_local import AnchoredDistillingLoss, AnchoredLoss
 from fedemu.algorithms.incremental.data_free.losses import bounding_loss
 from fedemu.algorithms.incremental.data_free.maker import Momentum, SynthesisSettings
 from fedemu.algorithms.incremental.data_free.rehearsal import SampleRehearsal, programs
 from fedemu.algorithms.incremental.data_free.synthesis import Synthesis
 from fedemu.algorithms.incremental.mfcl import GeneratorBatch, Weight
-from fedemu.algorithms.incremental.remembering import RememberingState, classifier_of
-from fedemu.algorithms.interface import Context, Forest, Outputs, Tree
+from fedemu.algorithms.incremental.remembering import classifier_of
+from fedemu.algorithms.interface import Forest, Outputs
 from fedemu.algorithms.models.image_generator import Generator, NoiseSize, generator_for
-from fedemu.algorithms.models.layer_statistics import Watched, watched
+from fedemu.algorithms.models.layer_statistics import watched
 from fedemu.algorithms.models.low_precision import precision_of
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.trees import without
@@ -75,19 +70,6 @@ GROUP: Final = 10
 """The number of samples whose latents come from one noisy layer."""
 STATISTICS_LR: Final = 0.01
 """The learning rate of the mean and the deviation of the images' channels."""
-
-
-class AnchoredRehearsal(SampleRehearsal):
-    """Federated averaging of a ``Mapped`` model, which may be ``Watched``, with synthetic samples."""
-
-    def init(self, variables: Tree, context: Context) -> RememberingState:
-        model = self._model
-        assert isinstance(model, Mapped)
-        begun = model.model.begun(variables) if isinstance(model.model, Watched) else variables
-        return RememberingState(model.begun(begun, context.seed))
-
-    def variables(self, state: RememberingState) -> Tree:
-        return unmapped(super().variables(state))
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +151,7 @@ def lander(
     student_lr: PositiveFloat = 0.05,
     student_decay: NonNegativeFloat = 0.0002,
     student_temperature: PositiveFloat = 20.0,
-) -> AnchoredRehearsal:
+) -> SampleRehearsal:
     """LANDER (Tran et al., 2024): features near anchors, and samples that are made from noisy anchors.
 
     ``anchors`` is ``orthonormal`` or a function ``module:Name`` of (classes, anchor_width). The samples of the first
@@ -208,7 +190,5 @@ def lander(
     later = AnchoredDistillingLoss(
         model, points, anchoring, radius, classifier, synthetic_batch, current, previous, temperature
     )
-    train, rehearse = programs(
-        ingredients, model, settings, synthetic_batch, first, later, train=MappedSGD, rehearse=MappedRehearsingSGD
-    )
-    return AnchoredRehearsal(train, rehearse, classifier, synthesis, shape, ("logits", "features"))
+    train, rehearse = programs(ingredients, model, settings, synthetic_batch, first, later)
+    return SampleRehearsal(train, rehearse, classifier, synthesis, shape, ("logits", "features"))

@@ -6,30 +6,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedemu.algorithms.incremental.data_free.anchors import unmapped
 from fedemu.algorithms.incremental.data_free.losses import bounding_loss, mean_of
 from fedemu.algorithms.incremental.data_free.rehearsal import parted
 from fedemu.algorithms.incremental.exemplars import old_classes
-from fedemu.algorithms.incremental.mfcl_local import RehearsingSGD
-from fedemu.algorithms.incremental.remembering import PREVIOUS, TaskSGD
+from fedemu.algorithms.incremental.remembering import PREVIOUS
 from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Tree
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.training.class_losses import cross_entropy_among, distillation_among
 from fedemu.algorithms.training.objective import Loss, cross_entropy
-
-
-class MappedSGD(TaskSGD):
-    """Local training of a ``Mapped`` model. The linear layer is no part of the trained model."""
-
-    def local_model(self, shared: Forest, payload: Forest) -> Tree:
-        return unmapped(super().local_model(shared, payload))
-
-
-class MappedRehearsingSGD(RehearsingSGD):
-    """``RehearsingSGD`` of a ``Mapped`` model. The linear layer is no part of the trained model."""
-
-    def local_model(self, shared: Forest, payload: Forest) -> Tree:
-        return unmapped(super().local_model(shared, payload))
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,9 +85,6 @@ def programs(
     synthetic_batch: int,
     first: LossFunction,
     later: LossFunction,
-    *,
-    train: type[TaskSGD] = TaskSGD,
-    rehearse: type[RehearsingSGD] = RehearsingSGD,
 ) -> tuple[TaskSGD, RehearsingSGD]:
     """The programs of the first task and of all others, which minimise ``first`` and ``later`` for ``model``.
 
@@ -108,14 +105,14 @@ def programs(
         )
     ingredients = replace(ingredients, model=model)
     rehearsing = ingredients.training(
-        rehearse,
+        RehearsingSGD,
         loss=later,
         synthetic=with_its_row,
         synthetic_batch=synthetic_batch,
         kind=model.kind,
         noise={NOISE: (synthetic_batch,)},
     )
-    return ingredients.training(train, loss=first), rehearsing
+    return ingredients.training(TaskSGD, loss=first), rehearsing
 
 
 def with_its_row(shared: Forest, noise: Tensor) -> tuple[Tensor, Tensor]:

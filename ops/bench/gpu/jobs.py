@@ -78,7 +78,7 @@ def distillation(make: Callable[..., Model]) -> ServerJob:
 def generator(make: Callable[..., Model], batch: int) -> ServerJob:
     """Twenty iterations of a generator, against a classifier of 100 classes that knows twenty."""
     known = growing(make(SHAPE, _CLASSES), ClassTasks.of(_CLASSES, _TASKS, list(range(_CLASSES))), SHAPE)
-    classifier = known.entered(watched(known, SHAPE).begun(known.init(1)), 1, 1)
+    classifier = known.entered(watched(known, SHAPE).init(1), 1, 1)
     settings = GeneratorSettings(batch_size=batch, class_signal=10.0)
     training = GeneratorTraining(generator_for(SHAPE, _NOISE), known.observed(), settings)
     return training.job(classifier, {}, Context(round=1, task=1, seed=1, classes=_CLASSES))

@@ -19,7 +19,7 @@ from fedemu.algorithms.incremental.glfc import CompensatedLoss, glfc, gradient_c
 from fedemu.algorithms.incremental.icarl import RepresentationLoss, icarl
 from fedemu.algorithms.incremental.remembering import TaskSGD
 from fedemu.algorithms.incremental.task_by_task import TaskByTask
-from fedemu.algorithms.interface import Batch, Facts
+from fedemu.algorithms.interface import Batch, Context, Facts
 from fedemu.algorithms.methods.fedavg import fedavg
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import SEEN, Head, growing
@@ -47,6 +47,7 @@ BATCH = Batch(
 PREVIOUS = {name: leaf + 0.1 if name != SEEN else leaf for name, leaf in MODEL.init(1).items()}
 VARIABLES = MODEL.entered(MODEL.init(0), 1, 7)
 OLD, NEW = [0, 2], [1, 3]
+CONTEXT = Context(round=1, task=0, seed=7, classes=4)
 
 
 @pytest.fixture
@@ -217,7 +218,7 @@ def test_icarl_trains_with_a_classifier_of_its_own(played: Callable[..., Any]) -
 
 def test_a_class_that_nobody_online_holds_keeps_its_last_mean_also_in_the_next_task() -> None:
     algorithm = icarl(INGREDIENTS)
-    script_state = algorithm.init(MODEL.init(0), None)  # type: ignore[arg-type]
+    script_state = algorithm.init(MODEL.init(0), CONTEXT)
     assert algorithm.variables(script_state) == script_state.variables, "its own classifier answers without means"
     with pytest.raises(StopIteration) as end:
         next(algorithm.remember(script_state, None))  # type: ignore[arg-type]
@@ -235,7 +236,7 @@ def test_a_class_that_nobody_online_holds_keeps_its_last_mean_also_in_the_next_t
 
 def test_without_a_bias_a_class_of_which_nobody_held_a_sample_is_not_the_answer() -> None:
     algorithm = icarl(replace(INGREDIENTS, model=replace(MODEL, head=Head("fc2.weight", None))))
-    state = algorithm.init(MODEL.init(0), None)  # type: ignore[arg-type]
+    state = algorithm.init(MODEL.init(0), CONTEXT)
     sums = {"features": torch.eye(4, 6).double(), "counts": torch.tensor([2.0, 0, 1, 0]).double()}
     model = algorithm.variables(replace(state, kept=algorithm.surveyed(state, sums)))
     cosines = model["fc2.weight"] @ torch.tensor([-1.0, 0, -3, 0, 0, 0])
@@ -258,7 +259,7 @@ def test_glfc_teaches_with_the_best_model_of_the_last_task(played: Callable[...,
 
 def test_the_best_of_a_tasks_models_is_the_earliest_with_the_highest_mean_accuracy() -> None:
     algorithm = glfc(INGREDIENTS)
-    state = algorithm.init(MODEL.init(0), None)  # type: ignore[arg-type]
+    state = algorithm.init(MODEL.init(0), CONTEXT)
     assert algorithm.remarks(state) == {}
     best = []
     for round, right in enumerate((1.0, 3.0, 2.0, 3.0)):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedemu.algorithms.incremental.data_free.anchors import Mapped
 from fedemu.algorithms.interface import Kind, Model, Outputs, Tree, mixes, pure
+from fedemu.algorithms.models.around import extended, stripped
 from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.algorithms.models.growing import Growing, Head
 from fedemu.algorithms.models.layer_statistics import Watched
@@ -38,7 +39,7 @@ class Inside:
 
 
 TASKS = ClassTasks.of(2, 2, [0, 1])
-AROUND = [
+AROUND: list[Model] = [
     Growing(Inside(), TASKS, Head("weight", None)),
     Watched(Inside(), (("layer", 4),)),
     LowPrecision(Inside(), torch.bfloat16),
@@ -54,3 +55,18 @@ def test_a_model_around_another_one_tells_what_the_inner_one_tells(model: Model)
     assert pure(model)
     assert [mixes(model, train) for train in (False, True)] == [False, True]
     assert model.init(7)["weight"].tolist() == [[7.0] * 3] * 2
+
+
+@pytest.mark.parametrize("model", [AROUND[1], Mapped(AROUND[1], 3, 5)], ids=["Watched", "Mapped and Watched"])
+def test_what_a_model_has_beside_the_experiments_own_comes_and_goes(model: Model) -> None:
+    variables = Inside().init(7)
+    whole = extended(model, variables, 7)
+    assert whole.keys() == model.init(7).keys()
+    assert whole.keys() > variables.keys()
+    assert stripped(model, whole) == variables
+
+
+def test_a_model_that_has_nothing_beside_keeps_its_variables_as_they_are() -> None:
+    variables = AROUND[0].init(7)
+    assert extended(AROUND[0], variables, 7) is variables
+    assert stripped(AROUND[0], variables) is variables
