@@ -25,9 +25,9 @@ The authors' code differs from the text in these points:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -35,6 +35,7 @@ from fedemu.algorithms.incremental.generator.samples import judgement, synthetic
 from fedemu.algorithms.incremental.generator.training import Entropy, GeneratorSettings, GeneratorTraining, Targets
 from fedemu.algorithms.incremental.mfcl_local import NOISE, RehearsingSGD, StableLoss, generated, stored
 from fedemu.algorithms.incremental.remembering import (
+    JUDGED,
     PREVIOUS,
     RememberingFedAvg,
     RememberingState,
@@ -53,8 +54,6 @@ from fedemu.algorithms.training.objective import LossFunction, Objective
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
 
-JUDGED: Final = "judged"
-"""The key of the judgement of a generator, or of a synthesis. It is kept, but not sent to devices."""
 GeneratorBatch = Annotated[int, Field(ge=2)]
 """The size of a generator's batch. It is at least 2, because a batch of one has no variance to normalise by."""
 Weight = Annotated[float, Field(ge=0, le=1e6)]
@@ -113,11 +112,6 @@ class MFCL(RememberingFedAvg):
         generator, previous = state.kept["generator"], state.kept[PREVIOUS]
         draws = seeds.generator(seed, purpose="pictures")
         return synthetic(self._training, generator, self.classifier, previous, samples, draws)
-
-    def remarks(self, state: RememberingState) -> Mapping[str, Any]:
-        """The judgement of the generator that the round rehearsed from; nothing in the first task."""
-        judged = state.kept.get(JUDGED)
-        return {"generator": {name: float(value) for name, value in judged.items()}} if judged else {}
 
 
 def mfcl(

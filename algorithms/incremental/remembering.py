@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from fedemu.algorithms.interface import (
     Ask,
@@ -34,6 +34,9 @@ PREVIOUS: Final = "previous"
 
 Some methods keep only the classes that it has seen.
 """
+
+JUDGED: Final = "judged"
+"""The key of the judgement of a generator, or of a synthesis. It is kept, but not sent to devices."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,11 @@ class RememberingFedAvg:
     def shared(self, kept: Forest) -> Forest:
         """The kept trees that are sent to devices, beside the model."""
         return kept
+
+    def remarks(self, state: RememberingState) -> Mapping[str, Any]:
+        """The judgement of what the round rehearsed from, if any was made."""
+        judged = state.kept.get(JUDGED)
+        return {"generator": {name: float(value) for name, value in judged.items()}} if judged else {}
 
     def variables(self, state: RememberingState) -> Tree:
         return stripped(self._model, state.variables)

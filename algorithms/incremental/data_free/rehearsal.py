@@ -7,18 +7,22 @@ together with the model's answers, so a device needs neither that model nor a ge
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedemu.algorithms.incremental.data_free.maker import SynthesisSettings
 from fedemu.algorithms.incremental.data_free.synthesis import Synthesis
-from fedemu.algorithms.incremental.mfcl import JUDGED, MOST_BYTES
+from fedemu.algorithms.incremental.mfcl import MOST_BYTES
 from fedemu.algorithms.incremental.mfcl_local import NOISE, RehearsingSGD, stored
-from fedemu.algorithms.incremental.remembering import PREVIOUS, RememberingFedAvg, RememberingState, TaskSGD
+from fedemu.algorithms.incremental.remembering import (
+    JUDGED,
+    PREVIOUS,
+    RememberingFedAvg,
+    RememberingState,
+    TaskSGD,
+)
 from fedemu.algorithms.interface import Batch, Context, Forest, Model, Script, Tree
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.training.ingredients import Ingredients, require_variance
@@ -71,11 +75,6 @@ class SampleRehearsal(RememberingFedAvg):
             return {}
         rows = torch.from_numpy(draws.permuted([draws.choice(some, samples) for some in of_class], axis=1).T.ravel())
         return {"x": pool["x"][rows], "y": pool["y"][rows]}
-
-    def remarks(self, state: RememberingState) -> Mapping[str, Any]:
-        """The judgement of the synthesis that the round rehearsed from; nothing in the first task."""
-        found = state.kept.get(JUDGED)
-        return {"generator": {name: float(value) for name, value in found.items()}} if found else {}
 
 
 def programs(
