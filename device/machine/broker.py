@@ -106,7 +106,6 @@ class Broker:
         self._processes: dict[int, bytes] = {}
         self._trainers: dict[int, bytes] = {}
         self._tally: dict[int, list[int]] = {}
-        self._advances: dict[int, int] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._looking = self._loop.call_later(LOOK_SECONDS, self._look)
@@ -128,9 +127,9 @@ class Broker:
         """The number of jobs that wait for a trainer."""
         return self._depth
 
-    def answered(self, trainer: int) -> int:
-        """A number that changes whenever this trainer answers a job, or gets new ones."""
-        return self._advances.get(trainer, 0)
+    def progress(self, trainer: int) -> object:
+        """A value that changes whenever this trainer answers a job, or gets new ones."""
+        return self._queue.progress(trainer)
 
     def work_of(self, trainer: int) -> str:
         """What a trainer is to do, in words: the first of its jobs, and how many more there are."""
@@ -216,8 +215,7 @@ class Broker:
             case Withdraw() if role == "process":
                 self._queue.withdraw((message.device, message.ask))
             case Ready() if role == "trainer":
-                capacity = message.capacity
-                self._queue.add_trainer(number, lambda program: capacity.get(program, 1))
+                self._queue.add_trainer(number, message.capacity)
                 self.trainer_ready(number)
                 self._pump()
             case Faulty() if role == "trainer":
@@ -271,7 +269,6 @@ class Broker:
         job = self._queue.answered(trainer, (answer.device, answer.ask))
         if job is None:
             return
-        self._advance(trainer)
         self._tally.setdefault(trainer, [0, 0])[isinstance(answer, JobFailed)] += 1
         if isinstance(answer, JobFailed) and answer.reason == "blob":
             for ref in job.submit.shared:
@@ -304,15 +301,11 @@ class Broker:
             return
         self._looking = self._loop.call_later(LOOK_SECONDS, self._look)
 
-    def _advance(self, trainer: int) -> None:
-        self._advances[trainer] = self._advances.get(trainer, 0) + 1
-
     def _pump(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for group in self._queue.dispatch(self._loop.time()):
-            self._advance(group.trainer)
             message, frames = train_message(group, self._store)
             self._router.send(self._trainers[group.trainer], message, frames)
         self._arm()

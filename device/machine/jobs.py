@@ -7,7 +7,7 @@ always the monotonic clock in seconds.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedemu.device.bus import Submit
@@ -68,7 +68,7 @@ class Group:
 
 @dataclass
 class _Trainer:
-    capacity: Callable[[str], int]
+    capacity: Mapping[str, int]
     group: Group | None = None
 
 
@@ -97,12 +97,17 @@ class JobQueue:
     @property
     def idle(self) -> int:
         """The number of trainers that have no group."""
-        return sum(trainer.group is None for trainer in self._trainers.values())
+        return len(self._trainers) - len(self.busy)
 
     @property
     def busy(self) -> list[int]:
         """The trainers that have a group."""
         return [number for number, trainer in self._trainers.items() if trainer.group is not None]
+
+    def progress(self, trainer: int) -> tuple[int, int] | None:
+        """The number of a trainer's group, and how many of its jobs are not answered yet. None without a group."""
+        group = self._trainers[trainer].group if trainer in self._trainers else None
+        return None if group is None else (group.number, len(group.running))
 
     def running_on(self, trainer: int) -> list[QueuedJob]:
         """The jobs of a trainer that are not answered yet."""
@@ -160,8 +165,8 @@ class JobQueue:
         for job in [job for job in self._jobs.values() if job.origin == origin]:
             self.withdraw(job.key)
 
-    def add_trainer(self, trainer: int, capacity: Callable[[str], int]) -> None:
-        """A trainer can take jobs. ``capacity`` tells how many jobs of a program it takes as one group."""
+    def add_trainer(self, trainer: int, capacity: Mapping[str, int]) -> None:
+        """A trainer can take jobs: as one group ``capacity[program]`` of them, or one of any other program."""
         self._trainers[trainer] = _Trainer(capacity)
 
     def remove_trainer(self, trainer: int, now: float) -> list[QueuedJob]:
@@ -220,12 +225,12 @@ class JobQueue:
         if due is None or now < due:
             return groups
         kinds = self._by_kind()
-        idle = sorted(number for number, trainer in self._trainers.items() if trainer.group is None)
+        idle = sorted(self._trainers.keys() - self.busy)
         for kind, ready in sorted(kinds.items(), key=lambda item: item[1][0][0]):
             while ready and idle:
                 number = idle.pop(0)
                 share = -(-len(ready) // (len(idle) + 1))
-                size = min(self._trainers[number].capacity(ready[0][1].submit.program), share)
+                size = min(self._trainers[number].capacity.get(ready[0][1].submit.program, 1), share)
                 groups.append(self._send_off(number, [ready.popleft()[1] for _ in range(size)]))
             if not ready:
                 del kinds[kind]

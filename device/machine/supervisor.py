@@ -224,7 +224,7 @@ class Supervision:
             pids, now = trainers.pids, time.monotonic()
             busy = {number: pids[number] for number in broker.busy if number in pids}
             idle = dict.fromkeys(idleness.look(busy, now), (plan.idle_seconds, "used no processor time"))
-            stuck = stuckness.look({number: (pids[number], broker.answered(number)) for number in busy}, now)
+            stuck = stuckness.look({number: (pids[number], broker.progress(number)) for number in busy}, now)
             for number, (seconds, lacked) in (
                 dict.fromkeys(stuck, (plan.stuck_seconds, "finished no job")) | idle
             ).items():

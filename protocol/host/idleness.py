@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 LEAST_SHARE: Final = 0.01
-"""A process that uses no more than this share of a core does nothing."""
+"""A process that uses less than this share of a core does nothing."""
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 """The kernel counts the times of processes in units of which a second has so many."""
 LONGEST_STEP: Final = 10.0
@@ -35,45 +35,64 @@ def processor_seconds(pid: int) -> float | None:
     return (int(facts[11]) + int(facts[12])) / TICKS
 
 
-class Stuckness:
-    """Watches the processes that have work by what they get done. ``look`` has to be called every few seconds.
+class Idleness:
+    """Watches the processes that have work. ``look`` has to be called every few seconds.
 
-    ``seconds`` is how long a process may do no more than ``least`` a second.
+    ``seconds`` is how long a process may do nothing. ``used`` tells the processor time of a process.
     """
 
-    def __init__(self, seconds: float, least: float = 0.0) -> None:
+    def __init__(self, seconds: float, used: Callable[[int], float | None] = processor_seconds) -> None:
         self._seconds = seconds
-        self._least = least
+        self._used = used
         self._last: dict[int, tuple[float, float, float]] = {}
 
-    def look(self, busy: Mapping[int, tuple[int, float]], now: float) -> list[int]:
-        """The keys of those processes in ``busy`` that have done too little for too long.
+    def look(self, busy: Mapping[int, int], now: float) -> list[int]:
+        """The keys of those processes in ``busy``, by process id, that have done nothing for too long.
 
-        Each has its process id and a number that grows with what it has done. A process that can't be killed, because a
-        driver holds it, is told again after the same time. ``now`` is the monotonic clock in seconds.
+        A process that can't be killed, because a driver holds it, is told again after the same time. ``now`` is the
+        monotonic clock in seconds.
         """
         seen: dict[int, tuple[float, float, float]] = {}
-        stuck: list[int] = []
-        for key, (pid, done) in busy.items():
-            then, before, lost = self._last.get(pid, (now, done, 0.0))
+        idle: list[int] = []
+        for key, pid in busy.items():
+            used = self._used(pid)
+            if used is None:
+                continue
+            then, before, lost = self._last.get(pid, (now, used, 0.0))
             passed = min(now - then, LONGEST_STEP)
-            lost = lost + passed if done - before <= self._least * passed else 0.0
+            lost = lost + passed if used - before < LEAST_SHARE * passed or not passed else 0.0
+            if lost >= self._seconds:
+                idle.append(key)
+                lost = 0.0
+            seen[pid] = now, used, lost
+        self._last = seen
+        return idle
+
+
+class Stuckness:
+    """Watches the processes that have work by what they finish. ``look`` has to be called every few seconds.
+
+    ``seconds`` is how long a process may finish nothing.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last: dict[int, tuple[float, object, float]] = {}
+
+    def look(self, busy: Mapping[int, tuple[int, object]], now: float) -> list[int]:
+        """The keys of those processes in ``busy`` that have finished nothing for too long, as those of ``Idleness``.
+
+        Each has its process id and a value that changes when something is finished. ``now`` is the monotonic clock in
+        seconds.
+        """
+        seen: dict[int, tuple[float, object, float]] = {}
+        stuck: list[int] = []
+        for key, (pid, finished) in busy.items():
+            then, before, lost = self._last.get(pid, (now, finished, 0.0))
+            lost = lost + min(now - then, LONGEST_STEP) if finished == before else 0.0
             if lost >= self._seconds:
                 stuck.append(key)
                 lost = 0.0
-            seen[pid] = now, done, lost
+            seen[pid] = now, finished, lost
         self._last = seen
         return stuck
-
-
-class Idleness:
-    """Watches the processes that have work by the processor time that they use, which ``used`` tells, as Stuckness."""
-
-    def __init__(self, seconds: float, used: Callable[[int], float | None] = processor_seconds) -> None:
-        self._watch = Stuckness(seconds, LEAST_SHARE)
-        self._used = used
-
-    def look(self, busy: Mapping[int, int], now: float) -> list[int]:
-        """The keys of those processes in ``busy``, by process id, that have done nothing for too long."""
-        known = {key: (pid, used) for key, pid in busy.items() if (used := self._used(pid)) is not None}
-        return self._watch.look(known, now)

@@ -25,7 +25,7 @@ def a_job(device: int, ask: str = "1.0.0", origin: object = "p") -> QueuedJob:
 def a_queue(trainers: int = 1, capacity: int = 100, jobs: int = 0) -> JobQueue:
     queue = JobQueue(linger=1.0)
     for number in range(trainers):
-        queue.add_trainer(number, lambda program: capacity)
+        queue.add_trainer(number, {"train": capacity})
     for device in range(jobs):
         queue.submit(a_job(device), 0.0)
     return queue
@@ -131,7 +131,7 @@ def test_a_job_waits_for_its_blobs_while_others_pass() -> None:
     queue.submit(a_job(1), 0.0)
     assert devices(queue.dispatch(1.0)) == [[1]]
     queue.arrived(Digest("a" * 64))
-    queue.add_trainer(1, lambda program: 100)
+    queue.add_trainer(1, {"train": 100})
     assert devices(queue.dispatch(1.0)) == [[0]]
 
 
@@ -237,7 +237,7 @@ def test_what_a_dead_trainer_had_not_answered_goes_to_the_head_of_the_queue() ->
     queue.answered(group.trainer, (1, "1.0.0"))
     assert queue.remove_trainer(8, 2.0) == [], "it died before it could take jobs"
     assert queue.remove_trainer(group.trainer, 2.0) == []
-    queue.add_trainer(5, lambda program: 100)
+    queue.add_trainer(5, {"train": 100})
     assert devices(queue.dispatch(3.0)) == [[0, 2, 7]]
 
 
@@ -246,11 +246,11 @@ def test_a_job_that_kills_its_trainers_is_given_up_alone() -> None:
     for death in range(2):
         (group,) = queue.dispatch(10.0 * death + 1.0)
         assert queue.remove_trainer(group.trainer, 10.0 * death + 2.0) == []
-        queue.add_trainer(death + 1, lambda program: 100)
+        queue.add_trainer(death + 1, {"train": 100})
     (alone,) = queue.dispatch(100.0)
     assert devices([alone]) == [[0]]
     assert [job.key for job in queue.remove_trainer(alone.trainer, 100.0)] == [(0, "1.0.0")]
-    queue.add_trainer(9, lambda program: 100)
+    queue.add_trainer(9, {"train": 100})
     (next_one,) = queue.dispatch(101.0)
     assert devices([next_one]) == [[1]]
     finish(queue, next_one)
@@ -260,14 +260,14 @@ def test_a_job_that_kills_its_trainers_is_given_up_alone() -> None:
 def test_a_job_does_not_go_from_one_trainer_to_another_that_died_at_the_same_moment() -> None:
     queue = a_queue(jobs=1)
     for number in (1, 2):
-        queue.add_trainer(number, lambda program: 100)
+        queue.add_trainer(number, {"train": 100})
     (group,) = queue.dispatch(10.0)
     dead = [group.trainer, *({0, 1, 2} - {group.trainer})]
     for after, number in enumerate(dead):
         now = 20.0 + 0.04 * after
         assert queue.remove_trainer(number, now) == []
         assert queue.dispatch(now) == []
-    queue.add_trainer(3, lambda program: 100)
+    queue.add_trainer(3, {"train": 100})
     assert queue.due() == 20.0 + HELD_SECONDS
     assert queue.dispatch(20.09) == []
     (again,) = queue.dispatch(20.0 + HELD_SECONDS)
@@ -296,3 +296,18 @@ def test_blobs_are_needed_as_long_as_a_job_is_queued_or_running() -> None:
     assert queue.needed() == {"a" * 64}
     finish(queue, group)
     assert queue.needed() == set()
+
+
+def test_the_progress_of_a_trainer_changes_with_each_answer_and_with_each_group() -> None:
+    queue = a_queue(capacity=2, jobs=3)
+    assert queue.progress(0) is queue.progress(7) is None
+    (group,) = queue.dispatch(1.0)
+    seen = [queue.progress(0)]
+    for job in group.jobs:
+        queue.answered(0, job.key)
+        seen.append(queue.progress(0))
+    queue.finished(0, group.number)
+    assert queue.progress(0) is None
+    queue.dispatch(2.0)
+    seen.append(queue.progress(0))
+    assert len(set(seen)) == 4
