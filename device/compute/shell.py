@@ -67,11 +67,16 @@ class TrainerShell:
         a MachineFault, are told as ``Faulty``.
         """
         try:
-            self.runner = open_runner(setup)
+            runner = open_runner(setup)
         except Exception as error:
             self._give_up(error)
-            return
-        self.bus.send(Ready(capacity=dict(self.runner.capacity)))
+        else:
+            self.take(runner)
+
+    def take(self, runner: Runner) -> None:
+        """Have ``runner`` run groups from now on, and tell the supervisor that there may be some."""
+        self.runner = runner
+        self.bus.send(Ready(capacity=dict(runner.capacity)))
 
     def _received(self, envelope: Envelope) -> None:
         match envelope.message:

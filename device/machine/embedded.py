@@ -158,8 +158,7 @@ class ThreadTrainer(TrainerShell):
         """Make the runner in the thread, and say Ready on the bus when it is there. Returns at once."""
 
         async def get_ready() -> None:
-            runner = await asyncio.get_running_loop().run_in_executor(self._thread, open_runner, setup)
-            self.open(setup, lambda _: runner)
+            self.take(await asyncio.get_running_loop().run_in_executor(self._thread, open_runner, setup))
 
         self._start(get_ready())
 
