@@ -32,6 +32,16 @@ class Layout:
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
 
 
+def laid_out(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """A copy of the tensor with these strides. They must give each element a place of its own."""
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def channels_last(tensor: Tensor) -> Tensor:
+    """Images and kernels with their channels last in memory, for which convolutions take a third less time on a CPU."""
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+
 def address(tensor: Tensor) -> int:
     """A number that names the memory of a tensor, and of all others that may overlap with it while they are alive."""
     return tensor.untyped_storage().data_ptr() or -id(tensor)

@@ -21,6 +21,7 @@ from torch import Tensor
 from fedemu.algorithms.data.corpus import NO_TARGET, Corpus, Split
 from fedemu.algorithms.data.flat import owners_of
 from fedemu.algorithms.interface import Model, Outputs, Tree, pure
+from fedemu.algorithms.layouts import channels_last
 from fedemu.algorithms.measures.answers import right_answers
 from fedemu.algorithms.measures.continual import perplexity
 from fedemu.algorithms.streams.period_tests import PeriodTests
@@ -315,6 +316,4 @@ def evenly_spaced(total: int, wanted: int) -> NDArray[np.int64]:
 
 def _laid_out(model: Model, tensor: Tensor) -> Tensor:
     """The tensor in the memory layout that suits the model: convolutions on a CPU are faster with channels last."""
-    if model.kind == "convolutional" and tensor.dim() == 4:
-        return tensor.contiguous(memory_format=torch.channels_last)
-    return tensor
+    return channels_last(tensor) if model.kind == "convolutional" else tensor

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.interface import LocalProgram, Outcome
+from fedemu.algorithms.layouts import laid_out
 from fedemu.algorithms.models.randomness.draws import Draws
 from fedemu.algorithms.models.randomness.random_functions import Keyed
 from fedemu.device.compute.executors.arguments import Arguments, Names
@@ -23,7 +24,7 @@ from fedemu.device.compute.executors.promises import as_leaf, finished, stepped
 from fedemu.device.compute.tapes.alike import all_alike
 from fedemu.device.compute.tapes.flat_function import Flat
 from fedemu.device.compute.tapes.private_torch import TreeSpec, tree_flatten, tree_unflatten, without_compiler
-from fedemu.device.compute.tapes.tracing import Untraceable, copied, differentiable, trace
+from fedemu.device.compute.tapes.tracing import Untraceable, differentiable, trace
 from fedemu.device.compute.tapes.writing import nothing_written
 from fedemu.protocol.errors import TrainingError
 
@@ -158,29 +159,30 @@ class Lowering:
             return tuple(as_leaf(output, function.__name__) for output in outputs)
 
         with torch.inference_mode(False), torch.no_grad():
-            inputs = [copied(leaf) if _has_places_of_its_own(leaf) else leaf for leaf in given.flat()]
+            inputs = [laid_out(leaf, leaf.stride()) if _has_places_of_its_own(leaf) else leaf for leaf in given.flat()]
         mapped: Callable[..., tuple[Tensor, ...]] = flat
         if self.stack is not None:
             in_dims = tuple(None if i < len(given.shared) else 0 for i in range(len(inputs)))
             mapped = torch.func.vmap(flat, in_dims=in_dims)
 
-        def laid_out(*leaves: Tensor) -> list[Tensor]:
+        def stacked(*leaves: Tensor) -> list[Tensor]:
             outputs = list(mapped(*leaves))
             for i, stride in enumerate(strides):
-                outputs[i] = _with_stride(outputs[i], stride)
+                if outputs[i].stride() != stride:
+                    outputs[i] = laid_out(outputs[i], stride)
             if self.stack is not None:
                 outputs = [output.contiguous() for output in outputs]
             return outputs
 
         def untraced(*leaves: Tensor) -> list[Tensor]:
             with torch.inference_mode(False), torch.no_grad(), without_compiler(), all_alike(self.stack or 0):
-                return laid_out(*differentiable(leaves))
+                return stacked(*differentiable(leaves))
 
         def by_autograd(*leaves: Tensor) -> list[Tensor]:
             with torch.inference_mode(False), torch.no_grad():
                 leaves = tuple(differentiable(leaves))
                 with plain(Arguments.cut(leaves, lengths).key[0]):
-                    return laid_out(*leaves)
+                    return stacked(*leaves)
 
         run: Flat
         recorded = False
@@ -193,7 +195,7 @@ class Lowering:
                     with warnings.catch_warnings():
                         # vmap tells that it computes some operation, such as an LSTM, device by device.
                         warnings.filterwarnings("ignore", "There is a performance drop")
-                        run = trace(laid_out, inputs, spent=len(given.carry), apart=apart, slots=self.stack or 0)
+                        run = trace(stacked, inputs, spent=len(given.carry), apart=apart, slots=self.stack or 0)
                     recorded = True
                 except Untraceable:
                     run = untraced
@@ -208,9 +210,3 @@ def _written(name: str) -> TrainingError:
 def _has_places_of_its_own(tensor: Tensor) -> bool:
     """Whether each element has a place of its own in memory, unlike those of an expanded tensor."""
     return all(stride or size < 2 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _with_stride(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
-    if tensor.stride() == stride:
-        return tensor
-    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.interface import Forest, LocalProgram
+from fedemu.algorithms.layouts import channels_last
 from fedemu.algorithms.models.randomness.draws import KEY_SHAPE
 from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.executors.arguments import Arguments, Names
@@ -38,7 +39,7 @@ class Serial:
     def run(
         self, program: LocalProgram, shared: Forest, jobs: Sequence[Job], source: Source
     ) -> list[JobResult | TrainingError]:
-        shared = {key: map_leaves(_channels_last, tree) for key, tree in shared.items()}
+        shared = {key: map_leaves(channels_last, tree) for key, tree in shared.items()}
         results: list[JobResult | TrainingError] = []
         for job in jobs:
             for cohort in cohorts(program, shared, [job], source, size=1):
@@ -63,8 +64,8 @@ class Serial:
 
         given = Arguments(
             shared=[leaf for tree in shared.values() for leaf in tree.values()],
-            each=[_channels_last(leaf[0]) for leaf in cohort.each.values()],
-            own=[_channels_last(leaf[0]) for leaf in cohort.own.values()],
+            each=[channels_last(leaf[0]) for leaf in cohort.each.values()],
+            own=[channels_last(leaf[0]) for leaf in cohort.own.values()],
             facts=[leaf[0] for leaf in cohort.facts],
             key=[unread],
         )
@@ -131,10 +132,6 @@ def _batch(lines: Lines, line: int, samples: Tensor, cohort: Cohort, rows_matter
 def _rows_last_channel(x: Tensor) -> Tensor:
     """Images as ``[rows, height, width, channels]``, so that rows that are selected and permuted are channels-last."""
     return x.permute(0, 2, 3, 1).contiguous() if x.dim() == 4 else x
-
-
-def _channels_last(leaf: Tensor) -> Tensor:
-    return leaf.contiguous(memory_format=torch.channels_last) if leaf.dim() == 4 else leaf
 
 
 def _normal(cohort: Cohort, shape: tuple[int, ...]) -> Tensor:

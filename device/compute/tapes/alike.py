@@ -16,16 +16,10 @@ from torch import Tensor
 
 from fedemu.algorithms.layouts import Layout
 from fedemu.device.compute.tapes.elements import depends_on_place, evenly
-from fedemu.device.compute.tapes.private_torch import (
-    OperationReplacer,
-    changes_memory,
-    operator_name,
-    tree_map_only,
-    unwatched,
-)
+from fedemu.device.compute.tapes.private_torch import OperationReplacer, changes_memory, operator_name, unwatched
 from fedemu.device.compute.tapes.products import PRODUCTS, Begins, alike_in_slots
 from fedemu.device.compute.tapes.side_by_side import SIDE_BY_SIDE, alike_side_by_side
-from fedemu.device.compute.tapes.tape import parts
+from fedemu.device.compute.tapes.tape import mapped, parts
 
 Way = Callable[..., Any]
 
@@ -96,7 +90,7 @@ def _computed(slots: int, operator: Any, args: tuple[Any, ...], kwargs: dict[str
         return operator(*args, **kwargs)
     in_place = changes_memory(operator)
     made = args[0] if in_place else operator(*args, **kwargs)
-    given, named, results = tree_map_only(Tensor, Layout.of, (args, kwargs, parts(made)))
+    given, named, results = mapped(Tensor, Layout.of, (args, kwargs, parts(made)))
     [device, *_] = {leaf.device for leaf in parts(made) if leaf is not None}
     instead = alike(operator, operator, given, named, results, device, slots)
     if instead is not None:

@@ -17,10 +17,9 @@ from fedemu.device.compute.tapes.private_torch import (
     has_product,
     operator_name,
     product,
-    tree_map_only,
 )
 from fedemu.device.compute.tapes.products import ALIGNED_BYTES
-from fedemu.device.compute.tapes.tape import Operation, Value, parts, values
+from fedemu.device.compute.tapes.tape import Operation, Value, mapped, parts, values
 from fedemu.protocol.host.hardware import processor
 
 Flat = Callable[..., Sequence[Tensor]]
@@ -184,7 +183,7 @@ def _callable(operation: Operation, slots: int, loose: Collection[int]) -> Calla
     if not slots or not operation.outputs:
         return ordinary
     plain = operation.args, operation.kwargs, parts(operation.result)
-    args, kwargs, results = tree_map_only(Value, lambda value: value.layout, plain)
+    args, kwargs, results = mapped(Value, lambda value: value.layout, plain)
     begins = [_begin(value, loose) for value in operation.inputs[:2]]
     device = operation.outputs[0].device
     return alike(operation.function, ordinary, args, kwargs, results, device, slots, begins) or ordinary

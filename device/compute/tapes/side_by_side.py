@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.layouts import Layout
+from fedemu.algorithms.layouts import Layout, laid_out
 from fedemu.device.compute.tapes.elements import MULTIPLE
 from fedemu.device.compute.tapes.private_torch import operator_name
 from fedemu.device.compute.tapes.products import placed, trials
@@ -73,15 +73,13 @@ def alike_side_by_side(
         ways.append(partial(_filled_up, sides, function))
     last = partial(_one_by_one, name, sides, slots, function)
     chosen = next((way for way in ways if _is_alike(way, sides, args, slots)), last)
-    return None if chosen is function else partial(_laid_out, chosen, results)
+    return None if chosen is function else partial(_in_its_order, chosen, results)
 
 
-def _laid_out(way: Way, results: Sequence[Layout | None], *args: Any, **_: Any) -> Any:
+def _in_its_order(way: Way, results: Sequence[Layout | None], *args: Any, **_: Any) -> Any:
     """The results of a way in the memory order that the operator's own have."""
     made = [
-        leaf
-        if leaf is None or layout is None or leaf.stride() == layout.strides
-        else torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype).copy_(leaf)
+        leaf if leaf is None or layout is None or leaf.stride() == layout.strides else laid_out(leaf, layout.strides)
         for leaf, layout in zip(parts(way(*args)), results, strict=True)
     ]
     return made[0] if len(made) == 1 else tuple(made)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.layouts import address
+from fedemu.algorithms.layouts import address, laid_out
 from fedemu.device.compute.tapes.alike import all_alike
 from fedemu.device.compute.tapes.flat_function import Flat, emit, in_place
 from fedemu.device.compute.tapes.private_torch import (
@@ -83,7 +83,7 @@ def _made(tape: Sequence[Operation]) -> set[int]:
 
 def differentiable(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors, of which inference tensors are copied, because these cannot take part in a gradient."""
-    return [copied(tensor) if tensor.is_inference() else tensor for tensor in tensors]
+    return [laid_out(tensor, tensor.stride()) if tensor.is_inference() else tensor for tensor in tensors]
 
 
 def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -91,14 +91,9 @@ def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
     seen: set[int] = set()
     distinct = []
     for tensor in tensors:
-        distinct.append(copied(tensor) if address(tensor) in seen else tensor)
+        distinct.append(laid_out(tensor, tensor.stride()) if address(tensor) in seen else tensor)
         seen.add(address(distinct[-1]))
     return distinct
-
-
-def copied(tensor: Tensor) -> Tensor:
-    """A copy with the same strides."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _check(tape: Sequence[Operation], inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
