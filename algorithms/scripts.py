@@ -5,22 +5,21 @@ This is for draws by torch, Python's ``random`` or ``numpy.random``. Methods of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import torch
 
 from fedemu.algorithms.interface import Algorithm, Ask, Context, Remarking, Reply, S, Script, ServerJob, Tree
+from fedemu.algorithms.models.randomness.generators import all_seeded, generators_for
 from fedemu.protocol import seeds
-from fedemu.protocol.generators import seeded
-
-T = TypeVar("T")
 
 
 def first_state(algorithm: Algorithm[S], variables: Tree, context: Context) -> S:
     """The method's state before the first round, with these variables of the model."""
     seed = seeds.integer(context.seed, purpose="init")
-    return _drawing_by(seed, lambda: algorithm.init(variables, context))
+    with _drawing_by(seed):
+        return algorithm.init(variables, context)
 
 
 def next_request(script: Script[S], answer: Reply | Tree | None, context: Context, position: int) -> Ask | ServerJob:
@@ -30,7 +29,8 @@ def next_request(script: Script[S], answer: Reply | Tree | None, context: Contex
     state, if the script returns.
     """
     seed = seeds.integer(context.seed, round=context.round, purpose=f"script/{position}")
-    return _drawing_by(seed, lambda: script.send(answer))
+    with _drawing_by(seed):
+        return script.send(answer)
 
 
 def remarks_of(algorithm: Algorithm[S], state: S, context: Context) -> Mapping[str, object]:
@@ -38,15 +38,10 @@ def remarks_of(algorithm: Algorithm[S], state: S, context: Context) -> Mapping[s
     if not isinstance(algorithm, Remarking):
         return {}
     seed = seeds.integer(context.seed, round=context.round, purpose="remarks")
-    return _drawing_by(seed, lambda: algorithm.remarks(state))
+    with _drawing_by(seed):
+        return algorithm.remarks(state)
 
 
-def _drawing_by(seed: int, call: Callable[[], T]) -> T:
-    """What ``call`` returns if all generators of the processor draw by ``seed``. At the end they are as before."""
-    with seeded(seed):
-        before = torch.default_generator.get_state()
-        torch.default_generator.manual_seed(seed)
-        try:
-            return call()
-        finally:
-            torch.default_generator.set_state(before)
+def _drawing_by(seed: int) -> AbstractContextManager[None]:
+    """A context in which all generators of the processor draw by ``seed``."""
+    return all_seeded(seed, generators_for(torch.device("cpu")))

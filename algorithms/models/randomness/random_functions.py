@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fedemu.algorithms.models.randomness.draws import KEY_SHAPE, Draws
+from fedemu.algorithms.models.randomness.generators import all_seeded, generators_for
 from fedemu.algorithms.models.randomness.keyed_layers import LAYERS
 from fedemu.algorithms.models.randomness.private_functions import inside_transform, opened
-from fedemu.protocol.generators import seeded
 
 
 class Keyed(TorchFunctionMode):
@@ -73,25 +73,15 @@ def seeded_alike(device: torch.device) -> Iterator[Callable[[], bool]]:
     ``Keyed``, where the executor has seeded what is drawn.
     """
     # Within a transformation a generator's state cannot be read. There vmap refuses what would draw by it.
-    own = [] if inside_transform() else [torch.default_generator]
-    if own and device.type == "cuda":
-        own.append(torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index])
+    own = [] if inside_transform() else generators_for(device)
 
     def states() -> tuple[object, ...]:
         torchs = [each.get_state().numpy().tobytes() for each in own]
         return random.getstate(), str(np.random.get_state()), *torchs
 
-    seed = _present().seed()
-    with seeded(seed):
-        torchs = [each.get_state() for each in own]
-        for each in own:
-            each.manual_seed(seed)
+    with all_seeded(_present().seed(), own):
         begun = states()
-        try:
-            yield lambda: not own or states() != begun
-        finally:
-            for each, state in zip(own, torchs, strict=True):
-                each.set_state(state)
+        yield lambda: not own or states() != begun
 
 
 def has_keys() -> bool:

@@ -7,25 +7,22 @@ step. It is the slowest way, and does whatever an ordinary training loop does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedemu.algorithms.models.randomness.generators import all_seeded, generators_for
 from fedemu.algorithms.models.randomness.private_functions import inside_transform, keeping_activations
 from fedemu.device.compute.tapes.private_torch import tree_flatten, tree_map_only, tree_unflatten
-from fedemu.protocol.generators import seeded
 
 
-@contextmanager
-def drawing_by(key: Tensor) -> Iterator[None]:
+def drawing_by(key: Tensor) -> AbstractContextManager[None]:
     """Seed all generators, of Python, numpy and torch, by ``key`` ``[2]``, int32. At the end they are as before."""
-    words = [int(word) % 2**32 for word in key.cpu()]
-    devices = [key.device] if key.is_cuda else []
-    with seeded(words[0] << 32 | words[1]), torch.random.fork_rng(devices=devices):
-        torch.manual_seed(words[0] << 31 | words[1] >> 1)
-        yield
+    first, second = (int(word) % 2**32 for word in key.cpu())
+    seed = first << 32 | second
+    return all_seeded(seed, generators_for(key.device), torch_seed=seed >> 1)
 
 
 @contextmanager
