@@ -176,7 +176,7 @@ class DeviceProcesses:
         self._prepared.cancel()
 
     async def _keep(self) -> None:
-        """Keep the zygote alive. The kernel kills its children with it."""
+        """Keep the zygote alive. The kernel kills its children with it. Raises FedemuError if that cannot be done."""
         failures = 0
         while True:
             code = await self._zygote.follow(self._heard, lambda: self._zygote.tell(self._setup))
@@ -187,16 +187,12 @@ class DeviceProcesses:
             fruitful = born is not None and (joined or self._loop.time() >= born + SHORT_SECONDS)
             failures = 0 if fruitful else failures + 1
             if born is None and (code >= 0 or failures >= MOST_FAILURES):
-                self._fail(ConfigurationError(f"No device process can be started: the zygote {ending(code)}."))
-                return
+                raise ConfigurationError(f"No device process can be started: the zygote {ending(code)}.")
             if failures >= MOST_FAILURES:
-                self._fail(
-                    FedemuError(
-                        f"The zygote, which forks the device processes, failed {failures} times in a row; "
-                        f"at last it {ending(code)}."
-                    )
+                raise FedemuError(
+                    f"The zygote, which forks the device processes, failed {failures} times in a row; "
+                    f"at last it {ending(code)}."
                 )
-                return
             log.warning("the zygote %s%s; starting it again", ending(code), " before it was ready" * (born is None))
             self._observer.restarted("zygote")
             self._end_pauses()  # the new zygote starts all of them
@@ -204,11 +200,7 @@ class DeviceProcesses:
                 self._bury(number)
             if born is not None and failures > 1:
                 await asyncio.sleep(0.05 * 2**failures)
-            try:
-                self._zygote = await self._zygote.again()
-            except FedemuError as error:
-                self._fail(error)
-                return
+            self._zygote = await self._zygote.again()
 
     def _heard(self, message: Message) -> None:
         match message:

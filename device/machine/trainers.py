@@ -110,7 +110,7 @@ class Trainers:
         await self._nursery.stop()
 
     async def _keep(self) -> None:
-        """Keep the nursery alive. The kernel kills its trainers with it."""
+        """Keep the nursery alive. The kernel kills its trainers with it. Raises FedemuError if that cannot be done."""
         failures = 0
         while True:
             code = await self._nursery.follow(self._heard, self._fork_all)
@@ -127,17 +127,12 @@ class Trainers:
                 return
             failures = 0 if fruitful else failures + 1
             if failures >= MOST_FAILURES:
-                self._failed(FedemuError(f"No trainer can be started: the nursery {ending(code)}."))
-                return
+                raise FedemuError(f"No trainer can be started: the nursery {ending(code)}.")
             log.warning("the nursery of trainers %s; starting it again", ending(code))
             self._restarted()
             if failures > 1:
                 await asyncio.sleep(0.1 * 2**failures)
-            try:
-                self._nursery = await self._nursery.again()
-            except FedemuError as error:
-                self._failed(error)
-                return
+            self._nursery = await self._nursery.again()
 
     def _fork_all(self) -> None:
         for number in range(self._count):
