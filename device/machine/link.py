@@ -111,22 +111,18 @@ class CoordinatorLink:
         if self._dealer is not None:
             self._dealer.send(Died(device=device, incarnation=incarnation))
 
-    def say_bye(self, reason: str, detail: str = "") -> None:
-        """Tell the coordinator that this machine leaves, and close the connection."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Say goodbye, and give up all downloads. The coordinator is told of an ``error`` of this machine."""
+        bye = Bye(reason="stopped")
+        if isinstance(error, FedemuError) and not isinstance(error, Interrupted | RefusedError | UnreachableError):
+            bye = Bye(reason=UNABLE, detail=str(error)[:2048])
         if self._dealer is not None:
-            self._dealer.send(Bye(reason=reason, detail=detail[:2048]))
+            self._dealer.send(bye)
             self._dealer.close()
             self._dealer = None
         if self._timer is not None:
             self._timer.cancel()
-        fail(self.ended, RunOver(reason))
-
-    def close(self, error: BaseException | None = None) -> None:
-        """Say goodbye, and give up all downloads. The coordinator is told of an ``error`` of this machine."""
-        if isinstance(error, FedemuError) and not isinstance(error, Interrupted | RefusedError | UnreachableError):
-            self.say_bye(UNABLE, str(error))
-        else:
-            self.say_bye("stopped")
+        fail(self.ended, RunOver(bye.reason))
         self._granted.cancel()
         if self._fetches is not None:
             self._fetches.store.close()
