@@ -15,7 +15,7 @@ import shutil
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,8 @@ class LeaseFolder:
             raise ConfigurationError(
                 f"The lease in {self.folder} was taken up {life} times, which is too often; remove the folder."
             )
-        self.record = LeaseRecord(self.record.lease, self.record.run, self.record.count, life)
-        write_whole(self.folder / "lease.json", json.dumps(self.record.__dict__, indent=1), durable=True)
+        self.record = replace(self.record, life=life)
+        write_whole(self.folder / "lease.json", json.dumps(asdict(self.record), indent=1), durable=True)
 
     def close(self) -> None:
         """Unlock the folder. A second call does nothing."""
