@@ -121,18 +121,18 @@ def _answer(function: str, experiment: Path, allow_code: Sequence[str] | None, a
         digest = prepare(experiment.read_bytes())
         print(digest, file=answer)
         mark("data check", "data")
+        return 0
     except FedemuError as error:
-        print(json.dumps(told(error)), file=answer)
-        return SAID
+        said = told(error)
     except (Exception, SystemExit) as error:
         if own_frames(error):
-            print(json.dumps(told(error, f"the data can't be prepared: {account(error)}")), file=answer)
-            return SAID
-        if lacking := shortage(error):
-            print(json.dumps(told(FedemuError(f"the data can't be prepared: {lacking}"))), file=answer)
-            return SAID
-        raise
-    return 0
+            said = told(error, f"the data can't be prepared: {account(error)}")
+        elif lacking := shortage(error):
+            said = told(FedemuError(f"the data can't be prepared: {lacking}"))
+        else:
+            raise
+    print(json.dumps(said), file=answer)
+    return SAID
 
 
 if __name__ == "__main__":
