@@ -1,4 +1,4 @@
-"""``docs/configuration.md`` lists the settings, defaults, presets and kinds of the code."""
+"""``docs/configuration.md`` lists the settings, defaults and kinds of the code, ``docs/presets.md`` the presets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from fedemu.ops.experiment.sources import machine_paths
 from fedemu.ops.experiment.tables.stream import Strategy, Stream
 from fedemu.ops.experiment.toml_text import toml_value
 
-PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "configuration.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## \[?([\w ]+)\]?\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
 NAME = re.compile(r"`([a-z0-9.-]+)`")
 PATHS = [*setting_paths(Experiment), *machine_paths()]
@@ -89,5 +90,6 @@ def test_every_kind_of_stream_and_every_strategy_of_replay_is_listed() -> None:
 
 
 def test_every_preset_and_every_method_is_listed() -> None:
-    told = {name for line in SECTIONS["Presets"].splitlines() if line.startswith("|") for name in NAME.findall(line)}
+    page = (DOCS / "presets.md").read_text(encoding="utf-8")
+    told = {name for line in page.splitlines() if line.startswith("|") for name in NAME.findall(line)}
     assert {name for name, _ in (*presets(), *methods())} <= told
