@@ -251,6 +251,7 @@ def test_validate_finds_what_only_data_model_and_method_can_tell(
     assert said in captured.err.splitlines()[-1]
 
 
+@pytest.mark.usefixtures("digits_decoded")
 def test_validate_gives_the_resolved_experiment_to_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("validate", "digits-small", "--format", "json", "--set", "diagnose.samples=9") == 0
     captured = capsys.readouterr()
