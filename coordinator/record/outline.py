@@ -25,6 +25,7 @@ S = TypeVar("S")
 
 _Place = tuple[str, str]
 """Where a class is: its module, and its name there."""
+_CHANGED = "undo what was changed in the algorithm, or start a new run"
 
 
 def taken_apart(value: Any, tensors: dict[str, Tensor], path: str = "state") -> Any:
@@ -76,7 +77,7 @@ def put_together(outline: Any, tensors: Mapping[str, Tensor], example: S) -> S:
     value = _restore(outline, tensors, classes)
     if type(value) is not type(example):
         raise ConfigurationError(
-            f"The checkpoint holds {an_object(value)}, but this experiment needs {an_object(example)}."
+            f"The checkpoint holds {an_object(value)}, but this experiment needs {an_object(example)}; {_CHANGED}."
         )
     return value
 
@@ -96,7 +97,9 @@ def _restore(outline: Any, tensors: Mapping[str, Tensor], classes: Mapping[_Plac
         case {"class": str(name), "fields": dict(fields)}:
             known = _found(name, outline.get("module"), classes)
             if known is None:
-                raise ConfigurationError(f"The checkpoint holds a {name}, which this experiment does not know.")
+                raise ConfigurationError(
+                    f"The checkpoint holds a {name}, which this experiment does not know; {_CHANGED}."
+                )
             if differing := (set(_fields(known)) ^ fields.keys()) - _optional(known):
                 raise ConfigurationError(
                     f"The checkpoint's {name} comes from another version: it differs in {min(differing)!r}; resume the "

@@ -182,7 +182,7 @@ class BlobStore:
 
 
 def _unusable(directory: Path, error: OSError) -> BlobError:
-    return BlobError(f"the blob folder {directory} cannot be used: {error.strerror}")
+    return BlobError(f"the blob folder {directory} cannot be used: {refusal_of(error)}")
 
 
 def _missing(digest: Digest, error: OSError) -> BlobError:

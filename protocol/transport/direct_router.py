@@ -18,6 +18,7 @@ from typing import Final
 from fedemu.protocol.addresses import BACKLOG, check_address, reason, refuse_taken, require_door, socket_file
 from fedemu.protocol.codec import Buffer, Limits, Packed, encode
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.files import refusal_of
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.descriptors import Turns
 from fedemu.protocol.transport.interface import Bounds, Handle
@@ -159,7 +160,7 @@ class DirectRouter:
                 return
             except OSError as error:
                 # Nothing is lost: the other side waits.
-                logger.warning("no connection can be accepted: %s", error)
+                logger.warning("no connection can be accepted: %s", refusal_of(error))
                 self._watch.remove_reader(self._door.fileno())
                 self._loop.call_later(_PAUSE_SECONDS, self._open_door)
                 return
@@ -183,7 +184,7 @@ class DirectRouter:
                 growing=lambda size: self._check(peer, size),
             )
         except OSError as error:
-            logger.warning("a connection cannot be watched: %s", error)
+            logger.warning("a connection cannot be watched: %s", refusal_of(error))
             sock.close()
             return
         self._peers[name] = peer

@@ -415,6 +415,7 @@ async def test_a_router_without_descriptors_accepts_again_when_it_has_some(
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
     try:
         await eventually(lambda: caplog.records)
+        assert caplog.messages[0].endswith("the limit of open files is reached; raise it (ulimit -n)")
         turns = len(caplog.records)
         await asyncio.sleep(0.2)
         assert turns <= len(caplog.records) <= turns + 5, "it does not spin"
