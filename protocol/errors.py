@@ -7,7 +7,9 @@ FedemuError
 │   ├── MalformedMessage    not decodable, of the wrong type, too large, too deep
 │   ├── VersionMismatch     the peer speaks another protocol version
 │   ├── HandshakeFailed     the two sides of a connection do not accept each other's keys
-│   └── KeyRevoked          the peer's key was approved, and is not any more
+│   ├── KeyRevoked          the peer's key was approved, and is not any more
+│   ├── UnknownPeer         the peer has no session, and says more than it needs to get one
+│   └── TooMuch             the peer sends more than it may
 ├── BlobError               a blob is missing or does not match its digest
 │   └── UnwritableError     the disk of this machine does not take a blob
 ├── RefusedError            exit 3: the coordinator refused a peer, with a named reason
@@ -79,6 +81,26 @@ class KeyRevoked(ProtocolError):
 
     def __init__(self) -> None:
         super().__init__("The key of this connection is not approved any more; ask whoever runs the coordinator.")
+
+
+class UnknownPeer(ProtocolError):
+    """A message of a peer without a session that is no question for one. It was not decoded."""
+
+    reason = "unknown_peer"
+
+    def __init__(
+        self, detail: str = "This connection is not known, and its message is long; enrol, or say Hello, first."
+    ) -> None:
+        super().__init__(detail)
+
+
+class TooMuch(ProtocolError):
+    """A message beyond what its connection may send. It was not decoded, and is not answered."""
+
+    reason = "too_much"
+
+    def __init__(self, detail: str = "This connection sends more than a run needs.") -> None:
+        super().__init__(detail)
 
 
 class BlobError(FedemuError):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fedemu.coordinator.fleet.admission import STRANGERS_BYTES, Admission, Quotas, TooMuch, UnknownPeer, most_strangers
-from fedemu.protocol.errors import ProtocolError
+from fedemu.coordinator.fleet.admission import STRANGERS_BYTES, Admission, Quotas, most_strangers
+from fedemu.protocol.errors import ProtocolError, TooMuch, UnknownPeer
 
 PASSED_RATE = 300.0
 """The messages per second of all peers without a session that are passed on, in the long run; twice as many if half of

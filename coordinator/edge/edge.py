@@ -14,10 +14,9 @@ from fedemu.coordinator.edge.behind import Behind
 from fedemu.coordinator.edge.library import Library
 from fedemu.coordinator.edge.summing import Summing
 from fedemu.coordinator.edge.upward import Upward
-from fedemu.coordinator.fleet.admission import TooMuch
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN, UP, Buffer, Decoder, Envelope, Limits
-from fedemu.protocol.errors import FedemuError, ProtocolError
+from fedemu.protocol.errors import FedemuError, ProtocolError, TooMuch
 from fedemu.protocol.host.futures import fail
 from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.sharing.bundle import tag_of

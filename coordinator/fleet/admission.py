@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fedemu.protocol.blobs.downloads import CHUNK
-from fedemu.protocol.errors import ProtocolError, RefusedError
+from fedemu.protocol.errors import RefusedError
 
 BURST_SECONDS: Final = 10
 """A connection may use up at once what it may send in so many seconds."""
@@ -38,24 +38,6 @@ MOST_METERS: Final = 65_536
 def most_strangers(devices: int) -> int:
     """The most connections without a session, and the most channels of one connection, in a run of so many devices."""
     return 2 * devices + SPARE_STRANGERS
-
-
-class UnknownPeer(ProtocolError):
-    """A long message of a peer without a session. It was not decoded."""
-
-    reason = "unknown_peer"
-
-    def __init__(self) -> None:
-        super().__init__("This connection is not known, and its message is long; enrol, or say Hello, first.")
-
-
-class TooMuch(ProtocolError):
-    """A message beyond what its connection may send. It was not decoded, and is not answered."""
-
-    reason = "too_much"
-
-    def __init__(self) -> None:
-        super().__init__("This connection sends more than a run needs.")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, assert_never
 
 from fedemu.coordinator.asks.exchange import Exchange
-from fedemu.coordinator.fleet.admission import TooMuch
 from fedemu.coordinator.fleet.online_times import OnlineTimes, horizon_of_ask
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
@@ -26,7 +25,7 @@ from fedemu.coordinator.settings import Settings
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import Buffer, Envelope
-from fedemu.protocol.errors import BlobError, KeyRevoked, ProtocolError, RefusedError
+from fedemu.protocol.errors import BlobError, KeyRevoked, ProtocolError, RefusedError, TooMuch
 from fedemu.protocol.host.futures import fail
 from fedemu.protocol.ids import DeviceId, Digest
 from fedemu.protocol.messages import Message
@@ -116,7 +115,7 @@ class Reception:
         now = self.timeline.now()
         reason = error.reason if error.reason in ("version", "unknown_peer", "revoked") else "malformed"
         try:
-            if error.reason == TooMuch.reason:
+            if isinstance(error, TooMuch):
                 self.screening.part_from(peer)
                 return
             if not isinstance(error, KeyRevoked):

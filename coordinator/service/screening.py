@@ -6,12 +6,12 @@ import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
-from fedemu.coordinator.fleet.admission import STRANGERS_BYTES, TooMuch, UnknownPeer
+from fedemu.coordinator.fleet.admission import STRANGERS_BYTES
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.service.answers import REFUSED_PEERS
 from fedemu.protocol.codec import Buffer
-from fedemu.protocol.errors import ProtocolError
+from fedemu.protocol.errors import ProtocolError, TooMuch, UnknownPeer
 from fedemu.protocol.sharing.hub import FRAMES_OF_A_MESSAGE
 from fedemu.protocol.wording import is_milestone
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
-from fedemu.protocol.errors import ProtocolError
+from fedemu.protocol.errors import ProtocolError, TooMuch, UnknownPeer
 from fedemu.protocol.messages import Message
 from fedemu.protocol.sharing.bundle import Bundle, BundleDecoder, Outbox, Part, is_bundle, parts_of
 from fedemu.protocol.transport.interface import Bounds, Network, ReaderLoop, Screen, handing_on_from_peers
@@ -26,24 +26,6 @@ FRAMES_OF_A_MESSAGE = 64
 """So many frames, or closed channels that do not exist, count as one message more: they cost time, also if empty."""
 _SECRET_BYTES = 12
 """The names of channels begin with so many random bytes. So no connection can be called like a channel."""
-
-
-class UnknownConnection(ProtocolError):
-    """A bundle of a connection without a session. It was not read."""
-
-    reason = "unknown_peer"
-
-
-class TooManyChannels(ProtocolError):
-    """A connection has as many channels with a session as it may have."""
-
-    reason = "too_much"
-
-
-class Closing(ProtocolError):
-    """A connection that is being closed. What it has sent before is not read any more."""
-
-    reason = "too_much"
 
 
 Charge = Callable[[bytes, int, float], ProtocolError | None]
@@ -185,7 +167,7 @@ class Hub:
 
     def _look_over(self, connection: bytes, frames: Sequence[Buffer]) -> ProtocolError | None:
         if connection in self._closing:
-            return Closing("This connection is being closed.")
+            return TooMuch("This connection is being closed.")
         if not is_bundle(frames):
             return self._screen(connection, frames)
         # The messages of a bundle are counted one by one. One without messages is itself a message.
@@ -193,7 +175,7 @@ class Hub:
         messages = len(frames) / FRAMES_OF_A_MESSAGE + (not known or len(frames) == 1)
         if (stopped := self._charge(connection, len(frames[0]), messages)) is not None:
             return stopped
-        return None if known else UnknownConnection("This connection has no session; enrol first.")
+        return None if known else UnknownPeer("This connection has no session; enrol first.")
 
     def _take(self, connection: bytes, envelope: Envelope) -> None:
         if not isinstance(envelope.message, Bundle):
@@ -221,7 +203,7 @@ class Hub:
         peer = shared.names.get(part.channel)
         if peer is None:
             if len(shared.names) >= self.most_channels and not self._make_room(shared):
-                self._rejected(connection, TooManyChannels("This connection has more channels than a run needs."))
+                self._rejected(connection, TooMuch("This connection has more channels than a run needs."))
                 return
             peer = shared.names[part.channel] = self._secret + next(self._numbers).to_bytes(8, "big")
             self._places[peer] = (connection, part.channel)

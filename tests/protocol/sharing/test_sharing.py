@@ -16,12 +16,12 @@ import pytest
 
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN, UP, Buffer, Envelope, Limits, Packed, encode
-from fedemu.protocol.errors import KeyRevoked, MalformedMessage, ProtocolError
+from fedemu.protocol.errors import KeyRevoked, MalformedMessage, ProtocolError, TooMuch
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.sharing import relay
 from fedemu.protocol.sharing.bundle import MOST_BYTES, MOST_CLOSED, Bundle, BundleDecoder, Outbox, parts_of, tag_of
 from fedemu.protocol.sharing.edge_messages import Held, up_decoder
-from fedemu.protocol.sharing.hub import SPARE_BUNDLES, Charge, Closing, Hub, charge_nothing
+from fedemu.protocol.sharing.hub import SPARE_BUNDLES, Charge, Hub, charge_nothing
 from fedemu.protocol.sharing.pack import Pack
 from fedemu.protocol.sharing.relay import Customs, Pass, Relay
 from fedemu.protocol.sharing.trunk import Trunk
@@ -281,7 +281,7 @@ async def test_what_customs_keep_is_not_passed_on_and_the_rest_is(top: Top) -> N
 async def test_a_relay_closes_the_connection_of_a_device_whose_message_is_too_much(top: Top) -> None:
     below = Below(
         top.network,
-        screen=lambda peer, frames: Closing("too much") if tag_of(frames[0]) == "bye" else None,
+        screen=lambda peer, frames: TooMuch("too much") if tag_of(frames[0]) == "bye" else None,
     )
     (dealer, _), _ = below.device(0), below.device(1)
     await settle()
@@ -647,7 +647,7 @@ async def test_what_a_bundle_costs_beside_its_messages_is_counted() -> None:
 
     def charge(connection: bytes, size: int, messages: float) -> ProtocolError | None:
         charged.append((size, messages))
-        return Closing("more than it may send") if messages == 0.5 else None
+        return TooMuch("more than it may send") if messages == 0.5 else None
 
     top = Top(MemoryNetwork())
     top.open(charge)
