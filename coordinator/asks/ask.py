@@ -16,7 +16,7 @@ from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import Accepted, Cancel, DropCause, Invalid, Late, Proceed, Scheduled, Verdict
 
 LIVES = 20
-"""A device that comes back more often than this in one ask is given up, and so is one whose replies edges lose."""
+"""A device is given up if it comes back more often than this in one ask, or if edges lose its replies more often."""
 
 
 class Missed(NamedTuple):

@@ -55,7 +55,10 @@ class Summing:
         self._parts: asyncio.Queue[Envelope | None] = asyncio.Queue()
         """The parts that have come. None is of an edge that has none."""
         self._passing: tuple[tuple[TensorSpec, ...], int] | None = None
-        """The tensors of results whose sum was too large, and the bytes that it might have: such results pass."""
+        """The tensors of an ask whose sum was too large, and the most bytes that it might have had.
+
+        The results of later asks that have the same two are passed on.
+        """
         self._thread = ThreadPoolExecutor(1, "sum")
 
     @property

@@ -1,4 +1,4 @@
-"""Which comings and goings events tell of: whoever comes and goes without end must not fill the disk.
+"""Which comings and goings become events. A peer that comes and goes without end must not fill the disk.
 
 This is a machine without I/O. ``now`` is a monotonic clock in real seconds.
 """
@@ -10,45 +10,50 @@ from dataclasses import dataclass
 from typing import Final
 
 AT_ONCE: Final = 1000
-"""Events tell of so many comings of one device, of one supervisor, and of all edges together, at once.
+"""So many comings of one device, of one supervisor, or of all edges together may become events at once.
 
-Without keys, anybody may call himself an edge.
+Edges count together, because without keys anybody may call himself an edge.
 """
 PER_SECOND: Final = 1.0
-"""So many more are told in each second."""
+"""So many more may become events in each second."""
 LEAST_TALES: Final = 1000
-"""So many who come are remembered in any case."""
+"""The comings of so many peers are counted in any case."""
 
 
 @dataclass(slots=True)
 class _Tale:
-    """How many comings may be told at the moment ``at``, and how many were not since the last one that was."""
+    """The comings of one peer.
+
+    ``left`` is how many of them could still become events at the moment ``at``. ``untold`` is how many have become none
+    since the last one that did.
+    """
 
     left: float
     at: float
     untold: int = 0
 
     def at_most(self, now: float) -> float:
-        """How many comings may be told now."""
+        """How many comings may become events now."""
         return min(AT_ONCE, self.left + PER_SECOND * (now - self.at))
 
 
 class Comings:
-    """Counts comings by who comes, and remembers the sessions of which an event told: only their goings are told.
+    """Counts the comings of each peer. The end of a session becomes an event only if its beginning became one.
 
-    Whoever has not come for so long that its count is full again is forgotten.
+    A peer is forgotten when it has not come for so long that all its comings may become events again.
     """
 
     def __init__(self) -> None:
         self._tales: dict[Hashable, _Tale] = {}
         self._most = LEAST_TALES
-        """With more tales than these, those that tell nothing are looked for."""
+        """With more tales than these, those of peers that can be forgotten are removed."""
         self._told: set[Hashable] = set()
 
     def comes(self, session: Hashable, who: Hashable, now: float) -> dict[str, int] | None:
-        """A session begins. None if no event tells of it, otherwise what the event adds.
+        """A session of the peer ``who`` begins. Returns None if it becomes no event.
 
-        It adds ``untold``: how many comings of ``who`` no event has told of since the last one. With 0 it adds nothing.
+        Otherwise it returns further fields for the event: ``untold``, the number of comings of this peer that have
+        become no event since the last one that did. If that is 0, there are no further fields.
         """
         if len(self._tales) > self._most:
             self._tales = {
@@ -67,7 +72,7 @@ class Comings:
         return {"untold": untold} if untold else {}
 
     def goes(self, session: Hashable) -> bool:
-        """A session is over. Returns whether an event tells of it."""
+        """A session is over. Returns whether that becomes an event."""
         told = session in self._told
         self._told.discard(session)
         return told

@@ -89,9 +89,10 @@ class Screening:
             self._observers.event("connections_closed", reason=reason, connections=count)
 
     def refuses(self, counted: str) -> int:
-        """Count what a peer was refused, or refuses. The count if an event tells of it, 0 if not.
+        """Count something that a peer was refused, or that a peer itself refuses to do.
 
-        Events tell of the first few, and then of the 10th, 100th and so on.
+        Returns the count if it is to become an event, as the first few are, and then the 10th, 100th and so on. Returns
+        0 if it is not.
         """
         self._observers.rejected(counted)
         self._refused[counted] += 1
@@ -99,7 +100,7 @@ class Screening:
         return count if count < FEW or is_milestone(count) else 0
 
     def refused(self, reason: str) -> None:
-        """Count what a peer was refused, and let an event tell it as ``refuses`` says."""
+        """Count what a peer was refused. It becomes an event if ``refuses`` says so."""
         if count := self.refuses(reason):
             self._observers.event("refusal", reason=reason, count=count)
 

@@ -54,8 +54,8 @@ class Hub:
     """A Router at ``address`` of ``network``. The arguments are those of ``Network.bind``.
 
     A connection may have channels while ``shares`` says so, and ``channels`` of them at most. A further one takes the
-    place of the oldest that has no session. ``over`` hears of each channel that is closed, and of a connection with
-    channels that is gone, its channels before itself.
+    place of the oldest that has no session. ``over`` is called with each channel that is closed. When a connection that
+    has channels is gone, it is called with each of them, and then with the connection.
     ``screen`` counts the messages of channels; ``charge`` counts what else a bundle costs.
     """
 

@@ -15,9 +15,9 @@ from fedemu.protocol.transport.interface import Dealer, Dialer, ReaderLoop
 class Trunk:
     """A Dialer for one owner, who connects to the hub through ``network``, and again when he comes back.
 
-    Channels may speak while the owner has a session. ``began`` is called when he gets one, and ``ended`` when he has
-    none any more: the other side has then forgotten the sessions of all channels. If the connection stays, it still
-    has the channels themselves, and hears with the next session which of them are over.
+    Channels may speak while the owner has a session. ``began`` is called when he gets one. ``ended`` is called when he
+    has none any more: then the other side has forgotten the sessions of all channels. If the connection stays, the
+    other side still has the channels themselves. In the next session it is told which of them are over.
     """
 
     def __init__(self, network: Dialer, loop: ReaderLoop) -> None:
