@@ -15,7 +15,7 @@ from fedemu.coordinator.edge.library import Library
 from fedemu.coordinator.edge.summing import Summing
 from fedemu.coordinator.edge.upward import Upward
 from fedemu.protocol import messages as wire
-from fedemu.protocol.codec import DOWN, UP, Buffer, Decoder, Envelope, Limits
+from fedemu.protocol.codec import DOWN, Buffer, Envelope, Limits
 from fedemu.protocol.errors import FedemuError, ProtocolError, TooMuch
 from fedemu.protocol.host.futures import fail
 from fedemu.protocol.sharing import edge_messages as edge
@@ -33,6 +33,7 @@ STALL_SECONDS = 2.0
 FAREWELL_SECONDS = 3.0
 """The time that the machines behind an edge have to leave after the end of a run."""
 LARGEST = Limits(frame_bytes=2**31, message_bytes=2**31)
+_FROM_BELOW = edge.up_decoder(LARGEST)
 _NOT_ITS_LEASE = wire.Refused(
     reason="lease_unknown", detail="A shared connection speaks only for devices of its own leases."
 )
@@ -145,7 +146,7 @@ class Edge:
         try:
             match tag:
                 case "hello":
-                    hello = UP.decode(frames).message
+                    hello = _FROM_BELOW.decode(frames).message
                     if self._is_of_another(peer, hello.lease):
                         self._relay.send(peer, _NOT_ITS_LEASE)
                         return None
@@ -154,10 +155,10 @@ class Edge:
                 case "enroll":
                     self._vouch(peer)
                 case "vouch":
-                    self._hear_voucher(peer, Decoder(edge.Vouch).decode(frames).message)
+                    self._hear_voucher(peer, _FROM_BELOW.decode(frames).message)
                     return None
                 case "need" if self._relay.knows(peer):
-                    need, connection = UP.decode(frames).message, self._relay.hub.connection_of(peer)
+                    need, connection = _FROM_BELOW.decode(frames).message, self._relay.hub.connection_of(peer)
                     if not self._allowances.may_get(connection, need.length, self._loop.time()):
                         self._ended(TooMuch.reason)
                         self._relay.hub.cut(connection)
@@ -169,7 +170,7 @@ class Edge:
                         return None
                     return frames
                 case "result" if self._summing.gathers:
-                    return None if self._keep(peer, Decoder(wire.Result, LARGEST).decode(frames)) else frames
+                    return None if self._keep(peer, _FROM_BELOW.decode(frames)) else frames
                 case "held":
                     # Of a device right behind this edge it is not true, and no sum with it would fit what it says.
                     if (station := self._relay.hub.connection_of(peer)) not in self._summing.stations:
@@ -180,7 +181,7 @@ class Edge:
                     self._take_in(peer)
                     return None
                 case "partial":
-                    self._summing.merge(peer, Decoder(edge.Partial, LARGEST).decode(frames))
+                    self._summing.merge(peer, _FROM_BELOW.decode(frames))
                     return None
         except ProtocolError:
             return frames  # who is asked above tells the peer what is wrong
@@ -317,7 +318,7 @@ class Edge:
         if len(frames) > 1 or tag_of(frames[0]) != "hello":
             return False
         try:
-            lease = UP.decode(frames).message.lease
+            lease = _FROM_BELOW.decode(frames).message.lease
         except ProtocolError:
             return False
         return self._behind.holder(lease) is not None and not self._is_of_another(peer, lease)
