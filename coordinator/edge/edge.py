@@ -20,7 +20,7 @@ from fedemu.protocol.errors import FedemuError, ProtocolError, TooMuch
 from fedemu.protocol.host.futures import fail
 from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.sharing.bundle import tag_of
-from fedemu.protocol.sharing.relay import Relay
+from fedemu.protocol.sharing.relay import Customs, Relay
 from fedemu.protocol.sharing.trunk import Trunk
 from fedemu.protocol.transport.interface import Bounds, Dialer, Network
 from fedemu.protocol.wording import is_milestone
@@ -60,7 +60,7 @@ class EdgePlan:
     told: Callable[[str], None] = lambda sentence: None
 
 
-class Edge:
+class Edge(Customs):
     """One life of an edge. It is the customs of its own relay."""
 
     def __init__(self, plan: EdgePlan, above: Dialer, below: Network) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from fedemu.protocol.codec import DOWN, Buffer, Envelope, Limits, Packed, encode
 from fedemu.protocol.errors import ProtocolError
@@ -32,32 +32,22 @@ _UNKNOWN: Final = Packed(
 )
 
 
-class Customs(Protocol):
-    """Looks at what passes a relay, and may keep it. What it returns is passed on; None means nothing."""
+class Customs:
+    """Looks at what passes a relay, and may keep it. What it returns is passed on; None means nothing.
+
+    These customs let everything pass.
+    """
 
     def up(self, peer: bytes, tag: str, frames: Sequence[Buffer]) -> Sequence[Buffer] | None:
         """A message of a peer, of the type ``tag``."""
-        ...
+        return frames
 
     def down(self, peer: bytes, tag: str, frames: Sequence[Buffer]) -> Sequence[Buffer] | None:
         """A message for a peer."""
-        ...
+        return frames
 
     def gone(self, peer: bytes) -> None:
         """The peer has gone."""
-        ...
-
-
-class Pass:
-    """The customs that let everything pass."""
-
-    def up(self, peer: bytes, tag: str, frames: Sequence[Buffer]) -> Sequence[Buffer] | None:
-        return frames
-
-    def down(self, peer: bytes, tag: str, frames: Sequence[Buffer]) -> Sequence[Buffer] | None:
-        return frames
-
-    def gone(self, peer: bytes) -> None: ...
 
 
 class Relay:
@@ -85,7 +75,7 @@ class Relay:
         self._trunk = trunk
         self._clock = clock
         self._loop = loop
-        self._customs = customs or Pass()
+        self._customs = customs or Customs()
         self._own = own
         self._screen = screen
         self._liveness: Liveness[bytes] = Liveness(2.0, 5)

@@ -23,7 +23,7 @@ from fedemu.protocol.sharing.bundle import MOST_BYTES, MOST_CLOSED, Bundle, Bund
 from fedemu.protocol.sharing.edge_messages import Held, up_decoder
 from fedemu.protocol.sharing.hub import SPARE_BUNDLES, Charge, Hub, charge_nothing
 from fedemu.protocol.sharing.pack import Pack
-from fedemu.protocol.sharing.relay import Customs, Pass, Relay
+from fedemu.protocol.sharing.relay import Customs, Relay
 from fedemu.protocol.sharing.trunk import Trunk
 from fedemu.protocol.transport import connections
 from fedemu.protocol.transport.direct import DirectNetwork
@@ -258,7 +258,7 @@ async def test_a_device_that_the_hub_does_not_know_any_more_hears_so_from_the_re
 
 
 async def test_what_customs_keep_is_not_passed_on_and_the_rest_is(top: Top) -> None:
-    class Keeping(Pass):
+    class Keeping(Customs):
         def up(self, peer: bytes, tag: str, frames: Sequence[Buffer]) -> Sequence[Buffer] | None:
             return None if tag == "bye" else frames
 
