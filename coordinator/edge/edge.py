@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
 from fedemu.coordinator.edge.allowances import Allowances, too_long
 from fedemu.coordinator.edge.behind import Behind
 from fedemu.coordinator.edge.library import Library
+from fedemu.coordinator.edge.plan import LARGEST, EdgePlan
 from fedemu.coordinator.edge.summing import Summing
 from fedemu.coordinator.edge.upward import Upward
 from fedemu.protocol import messages as wire
-from fedemu.protocol.codec import DOWN, Buffer, Envelope, Limits
+from fedemu.protocol.codec import DOWN, Buffer, Envelope
 from fedemu.protocol.errors import FedemuError, ProtocolError, TooMuch
 from fedemu.protocol.host.futures import fail
 from fedemu.protocol.sharing import edge_messages as edge
@@ -32,32 +31,11 @@ STALL_SECONDS = 2.0
 """A longer pause between two looks is a standstill of the edge itself."""
 FAREWELL_SECONDS = 3.0
 """The time that the machines behind an edge have to leave after the end of a run."""
-LARGEST = Limits(frame_bytes=2**31, message_bytes=2**31)
 _FROM_BELOW = edge.up_decoder(LARGEST)
 _NOT_ITS_LEASE = wire.Refused(
     reason="lease_unknown", detail="A shared connection speaks only for devices of its own leases."
 )
 _UNKNOWN_BLOB = wire.Refused(reason="unknown_blob", detail="This edge has not heard of the blob yet; ask again.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EdgePlan:
-    """What an edge is told. ``up`` and ``down`` are addresses, ``folder`` is for blobs and large results.
-
-    It waits ``connect_seconds`` for its first coordinator, and ``lost_seconds`` for one that is gone. The time for
-    which the edge itself stood still does not count. ``opened`` is called with the address at which it listens,
-    ``told`` with sentences for people.
-    """
-
-    up: str
-    down: str
-    folder: Path
-    host: str = ""
-    connections: int = 4096
-    connect_seconds: float = 60.0
-    lost_seconds: float = 120.0
-    opened: Callable[[str], None] = lambda address: None
-    told: Callable[[str], None] = lambda sentence: None
 
 
 class Edge(Customs):
@@ -67,10 +45,7 @@ class Edge(Customs):
         self._plan = plan
         self._loop = asyncio.get_running_loop()
         self._trunk = Trunk(above, self._loop)
-        self._upward = Upward(
-            plan.up, self._trunk, self._loop.time, LARGEST, plan.host, plan.connect_seconds, plan.lost_seconds,
-            self._placed, self._heard, plan.told, self._end,
-        )  # fmt: skip
+        self._upward = Upward(plan, self._trunk, self._loop.time, self._placed, self._heard, self._end)
         self._allowances = Allowances()
         self._relay = Relay(
             below, plan.down, self._trunk, self._loop, LARGEST, self._loop.time, self, self._screen, self._bounds(),

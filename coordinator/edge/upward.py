@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from fedemu.coordinator.edge.plan import LARGEST, EdgePlan
 from fedemu.protocol import messages as wire
-from fedemu.protocol.codec import Buffer, Envelope, Limits
+from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.errors import FedemuError, HandshakeFailed, ProtocolError, RefusedError, UnreachableError
 from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.sharing.trunk import Owner, Trunk
@@ -18,40 +19,29 @@ SOON_SECONDS = 0.25
 
 
 class Upward:
-    """Keeps the edge's place at ``address``, which is that of a coordinator or of another edge, on the ``trunk``.
+    """Keeps the edge's place further up on the ``trunk``, by the addresses and times of its plan.
 
-    Waits ``connect_seconds`` for the first coordinator, and ``lost_seconds`` for one that is gone. Calls ``placed``
-    whenever the edge has got its place, with what it was told now and before, ``heard`` with every other message,
-    ``told`` with sentences for people, and ``failed`` with an error after which the edge cannot go on. ``host`` is the
-    name by which the edge asks.
+    Calls ``placed`` whenever the edge has got its place, with what it was told now and before, ``heard`` with every
+    other message, and ``failed`` with an error after which the edge cannot go on.
     """
 
     def __init__(
         self,
-        address: str,
+        plan: EdgePlan,
         trunk: Trunk,
         now: Callable[[], float],
-        limits: Limits,
-        host: str,
-        connect_seconds: float,
-        lost_seconds: float,
         placed: Callable[[edge.Stationed, edge.Stationed | None], None],
         heard: Callable[[Envelope], None],
-        told: Callable[[str], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self.stationed: edge.Stationed | None = None
         """What the edge was told with its place. None before it has had one."""
-        self._address = address
+        self._plan = plan
         self._trunk = trunk
         self._now = now
-        self._decoder = edge.down_decoder(limits)
-        self._host = host
-        self._connect_seconds = connect_seconds
-        self._lost_seconds = lost_seconds
+        self._decoder = edge.down_decoder(LARGEST)
         self._placed = placed
         self._hear = heard
-        self._told = told
         self._failed = failed
         self._dealer: Owner | None = None
         self._before = (0, 0)
@@ -75,7 +65,7 @@ class Upward:
             self._dealer.close()
             self._before = self.traffic
         self._connected = self._now()
-        self._dealer = self._trunk.connect(self._address, self._decoder, self._received, self._rejected)
+        self._dealer = self._trunk.connect(self._plan.up, self._decoder, self._received, self._rejected)
         self._ask(self._connected)
 
     def say(self, message: wire.Message, frames: Sequence[Buffer] = ()) -> None:
@@ -90,23 +80,24 @@ class Upward:
 
     def tick(self, now: float) -> None:
         """Beat, ask for the place again, connect anew, or give up, if it is time for that."""
-        if self.stationed is None and now >= self._began + self._connect_seconds:
+        plan = self._plan
+        if self.stationed is None and now >= self._began + plan.connect_seconds:
             why = f": {self._barred}" if self._barred else "; start one there, or give the right address with --connect"
             self._failed(
-                UnreachableError(f"No coordinator answered at {self._address} within {self._connect_seconds:g} s{why}.")
+                UnreachableError(f"No coordinator answered at {plan.up} within {plan.connect_seconds:g} s{why}.")
             )
-        elif self.stationed is not None and now >= self._heard + self._lost_seconds:
+        elif self.stationed is not None and now >= self._heard + plan.lost_seconds:
             self._failed(
                 UnreachableError(
-                    f"The coordinator at {self._address} has been away for {self._lost_seconds:g} s, so this edge has "
+                    f"The coordinator at {plan.up} has been away for {plan.lost_seconds:g} s, so this edge has "
                     "stopped; start it again once it is back."
                 )
             )
         elif self.stationed is not None and now >= max(self._heard, self._connected) + _expiry(self.stationed):
             if not self._away:
                 self._away = True
-                left = self._heard + self._lost_seconds - now
-                self._told(f"the coordinator is gone; this edge looks for it for {left:.0f} s")
+                left = self._heard + plan.lost_seconds - now
+                plan.told(f"the coordinator is gone; this edge looks for it for {left:.0f} s")
             self.connect()
         elif not self._trunk.open and now >= self._asked + AGAIN_SECONDS:
             self._ask(now)
@@ -116,7 +107,7 @@ class Upward:
 
     def _ask(self, now: float) -> None:
         self._asked = now
-        self.say(edge.Station(host=self._host))
+        self.say(edge.Station(host=self._plan.host))
 
     def _received(self, envelope: Envelope) -> None:
         now = self._heard = self._now()
@@ -133,9 +124,9 @@ class Upward:
 
     def _take_place(self, stationed: edge.Stationed, now: float) -> None:
         if self.stationed is None:
-            self._told(f"an edge of {stationed.run}")
+            self._plan.told(f"an edge of {stationed.run}")
         elif self._away:
-            self._told("the coordinator is back")
+            self._plan.told("the coordinator is back")
         self._away, self._barred = False, ""
         self._beat = now + stationed.heartbeat_seconds
         before, self.stationed = self.stationed, stationed
@@ -144,25 +135,25 @@ class Upward:
     def _refused(self, refused: wire.Refused, now: float) -> None:
         match refused.reason:
             case "malformed" | "version" if self.stationed is None:
-                self._failed(RefusedError.misunderstood(self._address, refused.detail))
+                self._failed(RefusedError.misunderstood(self._plan.up, refused.detail))
             case "unknown_peer" | "malformed":
                 self._asked = min(self._asked, now - AGAIN_SECONDS + SOON_SECONDS)
             case edge.NO_EDGE if self.stationed is None:
-                self._bar(f"the coordinator at {self._address} takes no edge from here: {refused.detail}")
+                self._bar(f"the coordinator at {self._plan.up} takes no edge from here: {refused.detail}")
             case reason:
-                self._failed(RefusedError(reason, f"The coordinator at {self._address} refused: {refused.detail}"))
+                self._failed(RefusedError(reason, f"The coordinator at {self._plan.up} refused: {refused.detail}"))
 
     def _rejected(self, error: ProtocolError) -> None:
         if isinstance(error, HandshakeFailed):
             self._bar(str(error))
         elif self.stationed is None:
-            self._failed(RefusedError.misunderstood(self._address, str(error)))
+            self._failed(RefusedError.misunderstood(self._plan.up, str(error)))
 
     def _bar(self, why: str) -> None:
         """The edge cannot take its place for a reason that people can mend."""
         if why != self._barred:
             self._barred = why
-            self._told(f"{why}; this edge goes on trying")
+            self._plan.told(f"{why}; this edge goes on trying")
 
 
 def _expiry(stationed: edge.Stationed) -> float:

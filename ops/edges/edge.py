@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import quote
 
-from fedemu.coordinator.edge.edge import Edge, EdgePlan
+from fedemu.coordinator.edge.edge import Edge
+from fedemu.coordinator.edge.plan import EdgePlan
 from fedemu.ops.edges.metrics import served
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.figures import readable_bytes

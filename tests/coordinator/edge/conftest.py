@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedemu.coordinator.edge.edge import Edge, EdgePlan
+from fedemu.coordinator.edge.edge import Edge
+from fedemu.coordinator.edge.plan import EdgePlan
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN, Envelope, Limits, encode
 from fedemu.protocol.ids import digest_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedemu.coordinator.edge.allowances import PASSED_RATE, Allowances
-from fedemu.coordinator.edge.edge import EdgePlan
+from fedemu.coordinator.edge.plan import EdgePlan
 from fedemu.coordinator.fleet.admission import most_strangers
 from fedemu.protocol import messages as wire
 from fedemu.protocol.transport.interface import Bounds

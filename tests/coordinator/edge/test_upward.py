@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedemu.coordinator.edge.edge import LARGEST
+from fedemu.coordinator.edge.plan import EdgePlan
 from fedemu.coordinator.edge.upward import Upward
 from fedemu.protocol.errors import UnreachableError
 from fedemu.protocol.sharing.trunk import Trunk
@@ -24,10 +25,8 @@ class Clocked:
         self.told: list[str] = []
         self.ended: list[BaseException] = []
         self.trunk = Trunk(network, asyncio.get_running_loop())
-        self.upward = Upward(
-            address, self.trunk, lambda: self.now, LARGEST, "host", 60.0, 20.0,
-            lambda *_: None, lambda _: None, self.told.append, self.ended.append,
-        )  # fmt: skip
+        plan = EdgePlan(up=address, down="", folder=Path(), lost_seconds=20.0, told=self.told.append)
+        self.upward = Upward(plan, self.trunk, lambda: self.now, lambda *_: None, lambda _: None, self.ended.append)
 
     async def pass_to(self, end: int, settle: Callable[[], Any]) -> None:
         """Let the seconds pass, with a look in each."""

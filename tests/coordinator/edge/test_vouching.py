@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from fedemu.coordinator.edge.edge import Edge, EdgePlan
+from fedemu.coordinator.edge.edge import Edge
+from fedemu.coordinator.edge.plan import EdgePlan
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import Summary
