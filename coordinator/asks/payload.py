@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from fedemu.coordinator.sums.leaf import Leaf, widened
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.errors import ConfigurationError, FedemuError, ProtocolError
 from fedemu.protocol.host.files import refusal_of, write_at
-from fedemu.protocol.host.mapping import mapped
+from fedemu.protocol.host.mapping import aligned, mapped
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import TensorSpec
 from fedemu.protocol.tensors import DTYPES, view
@@ -26,7 +26,6 @@ from fedemu.protocol.tensors import DTYPES, view
 FILE_THRESHOLD = 1 << 20
 """A payload of more bytes than this is checked apart from the event loop. If it is kept for long, it is in a file."""
 
-_ALIGNMENT = 64
 _BLOCK = 8192
 """Elements per block of the check. A block in float64 stays in the first cache levels, and is so small that no BLAS
 splits its dot product among threads."""
@@ -141,18 +140,16 @@ def spill(directory: Path, device: int, specs: Sequence[TensorSpec], frames: Seq
     however and whenever the process ends. Raises FedemuError if the disk is full.
     """
     came = Payload.of(device, specs, frames)
-    places = list(_layout(came.leaves))
-    size = max((offset + leaf.bytes for _, leaf, offset in places), default=0)
+    parts = [memoryview(frame).cast("B") for frame in frames]
+    offsets, size = aligned(map(len, parts))
     if size <= FILE_THRESHOLD:
         memory = memoryview(bytearray(size))
-        for (_, leaf, offset), frame in zip(places, frames, strict=True):
-            memory[offset : offset + leaf.bytes] = memoryview(frame).cast("B")
+        for part, offset in zip(parts, offsets, strict=True):
+            memory[offset : offset + len(part)] = part
     else:
-        memory = _mapped(
-            directory, size, [(memoryview(f), place) for (_, _, place), f in zip(places, frames, strict=True)]
-        )
-    buffers = {name: memory[offset : offset + leaf.bytes] for name, leaf, offset in places}
-    return Payload(came.device, came.leaves, buffers)
+        memory = _mapped(directory, size, parts, offsets)
+    kept = [memory[offset : offset + len(part)] for part, offset in zip(parts, offsets, strict=True)]
+    return Payload(came.device, came.leaves, dict(zip(came.leaves, kept, strict=True)))
 
 
 def _check_names(specs: tuple[TensorSpec, ...], template: PayloadTemplate) -> None:
@@ -188,20 +185,12 @@ def _sum_of_squares(name: str, dtype: str, values: NDArray[Any]) -> float:
     return total
 
 
-def _layout(leaves: Mapping[str, Leaf]) -> Iterator[tuple[str, Leaf, int]]:
-    """Name, leaf and byte offset of each tensor. Offsets are aligned, so that every leaf can be viewed in its dtype."""
-    offset = 0
-    for name, leaf in leaves.items():
-        yield name, leaf, offset
-        offset += -(-leaf.bytes // _ALIGNMENT) * _ALIGNMENT
-
-
-def _mapped(directory: Path, size: int, parts: Sequence[tuple[memoryview, int]]) -> memoryview:
+def _mapped(directory: Path, size: int, parts: Sequence[memoryview], offsets: Sequence[int]) -> memoryview:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory, prefix="payload-", buffering=0) as file:
-            for frame, offset in parts:
-                write_at(file.fileno(), frame.cast("B"), offset)
+            for part, offset in zip(parts, offsets, strict=True):
+                write_at(file.fileno(), part, offset)
             os.ftruncate(file.fileno(), size)
             return mapped(file.fileno(), size)
     except OSError as error:

@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 import weakref
+from collections.abc import Iterable
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -20,6 +21,19 @@ _libc.mmap.argtypes = (
 )
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _FAILED = ctypes.c_void_p(-1).value
+_ALIGNMENT = 64
+
+
+def aligned(sizes: Iterable[int]) -> tuple[list[int], int]:
+    """The offsets of buffers of these sizes in one piece of memory, and its size.
+
+    Offsets are aligned, so that each buffer can be viewed as an array of any dtype.
+    """
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
+        end = offsets[-1] + size
+    return offsets, end
 
 
 def mapped(descriptor: int, size: int) -> memoryview:

@@ -17,10 +17,9 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 
 from fedemu.protocol.host.files import Buffer, write_at
-from fedemu.protocol.host.mapping import mapped
+from fedemu.protocol.host.mapping import aligned, mapped
 
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-_ALIGNMENT: Final = 64
 MOST_KEPT: Final = 64
 """The most descriptors that a process keeps, to pass the memory on again. Further memory can be read all the same."""
 
@@ -41,10 +40,7 @@ def seal(buffers: Sequence[Buffer]) -> list[memoryview] | None:
     The buffers must not all be empty. The memory is given back when nothing refers to the copies any more.
     """
     views = [memoryview(buffer).cast("B") for buffer in buffers]
-    offsets, size = [], 0
-    for buffer in views:
-        offsets.append(size)
-        size += -(-len(buffer) // _ALIGNMENT) * _ALIGNMENT
+    offsets, size = aligned(map(len, views))
     try:
         descriptor = os.memfd_create("fedemu", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except (OSError, AttributeError):
