@@ -53,8 +53,6 @@ class Exchange:
         self.machine = machine
         self.text = str(parts.ask)
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.exploded = 0
-        """The number of replies that were rejected because their values are not finite, or beyond the largest norm."""
         self.bytes_down = 0
         """The emulated bytes that the devices have to download."""
         self.failures: Counter[str] = Counter()
@@ -264,19 +262,18 @@ class Exchange:
             self._perform(actions)
             return
         self._refused(found.reason)
-        actions = self.machine.rejected(device, found.reason, str(found), now)
+        self._reject(device, found.reason, str(found), now)
+
+    def _reject(self, device: DeviceId, reason: str, detail: str, now: float) -> None:
+        actions = self.machine.rejected(device, reason, detail, now)
         if self.machine.verdicts.get(device) == "rejected":
-            # A model that diverges step by step exceeds the largest norm before it stops being finite.
-            self.exploded += found.reason in ("nonfinite", "norm")
-            self.rejections[found.reason] += 1
+            self.rejections[reason] += 1
         self._perform(actions)
 
     def _failed(self, device: DeviceId, message: Failed | Declined, now: float) -> None:
         if isinstance(message, Failed) and message.reason == "malformed" and self.machine.expects(device):
             # Its result could not be decoded. The device was told so, and says here which result that was.
-            actions = self.machine.rejected(device, "malformed", message.detail, now)
-            self.rejections["malformed"] += self.machine.verdicts.get(device) == "rejected"
-            self._perform(actions)
+            self._reject(device, "malformed", message.detail, now)
             return
         if isinstance(message, Failed) and not message.planned:
             # The event names the device, and equal reasons of several devices are to be counted as one.

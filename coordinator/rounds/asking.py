@@ -50,22 +50,11 @@ from fedemu.protocol.sharing.edge_messages import Gather
 
 
 class TooFewReplies(Exception):
-    """Too few replies were accepted. ``exploded`` others were not finite, or beyond the largest norm.
+    """Too few replies were accepted. ``shortfall`` tells what became of the devices that were asked."""
 
-    ``shortfall`` tells what became of the devices that were asked.
-    """
-
-    def __init__(self, accepted: int, exploded: int, shortfall: Shortfall) -> None:
-        super().__init__(f"{accepted} of at least {shortfall.needed} replies")
-        self.accepted = accepted
-        self.needed = shortfall.needed
-        self.exploded = exploded
+    def __init__(self, shortfall: Shortfall) -> None:
+        super().__init__(f"{shortfall.accepted} of at least {shortfall.needed} replies")
         self.shortfall = shortfall
-
-    @property
-    def diverged(self) -> bool:
-        """Whether enough replies came, if those count that were not finite or beyond the largest norm."""
-        return self.accepted + self.exploded >= self.needed
 
 
 class Asking:
@@ -125,9 +114,8 @@ class Asking:
                 await service.perform(exchange)
             self._conclude(exchange, tally)
             needed = 0 if ask.optional else max(1, ceil_share(settings.quorum, wanted))
-            accepted = len(machine.accepted)
-            if accepted < needed:
-                raise TooFewReplies(accepted, exchange.exploded, Shortfall.of(exchange, needed))
+            if len(machine.accepted) < needed:
+                raise TooFewReplies(Shortfall.of(exchange, needed))
             if tally.diagnosis is not None:
                 await self._diagnose(exchange, ask, tally.diagnosis)
             return await _reply(exchange, folding)

@@ -83,10 +83,10 @@ class Attempts(Generic[S]):
                 return await self._script(state, context, attempt, tally)
             except TooFewReplies as short:
                 columns.begin_again()
-                last = short
-                shortfall.add(short.shortfall)
+                last = short.shortfall
+                shortfall.add(last)
                 if attempt + 1 < self._settings.attempts:
-                    short_of = {"accepted": short.accepted, "needed": short.needed}
+                    short_of = {"accepted": last.accepted, "needed": last.needed}
                     self._observers.event("retry", round=context.round, attempt=attempt, **short_of)
         if last.diverged:
             raise Diverged(

@@ -50,6 +50,24 @@ class Shortfall:
             mine.update(more)
 
     @property
+    def accepted(self) -> int:
+        """The number of replies that were accepted."""
+        return self.outcomes["accepted"]
+
+    @property
+    def exploded(self) -> int:
+        """The number of replies that were rejected because their values are not finite, or beyond the largest norm.
+
+        A model that diverges step by step exceeds the largest norm before it stops being finite.
+        """
+        return self.rejections["nonfinite"] + self.rejections["norm"]
+
+    @property
+    def diverged(self) -> bool:
+        """Whether enough replies came in one try, if those count that have exploded."""
+        return self.accepted + self.exploded >= self.needed
+
+    @property
     def failure(self) -> str | None:
         """The reason that devices told most often, if failures are what most of them were lost by. None otherwise."""
         return self.failures.most_common(1)[0][0] if self._cause == "failures" else None

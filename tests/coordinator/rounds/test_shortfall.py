@@ -107,3 +107,10 @@ def test_the_shortfall_of_an_ask_is_read_from_its_end() -> None:
     exchange: Any = SimpleNamespace(machine=machine, failures=Counter(x=1), rejections=Counter(norm=1))
     outcomes = Counter(failed=2, rejected=1, late=1)
     assert Shortfall.of(exchange, 3) == Shortfall(3, 4, outcomes, 1, Counter(x=1), Counter(norm=1))
+
+
+@pytest.mark.parametrize(("needed", "diverged"), [(6, True), (7, False)])
+def test_a_try_has_diverged_if_enough_replies_came_with_those_that_exploded(needed: int, diverged: bool) -> None:
+    outcomes = Counter(accepted=3, rejected=4, late=5)
+    tried = Shortfall(needed, 12, outcomes, rejections=Counter(nonfinite=1, norm=2, shape=1))
+    assert (tried.accepted, tried.exploded, tried.diverged) == (3, 3, diverged)
