@@ -70,10 +70,11 @@ class Lease:
 class Leases:
     """Leases the indices below ``devices`` to supervisors.
 
-    If indices run out, a lease goes to others when its supervisor has been away longer than ``hold`` real seconds and
-    none of its devices is connected, and to another supervisor of its key if that key has ``most_of_key``. A fresh one
-    goes to them as soon as its supervisor is away, or its connection is gone: it may have been ended before it had kept
-    the lease, and it has no states to keep. If that supervisor says goodbye, the lease is over.
+    If too few indices are free, leases end whose supervisors have been away for longer than ``hold`` real seconds, if
+    none of their devices is connected. If a key would have more than ``most_of_key`` indices, such leases of this key
+    end. A fresh lease ends there as soon as its supervisor is away, or the supervisor's connection is gone: the
+    supervisor may have died before it had kept the lease, and it has no states to keep. If the supervisor of a fresh
+    lease says goodbye, the lease ends in any case.
 
     ``present`` says whether a device is connected. Every change goes to ``journal``, in the form of JSON, before its
     holder hears of it. When the journal has grown long, ``renew`` gets one entry that stands for all of them.

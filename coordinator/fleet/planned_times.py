@@ -18,9 +18,9 @@ Intervals = Callable[[int], Iterator[tuple[float, float]]]
 class PlannedTimes:
     """Whether each of ``devices`` devices is on-line, and until when it stays so.
 
-    ``intervals`` is None if all devices are always on-line. ``reach`` follows the first ``MOST_FOLLOWED`` devices on
-    from where they were. It follows any other device, when its spell is over, again from time 0, which costs much for
-    many devices. It may be called in a thread, while others ask what was reached before.
+    ``intervals`` is None if all devices are always on-line. ``reach`` keeps its place in the intervals of the first
+    ``MOST_FOLLOWED`` devices. It reads those of any other device from time 0 whenever a spell of the device is over,
+    which costs much for many devices. It may be called in a thread, while others ask what was reached before.
     """
 
     def __init__(self, devices: int, intervals: Intervals | None) -> None:

@@ -39,6 +39,6 @@ class GrowingLog:
         return text[: text.rfind(b"\n") + 1], anew
 
     def read(self, lines: bytes) -> None:
-        """These lines, with which the last look began, are read: the next one begins behind them."""
+        """Mark these lines, with which the last look began, as read. The next look begins behind them."""
         self._offset += len(lines)
         self._seam = (self._seam + lines)[-_SEAM:]

@@ -31,7 +31,7 @@ def plain(value: Any) -> Any:
 
 
 def strange(value: Any, name: str = "") -> tuple[str, Any] | None:
-    """The first part of a value that JSON does not know, and that ``plain`` would make a text of, with its name.
+    """The name and the value of the first part that JSON does not know, so that ``plain`` would make a text of it.
 
     Parts of a mapping are named by their keys, as in ``replay.periods``. None if there is no such part.
     """

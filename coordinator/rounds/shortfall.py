@@ -69,7 +69,7 @@ class Shortfall:
 
     @property
     def failure(self) -> str | None:
-        """The reason that devices told most often, if failures are what most of them were lost by. None otherwise."""
+        """The reason that failed devices told most often. None unless most of the devices that were lost failed."""
         return self.failures.most_common(1)[0][0] if self._cause == "failures" else None
 
     def advice(self, settings: Settings) -> str:
@@ -128,7 +128,7 @@ class Shortfall:
 
     @property
     def _cause(self) -> str:
-        """What most of the devices without an accepted reply were lost by."""
+        """How most of the devices without an accepted reply were lost."""
         if not self.outcomes.total():
             return "nobody"
         causes = {
@@ -147,7 +147,7 @@ class Shortfall:
 
 
 _BY_ACCIDENT = ("nobody", "given_up", "failures", "rejected")
-"""What no setting of the experiment is to blame for."""
+"""The causes for which no setting of the experiment is to blame."""
 
 
 def _of(count: int, asked: int) -> str:
