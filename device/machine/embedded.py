@@ -18,7 +18,6 @@ from fedemu.device.compute.shell import Runner, TrainerShell
 from fedemu.device.machine.arrival import Arrival, MachinePlan, arrive
 from fedemu.device.machine.broker import Broker
 from fedemu.device.machine.link import RunOver
-from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.machine.prepare import compare_data
 from fedemu.device.machine.processes import BIRTH_STRIDE
 from fedemu.device.machine.sleepers import Lives, Sleepers
@@ -88,7 +87,6 @@ async def _run(plan: EmbeddedPlan, stack: AsyncExitStack) -> Never:
     first = here.folder.first_incarnation
     lives = [] if here.ways.sleeping else [(device, first + BIRTH_STRIDE) for device in here.devices]
     attach = Attach(token=_TOKEN, role="process", number=0)
-    broker.joined = _count_joined(plan.observer, here.count)
     if here.ways.sleeping:
         _let_sleep(here, broker, Sleepers(here.granted.ranges, first))
     devices = DeviceProcess(
@@ -122,17 +120,6 @@ def _let_sleep(here: Arrival, broker: Broker, sleepers: Sleepers) -> None:
     broker.attached = lambda number: rouse([])
     broker.asleep = lambda device, incarnation: rouse(sleepers.asleep(device, incarnation))
     here.link.wake_by(lambda devices: rouse(sleepers.wake(devices)))
-
-
-def _count_joined(observer: MachineObserver, total: int) -> Callable[[int, int], None]:
-    """A function to call with every device that joins. It tells ``observer`` how many of ``total`` have joined."""
-    joined: set[int] = set()
-
-    def count(device: int, incarnation: int) -> None:
-        joined.add(device)
-        observer.devices({"connected": len(joined), "starting": total - len(joined), "stopped": 0})
-
-    return count
 
 
 class ThreadTrainer(TrainerShell):
