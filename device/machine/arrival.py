@@ -24,7 +24,6 @@ from fedemu.protocol.code.named import load
 from fedemu.protocol.host.futures import fail
 from fedemu.protocol.messages import Compute, Granted
 from fedemu.protocol.sharing.trunk import Trunk
-from fedemu.protocol.transport.curve import ClientKeys
 from fedemu.protocol.transport.interface import Network
 
 
@@ -61,9 +60,9 @@ class MachinePlan:
     """What every machine is told. The experiment itself comes from the coordinator. Times are real seconds.
 
     ``address`` is the coordinator's, ``count`` the number of devices. ``state`` is the folder for leases, blobs and
-    the devices' own states. ``connect_seconds`` bounds the first enrolment, ``lost_seconds`` a later silence. ``keys``
-    are those of all connections to the coordinator. ``compute`` finds out how the machine computes, which the
-    coordinator compares; it is called in a thread, because it may take seconds. None: nothing is said.
+    the devices' own states. ``connect_seconds`` bounds the first enrolment, ``lost_seconds`` a later silence.
+    ``compute`` finds out how the machine computes, which the coordinator compares; it is called in a thread, because it
+    may take seconds. None: nothing is said.
     """
 
     address: str
@@ -74,7 +73,6 @@ class MachinePlan:
     connect_seconds: float = 60.0
     lost_seconds: float = 120.0
     observer: MachineObserver = field(default_factory=Silent)
-    keys: ClientKeys | None = None
     compute: Callable[[], Compute | None] = lambda: None
 
 

@@ -34,6 +34,7 @@ from fedemu.protocol.host.idleness import Idleness, Stuckness
 from fedemu.protocol.host.phases import mark, used
 from fedemu.protocol.host.private import private_folder
 from fedemu.protocol.host.stopping import hearing_stop
+from fedemu.protocol.transport.curve import ClientKeys
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
@@ -56,15 +57,17 @@ class SupervisorPlan(MachinePlan):
     """What a supervisor is told beyond ``MachinePlan``.
 
     ``trainers = 0`` means one per core or GPU. ``per_process`` devices share a process. ``logs`` is the folder for what
-    device processes log, None for the standard error output. A trainer that has jobs and uses no processor time for
-    ``idle_seconds``, or answers none of them for ``stuck_seconds``, is killed; another does its jobs. ``allow_code``
-    are the modules and files that an experiment may name beside what comes with fedemu, if they are the coordinator's
-    by their digests. None: any, unchecked, because the experiment is that of the user of this machine.
+    device processes log, None for the standard error output. ``keys`` are those of all connections to the coordinator,
+    None for connections without keys. A trainer that has jobs and uses no processor time for ``idle_seconds``, or
+    answers none of them for ``stuck_seconds``, is killed; another does its jobs. ``allow_code`` are the modules and
+    files that an experiment may name beside what comes with fedemu, if they are the coordinator's by their digests.
+    None: any, unchecked, because the experiment is that of the user of this machine.
     """
 
     trainers: int = 0
     per_process: int = 1
     logs: Path | None = None
+    keys: ClientKeys | None = None
     idle_seconds: float = 60.0
     stuck_seconds: float = 1800.0
     allow_code: tuple[str, ...] | None = ()
