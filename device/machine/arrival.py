@@ -17,7 +17,7 @@ from fedemu.device.machine.broker import Broker
 from fedemu.device.machine.enrolment import Enrolment
 from fedemu.device.machine.lease import LeaseFolder, LeaseSearch
 from fedemu.device.machine.link import CoordinatorLink
-from fedemu.device.machine.observer import MachineObserver, Silent
+from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.code.named import load
@@ -72,7 +72,7 @@ class MachinePlan:
     device_type: Literal["auto", "cpu", "cuda"] = "auto"
     connect_seconds: float = 60.0
     lost_seconds: float = 120.0
-    observer: MachineObserver = field(default_factory=Silent)
+    observer: MachineObserver = field(default_factory=MachineObserver)
     compute: Callable[[], Compute | None] = lambda: None
 
 

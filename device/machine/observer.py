@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 
-class MachineObserver(Protocol):
-    """An object that is told what happens on a machine, and changes nothing."""
+class MachineObserver:
+    """An object that is told what happens on a machine, and changes nothing. This one does nothing with it."""
 
     def placed(self, places: int) -> None:
         """The run has places for so many of the machine's devices. 0: all are taken, and some may get free."""
@@ -47,29 +46,3 @@ class MachineObserver(Protocol):
 
     def buffered(self, device: int, samples: int, size: int) -> None:
         """After a job, a device's replay buffer holds this number of samples, of ``size`` bytes together."""
-
-
-class Silent:
-    """A ``MachineObserver`` that does nothing."""
-
-    def placed(self, places: int) -> None: ...
-
-    def barred(self, reason: str) -> None: ...
-
-    def lost(self, seconds: float) -> None: ...
-
-    def found(self) -> None: ...
-
-    def devices(self, counts: Mapping[str, int]) -> None: ...
-
-    def restarted(self, kind: str) -> None: ...
-
-    def hung(self, trainer: int, seconds: float, lacked: str, jobs: str) -> None: ...
-
-    def queue_depth(self, depth: int) -> None: ...
-
-    def trained(self, seconds: float, done: int, failed: int) -> None: ...
-
-    def given_up(self) -> None: ...
-
-    def buffered(self, device: int, samples: int, size: int) -> None: ...

@@ -18,7 +18,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from fedemu.device.host.computing import how_it_computes
-from fedemu.device.machine.observer import MachineObserver, Silent
+from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.machine.supervisor import SupervisorPlan, at_once, supervise
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.figures import span
@@ -241,7 +241,7 @@ class Told(MachineObserver):
 @contextmanager
 def _observed(runtime: Runtime) -> Iterator[MachineObserver]:
     if not runtime.metrics_port:
-        yield Silent()
+        yield MachineObserver()
         return
     registry = CollectorRegistry()
     exporter = Exporter(registry, runtime.metrics_port, runtime.metrics_address)

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.summary import RunOutcome
-from fedemu.device.machine.observer import Silent
+from fedemu.device.machine.observer import MachineObserver
 from fedemu.ops.watching.exporter import Exporter
 from fedemu.ops.watching.run_state import RunState
 from fedemu.protocol.messages import OUTCOMES
@@ -168,7 +168,7 @@ class ServedMetrics:
             exporter.close()
 
 
-class SupervisorMetrics(Silent):
+class SupervisorMetrics(MachineObserver):
     """An observer of one machine's supervisor. It keeps the metrics that ``docs/metrics.md`` lists."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

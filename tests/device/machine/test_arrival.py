@@ -17,7 +17,7 @@ import pytest
 from fedemu.device.machine.arrival import ExperimentCode, MachinePlan, Ways, arrive
 from fedemu.device.machine.lease import LeaseSearch
 from fedemu.device.machine.link import RunOver
-from fedemu.device.machine.observer import Silent
+from fedemu.device.machine.observer import MachineObserver
 from fedemu.ops.bench.fleet.scripted import ScriptedCoordinator
 from fedemu.protocol.blobs.fetch import MOST_WAITS
 from fedemu.protocol.blobs.store import BlobStore
@@ -122,7 +122,7 @@ async def test_the_lease_is_held_until_the_end_and_found_by_the_next_life(
     assert [enroll.lease for enroll in server.heard_of(Enroll)] == [None, "lease-1"]
 
 
-class Told(Silent):
+class Told(MachineObserver):
     """Remembers what it was told of the machine's place with its coordinator."""
 
     def __init__(self) -> None:

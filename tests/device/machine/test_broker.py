@@ -33,7 +33,7 @@ from fedemu.device.bus import (
 from fedemu.device.machine import broker as broker_module
 from fedemu.device.machine.broker import Broker
 from fedemu.device.machine.jobs import MAX_DEATHS
-from fedemu.device.machine.observer import Silent
+from fedemu.device.machine.observer import MachineObserver
 from fedemu.ops.stress.strangers.zmtp import MORE, dial, frame, shake_hands
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import Envelope, encode
@@ -51,7 +51,7 @@ INDICES = TensorSpec(name=".", dtype="int64", shape=(2,))
 DONE = Done(device=3, ask="1.0.0", examples=2, steps=1, metrics={}, label_counts=None, wrote_own=False, tensors=())
 
 
-class Observed(Silent):
+class Observed(MachineObserver):
     def __init__(self) -> None:
         self.trainings: list[tuple[float, int, int]] = []
         self.jobs_given_up = 0

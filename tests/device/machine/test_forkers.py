@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedemu.device.machine import forkers, processes, trainers
-from fedemu.device.machine.observer import Silent
+from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.pipe import Setup, TrainerSetup
 from fedemu.protocol.messages import Message
 
@@ -47,7 +47,7 @@ async def test_a_zygote_that_was_told_what_it_is_for_while_it_imports_is_not_wai
 
     zygote = await processes.start_zygote()
     devices = processes.DeviceProcesses(
-        zygote, SETUP, [0], 1, 0, Silent(), died=ignore, process_ended=ignore, failed=pytest.fail
+        zygote, SETUP, [0], 1, 0, MachineObserver(), died=ignore, process_ended=ignore, failed=pytest.fail
     )
     told, tell = asyncio.Event(), zygote.tell
 

@@ -13,7 +13,7 @@ import pytest
 
 from fedemu.device.machine import processes
 from fedemu.device.machine.forkers import ForkingProcess
-from fedemu.device.machine.observer import Silent
+from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.machine.packs import Packs
 from fedemu.device.machine.processes import BIRTH_STRIDE, DeviceProcesses, start_zygote
 from fedemu.device.machine.sleepers import Lives, Sleepers
@@ -78,7 +78,7 @@ class Zygote:
         return 0
 
 
-class Counting(Silent):
+class Counting(MachineObserver):
     """An observer that knows how many devices there are of each kind."""
 
     def __init__(self) -> None:
@@ -412,7 +412,15 @@ async def test_a_process_is_given_up_that_ends_again_and_again_without_joining_a
     def ignore(*_: int) -> None: ...
 
     alone = DeviceProcesses(
-        await start_zygote(), SETUP, [4], 1, FIRST, Silent(), died=ignore, process_ended=ignore, failed=failures.append
+        await start_zygote(),
+        SETUP,
+        [4],
+        1,
+        FIRST,
+        MachineObserver(),
+        died=ignore,
+        process_ended=ignore,
+        failed=failures.append,
     )
     await alone.prepare()
     alone.launch()

@@ -22,7 +22,7 @@ from fedemu.device.machine import supervisor
 from fedemu.device.machine.broker import Broker
 from fedemu.device.machine.forkers import ForkingProcess
 from fedemu.device.machine.lease import LIFE_BITS
-from fedemu.device.machine.observer import Silent
+from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.machine.processes import start_zygote
 from fedemu.device.machine.supervisor import SupervisorPlan, supervise
 from fedemu.protocol.blobs.tree_file import encode_tree
@@ -68,7 +68,7 @@ async def ended(task: asyncio.Task[str], seconds: float = 60.0) -> str:
     return await asyncio.wait_for(task, seconds)
 
 
-class Heard(Silent):
+class Heard(MachineObserver):
     """An observer that notes what it is told of places and of the coordinator."""
 
     def __init__(self) -> None:

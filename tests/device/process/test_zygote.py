@@ -19,7 +19,7 @@ from fedemu.device.bus import TO_SUPERVISOR, Attach, Quit
 from fedemu.device.machine import processes
 from fedemu.device.machine.forkers import ForkingProcess
 from fedemu.device.machine.lease import LIFE_BITS
-from fedemu.device.machine.observer import Silent
+from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.machine.processes import DeviceProcesses
 from fedemu.device.pipe import Setup
 from fedemu.protocol.blobs.store import BlobStore
@@ -66,7 +66,7 @@ class Nursery:
             list(range(DEVICES)),
             per_process,
             FIRST,
-            Silent(),
+            MachineObserver(),
             died=lambda device, incarnation: self.deaths.append((device, incarnation)),
             process_ended=lambda number: None,
             failed=self.failures.append,

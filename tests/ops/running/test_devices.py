@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.device.machine.observer import Silent
+from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.machine.supervisor import SupervisorPlan
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.running import devices
@@ -14,7 +14,7 @@ from fedemu.ops.running.together import places
 from fedemu.protocol.errors import ConfigurationError
 
 
-class Heard(Silent):
+class Heard(MachineObserver):
     def __init__(self) -> None:
         self.counts: list[int] = []
 
@@ -39,14 +39,14 @@ def test_devices_that_sleep_are_not_called_connected(capsys: pytest.CaptureFixtu
 
 
 def test_a_trainer_that_ended_is_told_and_a_device_is_not(capsys: pytest.CaptureFixture[str]) -> None:
-    told = Told(300, Silent())
+    told = Told(300, MachineObserver())
     told.restarted("device")
     told.restarted("trainer")
     assert capsys.readouterr().err == "a trainer ended and is started again\n"
 
 
 def test_a_coordinator_that_is_gone_is_told_and_that_it_is_back(capsys: pytest.CaptureFixture[str]) -> None:
-    told = Told(2, Silent())
+    told = Told(2, MachineObserver())
     told.placed(2)
     told.lost(110.0)
     told.found()
@@ -131,5 +131,5 @@ def test_an_address_without_a_name_has_nothing_to_resolve(address: str) -> None:
 
 
 def test_a_coordinator_that_wants_keys_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    Told(2, Silent()).barred("the coordinator wants keys")
+    Told(2, MachineObserver()).barred("the coordinator wants keys")
     assert capsys.readouterr().err == "the coordinator wants keys; these devices go on trying\n"
