@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 
@@ -21,6 +20,7 @@ from fedemu.algorithms.trees import declared_dtypes, flatten, from_arrays, to_ar
 from fedemu.device.bus import INDICES, SEALED, Done, JobFailed, SharedFile, Train, TrainJob
 from fedemu.device.compute.executors.executor import Job, JobResult
 from fedemu.device.compute.shell import Answer
+from fedemu.device.compute.trainer import Trainer
 from fedemu.device.memory.replay_buffer import buffer_leaves, split_own
 from fedemu.device.memory.store import read_own, write_own
 from fedemu.device.pipe import TrainerSetup
@@ -48,40 +48,10 @@ ENCODING_THREADS = 4
 MB take a core about 4 ms, and an H200 trains a network of this size in 2 ms."""
 
 
-class RunsPrograms(Protocol):
-    """The object that the experiment's factory makes. In a run it is a ``Trainer``; see ``compute/trainer.py``."""
-
-    programs: Mapping[str, Any]
-
-    @property
-    def sample_bytes(self) -> int:
-        """The size of one sample in a device's storage, with its label, in bytes."""
-        ...
-
-    def capacity(self, program: str) -> int:
-        """The number of jobs of a program that make best use of a trainer."""
-        ...
-
-    def at_once(self, program: str) -> int | None:
-        """The most jobs in one call of ``run``, while which the results of the call before are encoded.
-
-        None leaves all jobs to one call, and nothing is done beside it.
-        """
-        ...
-
-    def warm_up(self) -> None:
-        """Prepare for the first job, so that it need not wait."""
-        ...
-
-    def run(self, program: str, shared: Forest, jobs: Sequence[Job]) -> list[JobResult | TrainingError]:
-        """The results in the order of the jobs; a job that cannot be done is a TrainingError."""
-        ...
-
-
 class TorchRunner:
     """Decodes jobs for a trainer and encodes their results. ``clock`` tells monotonic real time in seconds."""
 
-    def __init__(self, trainer: RunsPrograms, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, trainer: Trainer, clock: Callable[[], float] = time.perf_counter) -> None:
         self.capacity = {program: trainer.capacity(program) for program in trainer.programs}
         self._trainer = trainer
         self._clock = clock
@@ -265,7 +235,7 @@ def open_runner(setup: TrainerSetup) -> TorchRunner:
     """The experiment's trainer, ready for its first job. Raises FedemuError if the experiment cannot be run."""
     torch.set_num_threads(1)
     try:
-        open_trainer: Callable[[bytes, str], RunsPrograms] = load(setup.trainer)
+        open_trainer: Callable[[bytes, str], Trainer] = load(setup.trainer)
         restrict(setup.allow_code)
         if setup.gpu_share < 1 and setup.device_type != "cpu" and torch.cuda.is_available():
             torch.cuda.set_per_process_memory_fraction(setup.gpu_share)

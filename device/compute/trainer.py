@@ -80,7 +80,8 @@ class Trainer:
     def at_once(self, program: str) -> int | None:
         """The most jobs in one call of ``run`` if a GPU computes: a stack. None if a processor does.
 
-        A processor that computes has no time for anything else.
+        Results of a call are encoded while the next one runs. A processor that computes has no time for anything else,
+        and takes all jobs in one call.
         """
         if self.device.type == "cpu":
             return None
