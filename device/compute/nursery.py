@@ -23,22 +23,17 @@ from fedemu.protocol.messages import Message
 OpenRunner = Callable[[TrainerSetup], Runner]
 
 
-class Nursery:
-    """Forks a trainer for each setup that comes through ``pipe``."""
+def _serve(pipe: socket.socket, open_runner: OpenRunner) -> None:
+    """Fork a trainer for each setup that comes through ``pipe``. When the supervisor closes it, kill all trainers."""
 
-    def __init__(self, pipe: socket.socket, open_runner: OpenRunner) -> None:
-        self._forker = Forker(pipe, TO_NURSERY, self._obey)
-        self._open_runner = open_runner
+    def obey(setup: Message) -> None:
+        assert isinstance(setup, TrainerSetup)
+        forker.fork(setup.number, "fedemu-trainer", lambda: _live(setup, open_runner))
 
-    def serve(self) -> None:
-        """Obey and report until the supervisor closes the pipe, then kill all trainers."""
-        gc.freeze()  # what imports have made is hardly garbage, and to look at all of it takes a sixth of a second
-        gc.enable()
-        self._forker.serve()
-
-    def _obey(self, message: Message) -> None:
-        if isinstance(message, TrainerSetup):
-            self._forker.fork(message.number, "fedemu-trainer", lambda: _live(message, self._open_runner))
+    gc.freeze()  # what imports have made is hardly garbage, and to look at all of it takes a sixth of a second
+    gc.enable()
+    forker = Forker(pipe, TO_NURSERY, obey)
+    forker.serve()
 
 
 def _live(setup: TrainerSetup, open_runner: OpenRunner) -> int:
@@ -55,7 +50,7 @@ def run_nursery(arguments: list[str], open_runner: OpenRunner) -> int:
         try:
             load(trainer)
             mark("nursery", "imports")
-            Nursery(pipe, open_runner).serve()
+            _serve(pipe, open_runner)
         except Exception as error:
             tell_end("fedemu-nursery", error)
             return FAILED
