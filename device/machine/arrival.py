@@ -76,35 +76,27 @@ class MachinePlan:
     compute: Callable[[], Compute | None] = lambda: None
 
 
+@dataclass(eq=False)
 class Arrival:
     """A machine that has its place: the coordinator's grant, the lease's folder, and the experiment and its stream.
 
-    ``experiment`` and ``stream`` are the files of blobs that stay for the whole run. ``trunk`` carries the link, and
-    can carry more. ``compute`` is what the coordinator was told of how this machine computes.
+    ``trunk`` carries the link, and can carry more. ``store`` holds the blobs of this machine; ``experiment`` and
+    ``stream`` are the files of two that stay for the whole run. ``compute`` is what the coordinator was told of how
+    this machine computes.
     """
 
-    def __init__(
-        self,
-        plan: MachinePlan,
-        link: CoordinatorLink,
-        trunk: Trunk,
-        granted: Granted,
-        folder: LeaseFolder,
-        store: BlobStore,
-        experiment: Path,
-        stream: Path,
-        compute: Compute | None,
-    ) -> None:
-        self.link = link
-        self.trunk = trunk
-        self.granted = granted
-        self.folder = folder
-        self.experiment = experiment
-        self.stream = stream
-        self._plan = plan
-        self._store = store
-        self._compute = compute
-        self._failed: asyncio.Future[Never] = asyncio.get_running_loop().create_future()
+    plan: MachinePlan
+    link: CoordinatorLink
+    trunk: Trunk
+    granted: Granted
+    folder: LeaseFolder
+    store: BlobStore
+    experiment: Path
+    stream: Path
+    compute: Compute | None
+    _failed: asyncio.Future[Never] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future(), init=False, repr=False
+    )
 
     @property
     def devices(self) -> list[int]:
@@ -119,14 +111,12 @@ class Arrival:
     @cached_property
     def ways(self) -> Ways:
         """What the experiment wants of this machine."""
-        wanted: Ways = load(self._plan.code.ways)(self.experiment.read_bytes())
+        wanted: Ways = load(self.plan.code.ways)(self.experiment.read_bytes())
         return wanted
 
     def open_broker(self, network: Network, address: str, token: str, stack: AsyncExitStack) -> Broker:
         """The machine's bus at ``address`` of ``network``. It asks the link for blobs. ``stack`` closes it."""
-        broker = Broker(
-            network, address, token, self._store, self._plan.observer, want=self.link.want, failed=self.fail
-        )
+        broker = Broker(network, address, token, self.store, self.plan.observer, want=self.link.want, failed=self.fail)
         stack.callback(broker.close)
         self.link.arrived, self.link.lost, self.link.needed = broker.arrived, broker.lost, broker.needed
         return broker
@@ -137,7 +127,7 @@ class Arrival:
             number=0,
             bus=bus,
             token=token,
-            trainer=self._plan.code.trainer,
+            trainer=self.plan.code.trainer,
             experiment=str(self.experiment.absolute()),
             device_type=self._device_type,
             allow_code=allow_code,
@@ -150,9 +140,9 @@ class Arrival:
         A trainer that does not find the GPU, because it has failed since, must not go on with other bits on a
         processor. For an experiment with an environment of its own, which is that of a processor, it stays open.
         """
-        if self._plan.device_type != "auto" or self._compute is None or self.ways.environment:
-            return self._plan.device_type
-        return self._compute.device
+        if self.plan.device_type != "auto" or self.compute is None or self.ways.environment:
+            return self.plan.device_type
+        return self.compute.device
 
     def fail(self, error: BaseException) -> None:
         """End the machine with ``error``. Only the first call counts."""
