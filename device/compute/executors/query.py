@@ -77,7 +77,10 @@ def catch_up(selection: Query, shared: Forest, job: Job, source: Source) -> Job 
             period = buffer.period
             _, buffer, _ = _ask(selection, shared, job, buffer, arrived, source)
             if buffer.period != period + 1:
-                raise ValueError("the algorithm's selection did not say which samples to keep")
+                raise ValueError(
+                    f"ask of the method's selection returned None for the positions of the samples to keep, but period "
+                    f"{period} is over; let it return them, and an empty tensor for none"
+                )
     except (Exception, SystemExit) as error:
         return failed(job.device, "it could not select from sealed samples", error)
     return replace(job, buffer=buffer, sealed={})

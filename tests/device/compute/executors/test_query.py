@@ -250,3 +250,14 @@ def test_a_buffer_that_is_ahead_of_the_work_is_refused(corpus: Corpus) -> None:
 def test_sealed_samples_beyond_the_data_are_refused(corpus: Corpus) -> None:
     (result,) = a_trainer(corpus, Select()).run("train", SHARED, [a_job(1, [1], sealed={0: np.array([50])})])
     assert str(result) == "device 4: its sample indices reach beyond the 50 training samples"
+
+
+def test_a_selection_that_keeps_everything_for_now_of_a_period_that_is_over_is_told_what_to_return(
+    corpus: Corpus,
+) -> None:
+    (result,) = a_trainer(corpus, Select(keeps=False)).run("select", SHARED, [a_job(1, [20], sealed={0: np.arange(2)})])
+    assert isinstance(result, TrainingError)
+    assert str(result) == (
+        "device 4: it could not select from sealed samples: ask of the method's selection returned None for the "
+        "positions of the samples to keep, but period 0 is over; let it return them, and an empty tensor for none"
+    )
