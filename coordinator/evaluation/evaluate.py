@@ -24,6 +24,7 @@ from fedemu.algorithms.interface import Model, Outputs, Tree, pure
 from fedemu.algorithms.layouts import channels_last
 from fedemu.algorithms.measures.answers import right_answers
 from fedemu.algorithms.measures.continual import perplexity
+from fedemu.algorithms.scripts import misfit
 from fedemu.algorithms.streams.period_tests import PeriodTests
 from fedemu.coordinator.evaluation.threads import in_order
 from fedemu.protocol.errors import ConfigurationError
@@ -200,19 +201,6 @@ class Evaluator:
         return read(self._model, self._corpus, self._split, self._indices[positions], self._batch_size)
 
 
-def _misfit(model: Model, variables: Tree) -> str:
-    """How ``variables`` differ from those of the model, as what a state has or lacks. Empty if they do not."""
-    own = model.init(0)
-    if lacking := sorted(own.keys() - variables.keys()):
-        return f"lacks the variable {lacking[0]!r}"
-    for name, tensor in variables.items():
-        if name in own and tensor.shape != own[name].shape:
-            return f"has {name!r} as {list(tensor.shape)}, where the model has {list(own[name].shape)}"
-        if name in own and tensor.dtype != own[name].dtype:
-            return f"has {name!r} of {tensor.dtype}, where the model has {own[name].dtype}"
-    return ""
-
-
 def answer(
     model: Model,
     variables: Tree,
@@ -233,8 +221,8 @@ def answer(
         try:
             outputs = model.apply(laid_out, x, False)[0]
         except Exception as error:
-            if misfit := _misfit(model, variables):
-                raise ConfigurationError(f"the model can't be evaluated: the algorithm's state {misfit}") from error
+            if wrong := misfit(variables, model.init(0)):
+                raise ConfigurationError(f"the model can't be evaluated: the algorithm's state {wrong}") from error
             raise
         logits = outputs.logits
         judgement = _of_samples(logits, y) if logits.dim() == 2 else _of_tokens(logits, x[:, 1])

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from fedemu.algorithms.interface import Algorithm, Context, Picturing
-from fedemu.algorithms.scripts import remarks_of
+from fedemu.algorithms.scripts import global_model, remarks_of
 from fedemu.coordinator.evaluation.diagnosis import RoundDiagnosis
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
@@ -150,12 +150,14 @@ class Rounds(Generic[S]):
     def _settle(self, context: Context, state: S) -> S:
         """The state as a checkpoint would give it back. Raises Diverged if it is not finite.
 
+        Raises ConfigurationError if its global model is no longer one of the experiment's model.
+
         A resumed run starts from a checkpoint, so an undisturbed run has to compute with the same memory layout.
         """
         tensors: dict[str, torch.Tensor] = {}
         outline = taken_apart(state, tensors)
         settled = put_together(outline, tensors, state)
-        for name, tensor in self._algorithm.variables(settled).items():
+        for name, tensor in global_model(self._algorithm, settled, self._plan.variables).items():
             if not bool(torch.isfinite(tensor).all()):
                 raise Diverged(f"{name} has values that are not finite after round {context.round}")
         return settled

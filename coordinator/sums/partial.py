@@ -37,6 +37,28 @@ class PackedPartial:
     sums: Mapping[str, Packed]
 
 
+def reduced_leaves(
+    reducers: Mapping[str, Reducer], leaves: Mapping[str, Leaf]
+) -> dict[str, dict[str, tuple[str, Leaf]]]:
+    """For each key of the reply, by the leaf's name: its name in the payload, and its form.
+
+    ``leaves`` is the form of a payload. Raises ConfigurationError if it has no tensors for a reducer.
+    """
+    found = {}
+    for key, reducer in reducers.items():
+        prefix = f"{reducer.key or key}/"
+        found[key] = {
+            name.removeprefix(prefix): (name, leaf) for name, leaf in leaves.items() if name.startswith(prefix)
+        }
+        if not found[key]:
+            known = dict.fromkeys(repr(name.partition("/")[0]) for name in leaves)
+            raise ConfigurationError(
+                f"the algorithm reduces the key {prefix[:-1]!r} by {reducer.kind}, but the payload has no tensors "
+                f"under this key; it has {', '.join(known) or 'none at all'}"
+            )
+    return found
+
+
 class Partial:
     """The exact sums over some replies, for all reducers but ``collect``.
 
@@ -53,20 +75,7 @@ class Partial:
         self.replies = 0
         self.examples = 0
         self._reducers = {key: reducer for key, reducer in reducers.items() if reducer.kind != "collect"}
-        self._leaves: dict[str, dict[str, tuple[str, Leaf]]] = {}
-        """For each key of the reply, by the leaf's name: its name in the payload, and its form."""
-        for key, reducer in reducers.items():
-            prefix = f"{reducer.key or key}/"
-            found = {
-                name.removeprefix(prefix): (name, leaf) for name, leaf in leaves.items() if name.startswith(prefix)
-            }
-            if not found:
-                raise ConfigurationError(
-                    f"The algorithm reduces the key {prefix[:-1]!r} by {reducer.kind}, but its replies have no tensors "
-                    "under this key; name a key of the payload."
-                )
-            if key in self._reducers:
-                self._leaves[key] = found
+        self._leaves = {key: found for key, found in reduced_leaves(reducers, leaves).items() if key in self._reducers}
         self._sums = {
             key: {name: Digits(leaf.size) for name, (_, leaf) in found.items()} for key, found in self._leaves.items()
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ from fedemu.algorithms.registry import (
     find_criterion,
 )
 from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
-from fedemu.algorithms.scripts import first_state, next_request
+from fedemu.algorithms.scripts import first_state, global_model, next_request
 from fedemu.algorithms.terms.local_term import with_local_terms
 from fedemu.algorithms.terms.remembering import with_terms
 from fedemu.algorithms.training.ingredients import Ingredients
@@ -32,7 +32,6 @@ from fedemu.ops.assembly.stream import class_tasks
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError, lacks_memory
-from fedemu.protocol.wording import an_object
 
 
 def open_algorithm(experiment: Experiment, corpus: Corpus, model: Model | None = None) -> tuple[Model, Algorithm[Any]]:
@@ -184,15 +183,11 @@ def first_ask(algorithm: Algorithm[Any], variables: Tree, context: Context) -> A
     """The first ask of the first round. None if a round begins with a server job.
 
     ``context`` is the one before the first round. Raises ConfigurationError if a round is no script, or if the method
-    tells no global model, or has a state that a checkpoint cannot hold.
+    tells no global model or another one, or has a state that a checkpoint cannot hold.
     """
     state = first_state(algorithm, variables, context)
     taken_apart(state, {})
-    model: Any = algorithm.variables(state)
-    if not isinstance(model, Mapping):
-        raise ConfigurationError(
-            f"the algorithm's variables(state) is {an_object(model)}; it must be the model, as tensors by name"
-        )
+    global_model(algorithm, state, variables)
     context = replace(context, round=1)
     script = algorithm.round(state, context)
     if not isinstance(script, Generator):

@@ -27,6 +27,7 @@ from fedemu.algorithms.trees import flatten
 from fedemu.coordinator.asks.payload import PayloadTemplate
 from fedemu.coordinator.asks.tensors import lacks_tree, require_tensors, told_payload
 from fedemu.coordinator.rounds.server_job_worker import settle
+from fedemu.coordinator.sums.partial import reduced_leaves
 from fedemu.device.compute.executors.executor import Job, JobResult, Source, is_machine_fault
 from fedemu.device.compute.executors.promises import broken
 from fedemu.device.compute.executors.query import run_query
@@ -195,7 +196,7 @@ def _first_request(parts: Parts) -> Ask | None:
     program = parts.algorithm.programs.get(ask.program)
     if program is None:
         raise ConfigurationError(f"algorithm {name!r} asks for the program {ask.program!r}, which it does not have")
-    told_payload(ask.program, program, ask.shared)
+    reduced_leaves(ask.reduce, PayloadTemplate.of(told_payload(ask.program, program, ask.shared)).leaves)
     return ask
 
 

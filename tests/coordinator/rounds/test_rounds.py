@@ -188,6 +188,31 @@ async def test_a_model_that_is_not_finite_any_more_ends_the_run_with_the_round_b
     assert [event["detail"] for event in left.named("diverged")] == ["w has values that are not finite after round 3"]
 
 
+@pytest.mark.parametrize(
+    ("leaf", "words"),
+    [
+        (None, r"lacks the variable 'w'"),
+        (torch.zeros(1), r"has 'w' as \[1\], where the model has \[3\]"),
+        (torch.zeros(3, dtype=torch.float64), r"has 'w' of torch\.float64, where the model has torch\.float32"),
+    ],
+)
+async def test_a_state_without_the_whole_model_ends_the_run(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, leaf: torch.Tensor | None, words: str
+) -> None:
+    make_fleet()
+    plan = make_plan()
+    base: Any = type(plan.algorithm)
+
+    def round(self: Any, state: Any, context: Context) -> Any:
+        state = yield from base.round(self, state, context)
+        if context.round == 3:
+            state = replace(state, model={**state.model, "w": leaf} if leaf is not None else {"b": state.model["b"]})
+        return state
+
+    with pytest.raises(ConfigurationError, match=rf"the algorithm's variables\(state\) {words}; it must be the whole"):
+        await play(replace(plan, algorithm=type("Losing", (base,), {"round": round})()))
+
+
 async def test_the_real_bytes_of_a_row_are_those_of_its_round(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:

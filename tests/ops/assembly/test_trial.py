@@ -235,6 +235,19 @@ OWN = """
         def variables(self, state):
             state.variables
 
+    class TellsAPart(FedAvg):
+        def variables(self, state):
+            return {name: leaf for name, leaf in state.variables.items() if name != "fc1.bias"}
+
+    class TellsAnArray(FedAvg):
+        def variables(self, state):
+            return {**state.variables, "fc1.bias": state.variables["fc1.bias"].numpy()}
+
+    class ReducesAnother(FedAvg):
+        def round(self, state, context):
+            yield Ask("train", {"model": state.variables}, {"move": weighted_mean.of("dleta")})
+            return state
+
     class GivesAList(FedAvg):
         def round(self, state, context):
             yield Ask("train", {"model": state.variables}, {}, each=[state.variables])
@@ -427,6 +440,19 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
         (
             ["algorithm.name=tried:TellsNoModel"],
             "variables(state) is a NoneType; it must be the model, as tensors",
+        ),
+        (
+            ["algorithm.name=tried:TellsAPart"],
+            "the algorithm's variables(state) lacks the variable 'fc1.bias'; it must be the whole model, with all",
+        ),
+        (
+            ["algorithm.name=tried:TellsAnArray"],
+            "the algorithm's variables(state) has a ndarray as 'fc1.bias', which is a tensor in the model; it must be",
+        ),
+        (
+            ["algorithm.name=tried:ReducesAnother"],
+            "the algorithm reduces the key 'dleta' by weighted_mean, but the payload has no tensors under this key; "
+            "it has 'delta'",
         ),
         (
             ["algorithm.name=tried:GivesAList"],
