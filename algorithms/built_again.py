@@ -1,15 +1,21 @@
-"""Whether what is built again is the same, as all processes of a run have to build it."""
+"""Whether what is built again is the same, as all processes of a run have to build it, and a resumed run has to."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from types import FunctionType, ModuleType
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from fedemu.protocol.code.own_code import is_own
+
+LARGE = 2**20
+"""An array with more bytes is not looked at for changes."""
 
 
 def difference(one: object, other: object) -> str | None:
@@ -19,6 +25,40 @@ def difference(one: object, other: object) -> str | None:
     differ by rounding, as where they were computed by another number of threads.
     """
     return _find("", one, other, set())
+
+
+class Original:
+    """What an object of somebody's own code holds when it has just been built: what another one would hold, too.
+
+    It looks at plain values, tensors, generators, arrays of up to ``LARGE`` bytes and the sizes of collections, in
+    attributes, in items, and in variables around functions. What objects of fedemu and of libraries hold does not
+    count, and neither does an attribute that is added later, which may be a cache.
+    """
+
+    def __init__(self, thing: object) -> None:
+        self._held = self._all(thing)
+
+    def changed(self, thing: object) -> str | None:
+        """The name of what the object holds otherwise by now, such as ``seen`` or ``memory.3``; None if nothing."""
+        if not self._held:
+            return None
+        now = self._all(thing)
+        return next((name for name, value in self._held.items() if now.get(name) != value), None)
+
+    @staticmethod
+    def _all(thing: object) -> dict[str, object]:
+        return dict(_held("", thing, False, set()))
+
+
+class _Tensor:
+    """A tensor as it is now. Two of these are equal if it is the same one, and nothing was written to it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._version = 0 if tensor.is_inference() else tensor._version
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Tensor) and other._tensor is self._tensor and other._version == self._version
 
 
 def _find(name: str, one: object, other: object, seen: set[int]) -> str | None:
@@ -54,6 +94,34 @@ def _content(thing: object) -> object:
         case np.ndarray() if thing.dtype.kind in "biufc":
             return thing.astype(np.complex128)
     return None
+
+
+def _held(name: str, thing: object, own: bool, seen: set[int]) -> Iterator[tuple[str, object]]:
+    """All values inside of ``thing`` by their names. ``own`` says whether somebody's own object holds it."""
+    match thing:
+        case None | bool() | int() | float() | complex() | str() | bytes():
+            found: object = repr(thing)
+        case Tensor():
+            found = _Tensor(thing)
+        case np.ndarray():
+            found = thing.tobytes() if thing.nbytes <= LARGE else None
+        case Mapping() | list() | tuple() | Set():
+            found = len(thing)
+        case _:
+            found = _content(thing)
+            own = own if found is not None else _is_own(thing)
+    if own and found is not None:
+        yield name, found
+    if id(thing) not in seen and not isinstance(thing, Tensor | torch.nn.Module):
+        seen.add(id(thing))
+        for part, value in _parts(thing):
+            yield from _held(f"{name}.{part}" if name else str(part), value, own, seen)
+
+
+def _is_own(thing: object) -> bool:
+    """Whether a function or the class of an object is somebody's own, and no part of fedemu or of a library."""
+    module = sys.modules.get(thing.__module__ if isinstance(thing, FunctionType) else type(thing).__module__)
+    return is_own(getattr(module, "__file__", None) or "")
 
 
 def _parts(thing: object) -> Iterator[tuple[object, object]]:

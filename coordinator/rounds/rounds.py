@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from fedemu.algorithms.built_again import Original
 from fedemu.algorithms.interface import Algorithm, Context, Picturing
 from fedemu.algorithms.scripts import global_model, remarks_of
 from fedemu.coordinator.evaluation.diagnosis import RoundDiagnosis
@@ -57,6 +58,7 @@ class Rounds(Generic[S]):
         self._plan = plan
         self._settings = plan.settings
         self._algorithm: Algorithm[S] = plan.algorithm
+        self._original: Original | None = Original(plan.algorithm)
         self._service = service
         self._run = run
         self._numerics = numerics
@@ -108,6 +110,7 @@ class Rounds(Generic[S]):
         finally:
             self.perturbed |= tally.perturbed or service.reception.perturbed
         state = await self._numerics.compute(self._settle, context, state)
+        await self._tell_change(round)
         found = await self._examine(tally.diagnosis, state)
         if round == 1 or self._settings.task_of_round(round - 1) != task:
             await self._show(task, state)
@@ -161,6 +164,15 @@ class Rounds(Generic[S]):
             if not bool(torch.isfinite(tensor).all()):
                 raise Diverged(f"{name} has values that are not finite after round {context.round}")
         return settled
+
+    async def _tell_change(self, round: int) -> None:
+        """Tell once if the method keeps something beside its state, which a resumed run would not find again."""
+        if self._original is None:
+            return
+        changed = await self._numerics.compute(self._original.changed, self._algorithm)
+        if changed is not None:
+            self._original = None
+            self._observers.event("kept_outside", round=round, what=changed)
 
     def _remarks(self, context: Context, state: S) -> dict[str, Any]:
         """What the method says of the round. Raises ConfigurationError if this has no names, or is not for JSON."""

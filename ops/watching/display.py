@@ -98,6 +98,11 @@ class Display(Observers):
             self._print(f"the machine {fields['host']} has left: {fields['detail']}")
         if name == "refusal" and fields["reason"] in _OF_VERSIONS and is_milestone(fields["count"]):
             self._tell_unread(**fields)
+        if name == "kept_outside":
+            self._print(
+                f"round {fields['round']}: the method has changed {fields['what']!r}, which is no part of its state; a "
+                "run that is resumed would go on without the change, and perhaps to another model"
+            )
         if name == "own_states_lost":
             self._print(f"{counted(fields['devices'], 'device')} lost their own states and begin anew")
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedemu.algorithms.built_again import difference
+from fedemu.algorithms import built_again
+from fedemu.algorithms.built_again import LARGE, Original, difference
+from fedemu.algorithms.methods.fedavg import FedAvgState
 
 
 def around(value: Any) -> Callable[[], Any]:
@@ -54,3 +56,71 @@ def test_objects_that_hold_each_other_and_what_cannot_be_compared_are_no_differe
         return one
 
     assert difference(built(), built()) is None
+
+
+class Keeping:
+    """A method that may keep all sorts of things in itself."""
+
+    def __init__(self) -> None:
+        self.velocity: Any = None
+        self.rounds = 0
+        self.seen: list[int] = []
+        self.memory: dict[int, float] = {3: 0.5}
+        self.known: set[str] = set()
+        self.mean = torch.zeros(2)
+        self.total = np.zeros(2)
+        self.random = np.random.default_rng(0)
+        self.count = counting()
+        self.of_fedemu = FedAvgState({"w": torch.zeros(1)})
+        self.network = torch.nn.Linear(1, 1)
+        self.large = np.zeros(LARGE + 1, np.uint8)
+
+
+def counting() -> Callable[[], int]:
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return count
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda method: setattr(method, "velocity", torch.ones(1)), "velocity"),
+        (lambda method: setattr(method, "rounds", 1), "rounds"),
+        (lambda method: method.seen.append(1), "seen"),
+        (lambda method: method.memory.update({4: 1.0}), "memory"),
+        (lambda method: method.memory.update({3: 1.0}), "memory.3"),
+        (lambda method: method.known.add("a"), "known"),
+        (lambda method: method.mean.add_(1), "mean"),
+        (lambda method: setattr(method, "mean", torch.zeros(2)), "mean"),
+        (lambda method: np.add(method.total, 1, out=method.total), "total"),
+        (lambda method: method.random.normal(), "random"),
+        (lambda method: method.count(), "count.calls"),
+        (lambda method: setattr(method, "cache", 1), None),
+        (lambda method: setattr(method, "total", np.zeros(2)), None),
+        (lambda method: method.of_fedemu.variables.update(w=torch.ones(1)), None),
+        (lambda method: method.network.requires_grad_(False), None),
+        (lambda method: np.add(method.large, 1, out=method.large), None),
+        (lambda method: None, None),
+    ],
+)
+def test_what_an_own_object_has_changed_in_itself_is_named(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], object], name: str | None
+) -> None:
+    monkeypatch.setattr(built_again, "is_own", lambda file: file == __file__)
+    method = Keeping()
+    original = Original(method)
+    change(method)
+    assert original.changed(method) == name
+
+
+def test_what_objects_of_fedemu_change_in_themselves_is_theirs() -> None:
+    method = Keeping()
+    original = Original(method)
+    method.rounds = 1
+    assert original.changed(method) is None

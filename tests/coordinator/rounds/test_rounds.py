@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedemu.algorithms import built_again
 from fedemu.algorithms.interface import Context, Tree
 from fedemu.coordinator.evaluation.evaluate import Evaluation
 from fedemu.coordinator.plan import CoordinatorPlan
@@ -211,6 +212,26 @@ async def test_a_state_without_the_whole_model_ends_the_run(
 
     with pytest.raises(ConfigurationError, match=rf"the algorithm's variables\(state\) {words}; it must be the whole"):
         await play(replace(plan, algorithm=type("Losing", (base,), {"round": round})()))
+
+
+async def test_what_an_own_method_keeps_outside_of_its_state_is_told_once(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_fleet()
+    monkeypatch.setattr(built_again, "is_own", lambda file: file == __file__)
+    plan = make_plan(rounds=4)
+    base: Any = type(plan.algorithm)
+
+    def round(self: Any, state: Any, context: Context) -> Any:
+        state = yield from base.round(self, state, context)
+        if context.round > 1:
+            self.seen.append(context.round)
+        return state
+
+    algorithm = type("Counting", (base,), {"round": round, "__module__": __name__})()
+    algorithm.seen = []
+    _, left = await play(replace(plan, algorithm=algorithm))
+    assert [(event["round"], event["what"]) for event in left.named("kept_outside")] == [(2, "seen")]
 
 
 async def test_the_real_bytes_of_a_row_are_those_of_its_round(

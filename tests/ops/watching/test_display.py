@@ -202,6 +202,15 @@ def test_a_failure_to_keep_pictures_is_told(progress: Progress, clock: Clock) ->
     assert written.getvalue() == "task 3: no pictures of what is generated (the disk is full)\n"
 
 
+def test_what_a_method_keeps_outside_of_its_state_is_told(progress: Progress, clock: Clock) -> None:
+    display, written = plain(progress, clock)
+    display.event("kept_outside", round=2, what="memory.3")
+    assert written.getvalue() == (
+        "round 2: the method has changed 'memory.3', which is no part of its state; a run that is resumed would go on "
+        "without the change, and perhaps to another model\n"
+    )
+
+
 def test_under_the_wall_clock_no_virtual_time_is_told(progress: Progress, clock: Clock) -> None:
     for virtual in (True, False):
         progress.virtual = virtual

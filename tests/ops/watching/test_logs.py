@@ -42,9 +42,11 @@ def test_only_failures_that_a_run_survives_are_warnings(caplog: pytest.LogCaptur
         observer.event("checkpoint", round=3)
         observer.event("server_job_died", job="distil", round=3, cause="SIGKILL")
         observer.event("pictures_failed", task=1, detail="no space")
+        observer.event("kept_outside", round=3, what="seen")
     assert [record.getMessage() for record in caplog.records] == [
         "server_job_died {'job': 'distil', 'round': 3, 'cause': 'SIGKILL'}",
         "pictures_failed {'task': 1, 'detail': 'no space'}",
+        "kept_outside {'round': 3, 'what': 'seen'}",
     ]
 
 
