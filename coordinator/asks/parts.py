@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from fedemu.algorithms.interface import DeviceReply
@@ -44,12 +45,12 @@ class AskParts:
     measured: frozenset[str] = frozenset()
     """The keys of shared trees and of the payload that cost no emulated traffic (``Measuring``)."""
 
-    @property
+    @cached_property
     def charged(self) -> list[BlobRef]:
         """The shared trees whose download costs emulated traffic."""
         return [blob for blob in self.shared if blob.key not in self.measured]
 
-    @property
+    @cached_property
     def upload_bytes(self) -> int:
         """The emulated bytes of a reply."""
         return self.template.bytes_without(self.measured)
