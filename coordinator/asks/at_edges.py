@@ -90,7 +90,7 @@ class AtEdges:
 
         An edge may take ``answer_timeout`` for its sum. Then its devices are given up.
         """
-        if self._gather is None:
+        if self._gather is None or not (self._kept or self._asked):  # as with most messages
             return []
         running = self._machine.running
         if len(self._kept) >= len(running) and all(device in self._kept for device in running):
