@@ -13,7 +13,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ PREFIX: Final = "fedemu-private-"
 """The beginning of the names of these folders."""
 _LONGEST_NAME: Final = 16
 """The most bytes of the name of a socket in such a folder."""
+_REMEDY: Final = "set TMPDIR to a folder for temporary files"
 
 
 @contextmanager
@@ -47,11 +48,12 @@ def working_folder(prefix: str, place: Path | None = None) -> Iterator[Path]:
     """A new folder of mode 0700 in ``place``, whose name begins with ``prefix``. It is removed at the end.
 
     None stands for the folder of temporary files. A process that is killed leaves its folder; the next call of this
-    function with the same prefix and place removes it.
+    function with the same prefix and place removes it. Raises OSError if the place takes no such folder, and for that
+    of temporary files the errors of ``temporary_folder``.
     """
-    place = place or temporary_folder()
-    _remove_leftovers(place, prefix)
-    folder, lock = _locked(place, prefix)
+    chosen = place or temporary_folder()
+    with nullcontext() if place else usable(chosen, _REMEDY):
+        folder, lock = _locked(chosen, prefix)
     try:
         yield folder
     finally:
@@ -68,8 +70,7 @@ def temporary_folder() -> Path:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:
         place = Path(os.environ.get("TMPDIR") or "/tmp")
-        remedy = "set TMPDIR to a folder for temporary files"
-        with usable(place, remedy), tempfile.TemporaryFile(dir=place) as file:
+        with usable(place, _REMEDY), tempfile.TemporaryFile(dir=place) as file:
             os.write(file.fileno(), b"?")  # one of the two tells why the system refuses
         return place
 
@@ -97,13 +98,12 @@ def leave_private(address: str) -> None:
 
 
 def _make() -> tuple[Path, int]:
-    """A new folder, and a descriptor that locks it. Folders that killed processes have left are removed."""
+    """A new folder for sockets, and a descriptor that locks it."""
     refused = []
     for place in _places():
         if not str(place).isprintable():  # no address may have such a path
             refused.append(f"{str(place)!r} (its path has control characters, or bytes that are no UTF-8)")
             continue
-        _remove_leftovers(place, PREFIX)
         try:
             made = _make_in(place)
         except OSError as error:
@@ -139,7 +139,11 @@ def _try_socket(path: Path) -> None:
 
 
 def _locked(place: Path, prefix: str) -> tuple[Path, int]:
-    """A new folder in ``place``, and a descriptor that locks it. Raises OSError, and leaves no folder then."""
+    """A new folder in ``place``, and a descriptor that locks it. Raises OSError, and leaves no folder then.
+
+    Folders there that killed processes have left are removed.
+    """
+    _remove_leftovers(place, prefix)
     while True:
         folder, lock = Path(tempfile.mkdtemp(prefix=prefix, dir=place)), None
         try:

@@ -212,5 +212,11 @@ def test_a_working_folder_that_cannot_be_locked_is_not_left_behind(
     before = descriptors()
     with pytest.raises(OSError, match="No locks available"), working_folder("test-", place):
         pass
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    with pytest.raises(ConfigurationError) as refused, working_folder("test-"):
+        pass
+    assert str(refused.value) == (
+        f"{place} cannot be written: No locks available; set TMPDIR to a folder for temporary files"
+    )
     assert list(place.iterdir()) == []
     assert not descriptors() - before
