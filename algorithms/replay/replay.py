@@ -32,12 +32,13 @@ from fedemu.algorithms.replay.exchange import Exchange, Settled, marked
 from fedemu.algorithms.replay.lens import Lens
 from fedemu.algorithms.replay.notes import NotingLogits
 from fedemu.algorithms.replay.queries import CENSUS, KEPT, MODEL, Census, Select
-from fedemu.algorithms.replay.selection.selection import STRATEGIES, Strategy, fixed_proportion, gradient_diversity
+from fedemu.algorithms.replay.selection.at_random import fixed_proportion
+from fedemu.algorithms.replay.selection.candidates import Strategy
+from fedemu.algorithms.replay.selection.diversity import gradient_diversity
+from fedemu.algorithms.replay.selection.selection import STRATEGIES
 from fedemu.algorithms.replay.settings import BALANCED, COORDINATED, OWN, ReplaySettings
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.protocol.errors import ConfigurationError
-
-__all__ = ["Replay", "ReplaySettings", "ReplayState", "with_replay"]
 
 SELECT: Final = "select"
 """The name of the program by which devices select."""

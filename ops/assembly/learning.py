@@ -21,7 +21,8 @@ from fedemu.algorithms.registry import (
     build_terms,
     find_criterion,
 )
-from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
+from fedemu.algorithms.replay.replay import with_replay
+from fedemu.algorithms.replay.settings import ReplaySettings
 from fedemu.algorithms.scripts import first_state, global_model, next_request
 from fedemu.algorithms.terms.local_term import with_local_terms
 from fedemu.algorithms.terms.remembering import with_terms

@@ -21,8 +21,9 @@ from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.models.image_generator import generator_for, samples_of_equal_memory
 from fedemu.algorithms.registry import ALGORITHMS, CRITERIA, TERMS, build_algorithm, find_criterion
-from fedemu.algorithms.replay.replay import LOOKS_AT_MODEL, NEEDS_LABELS, ReplaySettings, with_replay
+from fedemu.algorithms.replay.replay import LOOKS_AT_MODEL, NEEDS_LABELS, with_replay
 from fedemu.algorithms.replay.selection.selection import STRATEGIES
+from fedemu.algorithms.replay.settings import ReplaySettings
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.trees import zeros_like

@@ -11,7 +11,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms.replay.selection.selection import Candidates, directions
+from fedemu.algorithms.replay.selection.candidates import Candidates
+from fedemu.algorithms.replay.selection.diversity import directions
 
 Floats = NDArray[np.float64]
 

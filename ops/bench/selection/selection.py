@@ -14,16 +14,10 @@ import numpy as np
 from rich.console import Console, Group
 from rich.table import Table
 
-from fedemu.algorithms.replay.selection.diversity import RESTARTS
-from fedemu.algorithms.replay.selection.selection import (
-    STRATEGIES,
-    Strategy,
-    gradient_diversity,
-    objective,
-    select_top,
-    solve_capped_simplex,
-    targets,
-)
+from fedemu.algorithms.replay.selection.candidates import Strategy
+from fedemu.algorithms.replay.selection.capped_simplex import solve_capped_simplex
+from fedemu.algorithms.replay.selection.diversity import RESTARTS, gradient_diversity, objective, select_top, targets
+from fedemu.algorithms.replay.selection.selection import STRATEGIES
 from fedemu.ops.bench.measuring.measure import Effort, Tell
 from fedemu.ops.bench.selection.data import Floats, Size, candidates, cosines, fleet, least_objective, mixture
 from fedemu.ops.bench.selection.solvers import EXPLANATION, SolverComparison, compare_solvers

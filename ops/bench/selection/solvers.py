@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from fedemu.algorithms.replay.selection.capped_simplex import solve_capped_simplex
 from fedemu.algorithms.replay.selection.diversity import targets
-from fedemu.algorithms.replay.selection.selection import solve_capped_simplex
 from fedemu.ops.bench.measuring.measure import Effort, Tell
 from fedemu.ops.bench.selection.data import Floats, Size, fleet
 from fedemu.protocol import seeds

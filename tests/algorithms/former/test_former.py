@@ -34,7 +34,10 @@ ROOMS = {
     "metrics": "measures.forgetting",
     "fednova": "methods.fednova",
     "flashback": "methods.flashback",
-    "selection": "replay.selection.selection",
+    "selection": " ".join(
+        f"replay.selection.{module}"
+        for module in ("at_random", "by_class", "candidates", "capped_simplex", "diversity", "gss", "selection")
+    ),
     "generator": "incremental.generator.training incremental.generator.losses training.class_losses",
 }
 

@@ -23,7 +23,8 @@ from fedemu.algorithms.interface import Batch, Context, Facts
 from fedemu.algorithms.methods.fedavg import fedavg
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import SEEN, Head, growing
-from fedemu.algorithms.replay.replay import COMPUTES_GRADIENTS, ReplaySettings, with_replay
+from fedemu.algorithms.replay.replay import COMPUTES_GRADIENTS, with_replay
+from fedemu.algorithms.replay.settings import ReplaySettings
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy

@@ -17,8 +17,9 @@ from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.replay.balance import BalancedSelect
 from fedemu.algorithms.replay.exchange import EACH, marked
 from fedemu.algorithms.replay.queries import Census
-from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
+from fedemu.algorithms.replay.replay import with_replay
 from fedemu.algorithms.replay.selection.leverage import keys_of_a_draw, leverage_scores
+from fedemu.algorithms.replay.settings import ReplaySettings
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.algorithms.trees import SUM_UNIT, flatten, scale

@@ -17,9 +17,11 @@ from fedemu.algorithms.interface import Batch, Context, Memory, Tree
 from fedemu.algorithms.replay import replay
 from fedemu.algorithms.replay.coordination import CoordinatedSelect, GradientSum
 from fedemu.algorithms.replay.queries import Census
-from fedemu.algorithms.replay.replay import Replay, ReplaySettings
+from fedemu.algorithms.replay.replay import Replay
+from fedemu.algorithms.replay.selection.candidates import Candidates
 from fedemu.algorithms.replay.selection.capped_simplex import solve_capped_simplex
-from fedemu.algorithms.replay.selection.selection import Candidates, directions, gradient_diversity, select_top, targets
+from fedemu.algorithms.replay.selection.diversity import directions, gradient_diversity, select_top, targets
+from fedemu.algorithms.replay.settings import ReplaySettings
 from fedemu.device.compute.executors.query import PURPOSE
 from fedemu.protocol.seeds import generator
 

@@ -21,8 +21,9 @@ from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.registry import build_algorithm, build_terms
 from fedemu.algorithms.replay.directions import Directions
 from fedemu.algorithms.replay.notes import NotingLogits
-from fedemu.algorithms.replay.replay import COMPUTES_GRADIENTS, LOOKS_AT_MODEL, ReplaySettings, with_replay
+from fedemu.algorithms.replay.replay import COMPUTES_GRADIENTS, LOOKS_AT_MODEL, with_replay
 from fedemu.algorithms.replay.selection.selection import STRATEGIES
+from fedemu.algorithms.replay.settings import ReplaySettings
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.terms.local_term import LocalTerm
 from fedemu.algorithms.terms.remembering import WithTerms

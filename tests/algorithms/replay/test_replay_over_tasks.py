@@ -15,7 +15,8 @@ from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.registry import build_algorithm
-from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
+from fedemu.algorithms.replay.replay import with_replay
+from fedemu.algorithms.replay.settings import ReplaySettings
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy

@@ -13,7 +13,8 @@ from fedemu.algorithms.methods.fedavg import fedavg
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.gru import gru
 from fedemu.algorithms.models.torch_module import from_module
-from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
+from fedemu.algorithms.replay.replay import with_replay
+from fedemu.algorithms.replay.settings import ReplaySettings
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.protocol.errors import ConfigurationError

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedemu.algorithms.interface import DeviceReply, Reply
 from fedemu.algorithms.replay.coordination import EachTargets, MeanTargets, fleet_objective
-from fedemu.algorithms.replay.selection.selection import targets
+from fedemu.algorithms.replay.selection.diversity import targets
 from fedemu.protocol.ids import DeviceId
 
 

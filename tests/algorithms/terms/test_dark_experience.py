@@ -15,7 +15,8 @@ from fedemu.algorithms.interface import LOGITS, REPLAYED, Batch, Facts, Model
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.registry import build_algorithm, build_terms
-from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
+from fedemu.algorithms.replay.replay import with_replay
+from fedemu.algorithms.replay.settings import ReplaySettings
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.terms.dark_experience import der
 from fedemu.algorithms.terms.local_term import with_local_terms

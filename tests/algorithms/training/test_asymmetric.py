@@ -13,7 +13,8 @@ from fedemu.algorithms.interface import REPLAYED, Batch, Facts
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.registry import build_algorithm, find_criterion
-from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
+from fedemu.algorithms.replay.replay import with_replay
+from fedemu.algorithms.replay.settings import ReplaySettings
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.device.compute.executors.checked import Checked

@@ -15,7 +15,8 @@ from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.methods.fedavg import fedavg
 from fedemu.algorithms.models.feed_forward import cnn
 from fedemu.algorithms.replay.buffer import Buffer
-from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
+from fedemu.algorithms.replay.replay import with_replay
+from fedemu.algorithms.replay.settings import ReplaySettings
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.device.compute.executors.executor import Job, JobResult

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedemu.algorithms.replay.selection.branch_and_bound import by_gss_iqp, least_cosines
-from fedemu.algorithms.replay.selection.selection import Candidates, directions, gradient_diversity, objective
+from fedemu.algorithms.replay.selection.candidates import Candidates
+from fedemu.algorithms.replay.selection.diversity import directions, gradient_diversity, objective
 
 
 def cosines(seed: int, size: int, width: int, shift: float = 0.0) -> np.ndarray:

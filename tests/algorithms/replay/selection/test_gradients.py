@@ -10,17 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedemu.algorithms.replay.selection.selection import (
-    Candidates,
-    directions,
-    gradient_diversity,
-    gss_cluster,
-    gss_greedy,
-    objective,
-    select_top,
-    solve_capped_simplex,
-    targets,
-)
+from fedemu.algorithms.replay.selection.candidates import Candidates
+from fedemu.algorithms.replay.selection.capped_simplex import solve_capped_simplex
+from fedemu.algorithms.replay.selection.diversity import directions, gradient_diversity, objective, select_top, targets
+from fedemu.algorithms.replay.selection.gss import gss_cluster, gss_greedy
 from fedemu.protocol.errors import ConfigurationError
 
 OPPOSED = directions([[1.0, 0.0], [2.0, 0.0], [-3.0, 0.0], [0.0, 0.0]])

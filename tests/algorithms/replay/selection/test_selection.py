@@ -9,8 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedemu.algorithms.replay.selection import selection
-from fedemu.algorithms.replay.selection.selection import STRATEGIES, Candidates
+from fedemu.algorithms.replay.selection.at_random import approximation_of_uniform, fixed_proportion, reservoir
+from fedemu.algorithms.replay.selection.by_class import class_quotas, herding
+from fedemu.algorithms.replay.selection.candidates import Candidates, Strategy
+from fedemu.algorithms.replay.selection.diversity import directions
+from fedemu.algorithms.replay.selection.selection import STRATEGIES
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -22,7 +25,7 @@ def candidates(old: int, new: int, seen: int | None = None, seed: int = 0) -> Ca
     gradients[draws.random(count) < 0.2] = 0.0
     if count > 2:
         gradients[-1] = gradients[0]
-    rows = selection.directions(gradients)
+    rows = directions(gradients)
     return Candidates(
         fresh=np.arange(count) >= old,
         seen=count if seen is None else seen,
@@ -102,7 +105,7 @@ def test_the_buffers_samples_arrived_before_the_new_ones() -> None:
     assert given.arrivals().tolist() == [1, 3, 0, 2]
 
 
-def from_new(strategy: selection.Strategy, given: Candidates, budget: int, seed: int = 0) -> int:
+def from_new(strategy: Strategy, given: Candidates, budget: int, seed: int = 0) -> int:
     kept = strategy(given, budget, np.random.default_rng(seed))
     assert len(kept) == budget, "the other part gives what one part lacks"
     return int(given.fresh[kept].sum())
@@ -115,7 +118,7 @@ def from_new(strategy: selection.Strategy, given: Candidates, budget: int, seed:
 def test_the_approximation_of_uniform_gives_a_period_its_share_of_all_samples(
     old: int, new: int, seen: int, budget: int, expected: int
 ) -> None:
-    assert from_new(selection.approximation_of_uniform, candidates(old, new, seen), budget) == expected
+    assert from_new(approximation_of_uniform, candidates(old, new, seen), budget) == expected
 
 
 @pytest.mark.parametrize(
@@ -124,19 +127,19 @@ def test_the_approximation_of_uniform_gives_a_period_its_share_of_all_samples(
 def test_a_fixed_proportion_of_a_quarter_is_filled_up_from_the_other_part(
     old: int, new: int, budget: int, expected: int
 ) -> None:
-    assert from_new(selection.fixed_proportion(0.25), candidates(old, new), budget) == expected
+    assert from_new(fixed_proportion(0.25), candidates(old, new), budget) == expected
 
 
 def test_a_share_below_one_sample_is_right_in_the_mean() -> None:
     given = candidates(3, 9)
-    taken = sum(from_new(selection.fixed_proportion(0.25), given, 1, seed) for seed in range(400))
+    taken = sum(from_new(fixed_proportion(0.25), given, 1, seed) for seed in range(400))
     assert taken == pytest.approx(100, abs=30)
 
 
 @pytest.mark.parametrize("proportion", [0.0, 1.0, -0.5, float("nan")])
 def test_a_proportion_outside_of_0_to_1_is_refused(proportion: float) -> None:
     with pytest.raises(ConfigurationError, match="it must lie between 0 and 1"):
-        selection.fixed_proportion(proportion)
+        fixed_proportion(proportion)
 
 
 def kept_of_stream(periods: int, size: int, budget: int, seed: int) -> list[int]:
@@ -146,7 +149,7 @@ def kept_of_stream(periods: int, size: int, budget: int, seed: int) -> list[int]
     for period in range(periods):
         held = [*buffer, *range(period * size, (period + 1) * size)]
         fresh = np.arange(len(held)) >= len(buffer)
-        kept = selection.reservoir(Candidates(fresh, seen=(period + 1) * size), budget, generator)
+        kept = reservoir(Candidates(fresh, seen=(period + 1) * size), budget, generator)
         buffer = [held[position] for position in kept]
     return buffer
 
@@ -185,7 +188,7 @@ def test_a_reservoir_within_its_budget_draws_a_place_for_each_new_sample_and_not
 def test_quotas_of_classes_are_as_equal_as_their_counts_allow(
     counts: list[int], budget: int, possible: list[list[int]]
 ) -> None:
-    drawn = [selection.class_quotas(counts, budget, np.random.default_rng(seed)).tolist() for seed in range(40)]
+    drawn = [class_quotas(counts, budget, np.random.default_rng(seed)).tolist() for seed in range(40)]
     assert sorted(possible) == [list(each) for each in sorted(set(map(tuple, drawn)))]
 
 
@@ -198,16 +201,16 @@ def test_class_balance_keeps_a_rare_class() -> None:
 
 def test_herding_follows_the_mean_of_the_directions() -> None:
     features = [[1.0, 0.0], [0.0, 3.0], [2.0, 2.0], [0.0, 0.0]]
-    assert selection.herding(features[:3], 3).tolist() == [2, 0, 1]
-    assert selection.herding(features[:3], 2).tolist() == [2, 0]
-    assert sorted(selection.herding(features, 9).tolist()) == [0, 1, 2, 3]
+    assert herding(features[:3], 3).tolist() == [2, 0, 1]
+    assert herding(features[:3], 2).tolist() == [2, 0]
+    assert sorted(herding(features, 9).tolist()) == [0, 1, 2, 3]
     # The last sample is far from the mean, but the mean of it and of the first choice is near.
-    assert selection.herding([[1.0, 0.0], [6.0, 1.0], [0.0, 2.0]], 2).tolist() == [1, 2]
+    assert herding([[1.0, 0.0], [6.0, 1.0], [0.0, 2.0]], 2).tolist() == [1, 2]
 
 
 def test_herding_takes_the_first_of_two_samples_which_are_equally_far_from_their_mean() -> None:
     pairs = np.random.default_rng(0).normal(size=(100, 2, 8))
-    assert [selection.herding(pair, 1).tolist() for pair in pairs] == [[0]] * 100
+    assert [herding(pair, 1).tolist() for pair in pairs] == [[0]] * 100
 
 
 def test_herding_adds_the_sample_that_brings_the_mean_of_the_chosen_nearest() -> None:
@@ -219,7 +222,7 @@ def test_herding_adds_the_sample_that_brings_the_mean_of_the_chosen_nearest() ->
             rest = [i for i in range(12) if i not in chosen]
             apart = [np.linalg.norm(rows.mean(axis=0) - rows[[*chosen, i]].mean(axis=0)) for i in rest]
             chosen.append(rest[int(np.argmin(apart))])
-        assert selection.herding(features, 7).tolist() == chosen
+        assert herding(features, 7).tolist() == chosen
 
 
 def test_herding_works_within_each_class() -> None:

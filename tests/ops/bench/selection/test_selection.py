@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedemu.algorithms.replay.selection.selection import STRATEGIES, objective
+from fedemu.algorithms.replay.selection.diversity import objective
+from fedemu.algorithms.replay.selection.selection import STRATEGIES
 from fedemu.ops.bench.measuring.measure import QUICK, Effort
 from fedemu.ops.bench.selection import selection, solvers
 from fedemu.ops.bench.selection.data import Size, cosines, fleet, least_objective, mixture
