@@ -20,8 +20,8 @@ from typing import Final
 import zmq
 
 from fedemu.protocol.host.kernel import give_memory_back
-from fedemu.protocol.transport.handshakes import EVENTS, BrokenHandshakes, Ear
-from fedemu.protocol.transport.interface import Bounds, Handle, ReaderLoop
+from fedemu.protocol.transport.handshakes import BROKEN, EVENTS, Ear
+from fedemu.protocol.transport.interface import Bounds, Handle, ReaderLoop, Repeated
 
 LOOK_SECONDS: Final = 1.0
 """The time between two looks at up to a thousand connections. For more connections it is longer in proportion."""
@@ -68,14 +68,18 @@ class Connection:
 
 
 class Connections:
-    """Counts the connections of ``socket``, and closes those that break ``bounds``. ``broken`` hears of handshakes."""
+    """Counts the connections of ``socket``, and closes those that break ``bounds``.
+
+    ``broken`` counts those that broke off in the handshake, without those of keys that were refused: ``KeyGate`` logs
+    these by name.
+    """
 
     def __init__(
         self,
         socket: zmq.Socket[bytes],
         loop: ReaderLoop,
         bounds: Bounds,
-        broken: BrokenHandshakes | None,
+        broken: Repeated | None,
     ) -> None:
         self._bounds = bounds
         self._broken = broken
@@ -248,8 +252,8 @@ class Connections:
             # If the socket is there, it is just being closed, or a new one has the descriptor of the one that was.
             if connection is not None and not self._is_gone(connection):
                 self._doubtful.append(connection)
-        elif self._broken is not None:
-            self._broken.heard(event)
+        elif self._broken is not None and event in BROKEN:
+            self._broken.count()
 
     def _mistaken(self, peer: bytes) -> None:
         """Messages of two peers name one descriptor: one connection is gone, and the other got its descriptor.

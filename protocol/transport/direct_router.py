@@ -21,9 +21,8 @@ from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import refusal_of
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.descriptors import Turns
-from fedemu.protocol.transport.interface import Bounds, Handle
+from fedemu.protocol.transport.interface import FULL_QUEUE, Bounds, Handle, Repeated
 from fedemu.protocol.transport.line import Line, SocketLoop, incoming_for
-from fedemu.protocol.transport.outgoing import FullQueues
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ class DirectRouter:
         self._names = itertools.count(secrets.randbits(32))
         self._timer: Handle | None = None
         self._closed = False
-        self._full_queues = FullQueues()
+        self._full_queues = Repeated(logger, FULL_QUEUE)
         self._watch = Turns(loop)
         self._open_door()
 
@@ -87,7 +86,7 @@ class DirectRouter:
         if self._bounds.queue and len(known.waiting) >= self._bounds.queue:
             if not (known.full or again):
                 known.full = True
-                self._full_queues.heard(peer)
+                self._full_queues.count(peer.hex())
             return False
         known.full = False
         parts = encode(message, frames)

@@ -1,4 +1,4 @@
-"""Why a Dealer does not come in, and how many did not.
+"""Why a Dealer does not come in.
 
 ZeroMQ itself tells nobody. If the other side has refused the key or speaks otherwise, it stops for good; if the other
 side has only closed the connection, it tries again for ever.
@@ -6,7 +6,6 @@ side has only closed the connection, it tries again for ever.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -16,9 +15,6 @@ from zmq.utils.monitor import parse_monitor_message
 from fedemu.protocol.errors import HandshakeFailed, ProtocolError
 from fedemu.protocol.transport.curve import ClientKeys
 from fedemu.protocol.transport.interface import ReaderLoop
-from fedemu.protocol.wording import is_milestone
-
-logger = logging.getLogger(__name__)
 
 EVENTS: Final = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -26,31 +22,15 @@ EVENTS: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
+BROKEN: Final = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+"""The events of a connection to a Router that breaks off in the handshake."""
+BROKEN_OFF: Final = (
+    "connections that broke off in the handshake so far: %d (they had no keys, or another key of this coordinator, or "
+    "were no devices)"
+)
 _FAILURES: Final = 3
 """Failures in a row without a reason from the other side. Fewer may be a coordinator that ends just now."""
 _INTERNAL_ERROR: Final = 500
-
-
-class BrokenHandshakes:
-    """Counts the connections to a Router with keys that broke off in the handshake, and logs the 1st, 10th, 100th...
-
-    A key that is refused is not counted, as ``KeyGate`` logs it by name.
-    """
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def heard(self, event: int) -> None:
-        """An event of the Router's handshakes."""
-        if event not in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
-            return
-        self._count += 1
-        if is_milestone(self._count):
-            logger.warning(
-                "connections that broke off in the handshake so far: %d (they had no keys, or another key of this "
-                "coordinator, or were no devices)",
-                self._count,
-            )
 
 
 class HandshakeWatch:

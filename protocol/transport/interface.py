@@ -7,6 +7,7 @@ Received buffers stay valid as long as someone holds them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -14,6 +15,7 @@ from typing import Any, Final, Protocol
 from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
+from fedemu.protocol.wording import is_milestone
 
 TURN_SECONDS: Final = 0.01
 """A transport that has handed on messages for so long gives the loop's other callbacks their turn."""
@@ -61,6 +63,27 @@ def handing_on_from_peers(
             received(peer, envelope)
 
     return hand_on
+
+
+class Repeated:
+    """Counts what peers can repeat without end. It logs the 1st, 10th, 100th... time, since others would fill the log.
+
+    ``text`` has a place for each fact, and at last one for the count.
+    """
+
+    def __init__(self, log: logging.Logger, text: str) -> None:
+        self._log = log
+        self._text = text
+        self._times = 0
+
+    def count(self, *facts: str) -> None:
+        """It has happened once more."""
+        self._times += 1
+        if is_milestone(self._times):
+            self._log.warning(self._text, *facts, self._times)
+
+
+FULL_QUEUE: Final = "the queue to peer %s is full; its messages are dropped (full queues so far: %d)"
 
 
 @dataclass(frozen=True)

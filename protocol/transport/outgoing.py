@@ -1,12 +1,8 @@
-"""What is sent on one connection: the rest of what was begun, and then the messages that wait.
-
-And what is said of connections on which too many wait.
-"""
+"""What is sent on one connection: the rest of what was begun, and then the messages that wait."""
 
 from __future__ import annotations
 
 import errno
-import logging
 import socket
 from collections import deque
 from collections.abc import Iterable
@@ -15,9 +11,6 @@ from typing import Final
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.transport.passing import Handed, handed, has_large, send
 from fedemu.protocol.transport.zmtp import GREETING, framed
-from fedemu.protocol.wording import is_milestone
-
-logger = logging.getLogger(__name__)
 
 _MOST_PIECES: Final = 512
 """The most pieces that go to the kernel in one call."""
@@ -99,23 +92,3 @@ class Outgoing:
                 return
             size -= first
             pieces.popleft()
-
-
-class FullQueues:
-    """Counts how often the queue to a peer of one Router was full, and logs the 1st, 10th, 100th... time.
-
-    A peer that now and then reads a little would otherwise fill the log.
-    """
-
-    def __init__(self) -> None:
-        self._times = 0
-
-    def heard(self, peer: bytes) -> None:
-        """The queue to this peer is full, and had room at the last message."""
-        self._times += 1
-        if is_milestone(self._times):
-            logger.warning(
-                "the queue to peer %s is full; its messages are dropped (full queues so far: %d)",
-                peer.hex(),
-                self._times,
-            )

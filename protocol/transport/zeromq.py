@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -15,17 +16,18 @@ from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.connections import Connections
 from fedemu.protocol.transport.curve import KEY_CHARACTERS, ClientKeys, KeyGate, ServerKeys
 from fedemu.protocol.transport.endpoint import NOBLOCK, Endpoint
-from fedemu.protocol.transport.handshakes import BrokenHandshakes, HandshakeWatch
+from fedemu.protocol.transport.handshakes import BROKEN_OFF, HandshakeWatch
 from fedemu.protocol.transport.interface import (
     BOUNDLESS,
+    FULL_QUEUE,
     Bounds,
     ReaderLoop,
+    Repeated,
     Screen,
     handing_on,
     handing_on_from_peers,
     let_all_pass,
 )
-from fedemu.protocol.transport.outgoing import FullQueues
 from fedemu.protocol.transport.sockets import (
     bound,
     connect,
@@ -34,6 +36,8 @@ from fedemu.protocol.transport.sockets import (
     unbind,
     unconnected,
 )
+
+logger = logging.getLogger(__name__)
 
 _OVERFLOW: Final = 1000
 """The most messages that a Dealer keeps in addition to ZeroMQ's own queue."""
@@ -78,7 +82,7 @@ class ZmqNetwork:
             self._gate = KeyGate(self._context, self._running_loop(), keys)
         socket = bound(self._context, address, decoder.limits, self._linger, keys, bounds.queue)
         closed, loop = self._open.discard, self._running_loop()
-        broken = BrokenHandshakes() if keys is not None else None
+        broken = Repeated(logger, BROKEN_OFF) if keys is not None else None
         counted = keys is not None or bounds is not BOUNDLESS
         connections = Connections(socket, loop, bounds, broken) if counted else None
         hand_on = handing_on_from_peers(decoder, received, rejected, screen)
@@ -150,7 +154,7 @@ class ZmqRouter(Endpoint):
         self._hand_on = hand_on
         self._rejected = rejected
         self._full: set[bytes] = set()
-        self._full_queues = FullQueues()
+        self._full_queues = Repeated(logger, FULL_QUEUE)
 
     def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = (), again: bool = False) -> bool:
         if self._socket.closed:
@@ -160,7 +164,7 @@ class ZmqRouter(Endpoint):
         except zmq.Again:
             if peer not in self._full and not again:
                 self._full.add(peer)
-                self._full_queues.heard(peer)
+                self._full_queues.count(peer.hex())
             return False
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
