@@ -29,6 +29,8 @@ from fedemu.protocol.messages import (
 )
 
 FilePath = Annotated[str, Meta(max_length=4096)]
+Lives = Annotated[tuple[tuple[Index, Index], ...], Meta(max_length=1_000_000)]
+"""Devices that come to life, each with the first incarnation that its life may use."""
 
 INDICES = "."
 """The name of a job's first tensor: the indices of the device's samples in the present period."""
@@ -81,9 +83,9 @@ class Asleep(Message):
 
 
 class Rouse(Message):
-    """Bring devices to life in this process. A life is a device and the first incarnation that it may use."""
+    """Bring devices to life in this process."""
 
-    lives: Annotated[tuple[tuple[Index, Index], ...], Meta(max_length=1_000_000)]
+    lives: Lives
 
 
 class Submit(Message):

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from fedemu.device.bus import LIMITS, FilePath
+from fedemu.device.bus import LIMITS, FilePath, Lives
 from fedemu.protocol.codec import Decoder, encode
 from fedemu.protocol.messages import Index, Message, Name, Seconds, Sentence
 
@@ -45,10 +45,10 @@ class Setup(Message):
 
 
 class Fork(Message):
-    """Start device process ``number``. A life is a device and the first incarnation that it may use."""
+    """Start device process ``number``."""
 
     number: Index
-    lives: Annotated[tuple[tuple[Index, Index], ...], Meta(max_length=1_000_000)]
+    lives: Lives
 
 
 class ZygoteReady(Message):
