@@ -70,7 +70,7 @@ class Trainer:
         self._examples = examples or {}
         self._placed: dict[int, tuple[Tree, Tree]] = {}
         self._as_told: set[str] = set()
-        """The programs that have returned what they tell."""
+        """The programs whose results were as they tell beforehand. Later results of theirs are not looked at."""
 
     def capacity(self, program: str) -> int:
         """The number of jobs of a program that make best use of a trainer."""

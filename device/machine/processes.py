@@ -129,8 +129,8 @@ class DeviceProcesses:
     def wanted_again(self, rouse: Callable[[int, Sequence[tuple[int, int]]], object]) -> None:
         """The coordinator has given this machine its place again. Devices that have retired since begin a new life.
 
-        They have heard the end of a run that goes on now, and this machine has not, as it stood still just then.
-        ``rouse`` has a process that lives begin these lives, where it has no life of the device.
+        They had heard that the run is over, and it goes on now. This machine did not hear it, because it stood still at
+        that moment. ``rouse`` tells a living process to begin the lives of those devices that have none in it.
         """
         for number, process in enumerate(self._processes):
             if process.retired:

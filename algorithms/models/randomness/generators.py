@@ -25,7 +25,7 @@ def all_seeded(seed: int, generators: Sequence[torch.Generator], torch_seed: int
     """A context in which Python, numpy and these generators of torch draw by a seed below 2**64.
 
     ``torch_seed`` is another seed for those of torch. At the end all are as they were before. ``torch.manual_seed``
-    would seed all that there are, and takes longer than many a step, because it notes where it was called.
+    would seed those of all GPUs, and takes sixty times as long, because it notes where it was called.
     """
     with seeded(seed):
         before = [each.get_state() for each in generators]

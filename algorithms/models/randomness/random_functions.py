@@ -1,7 +1,7 @@
 """torch's random functions, as they are in training: dropout, noise and all else draws by a key.
 
 Inside of ``Keyed`` nothing is drawn from torch's own generators. ``keyed_layers.py`` has the layers that torch computes
-in one piece, such as attention with dropout. Views go there with images whose channels come last in memory, too.
+in one piece, such as attention with dropout. Inside of ``Keyed``, views also work for images with their channels last.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The plan needs few steps of the stack to serve all devices. Rows are those of stacked tensors. A processor writes rows
 to the places that an index names. A GPU sorts these places first, in case two of them are equal, and that takes longer
-than many a step. So there rows are only gathered, which gives the same values.
+than most steps. So there rows are only gathered, which gives the same values.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedemu.device.compute.tapes.private_torch import changes_memory, operator_name
 
 MULTIPLE: Final = 64
-"""All processors compute that many elements of any type by vector instructions, and leave none."""
+"""Every processor computes a multiple of so many elements, of any type, by vector instructions alone."""
 
 DEPEND_ON_PLACE: Final = frozenset(
     f"aten::{name}"

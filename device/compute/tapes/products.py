@@ -20,7 +20,7 @@ from fedemu.algorithms.layouts import Layout
 
 ALIGNED_BYTES: Final = 64
 _SHIFTS: Final = (1, 2, 4, 8)
-"""So many elements behind a multiple of 64 bytes an argument begins when it is tried, if it may begin anywhere."""
+"""An argument that may begin anywhere is also tried so many elements behind a multiple of 64 bytes."""
 
 Product = Callable[[Tensor, Tensor], Tensor]
 

@@ -28,14 +28,15 @@ _SUMS: Final = {
     **dict.fromkeys(("_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp"), 1),
     **dict.fromkeys(("linalg_vector_norm", "_softmax_backward_data", "_log_softmax_backward_data"), 2),
 }
-"""By the name of an operator of the namespace aten: the argument that tells the dimensions that it sums over."""
+"""By the name of an operator in the namespace aten: the place of the argument with the dimensions that it sums over."""
 _NORMS: Final = {
     "native_batch_norm": ((1, 0, 0, 0, 0), (1, 0, 0), (3, 4)),
     "native_batch_norm_backward": ((1, 1, 0, 0, 0, 0, 0), (1, 0, 0), ()),
 }
-"""Also: the dimension of channels of each argument and of each result, and the arguments that it writes to."""
+"""By the name of a normalisation: the dimension in which the channels of each of its arguments lie, the same for each
+of its results, and the places of the arguments that it writes to."""
 _GROUPS: Final = {"convolution": 8, "convolution_backward": 9}
-"""Also: the argument that tells the number of groups."""
+"""By the name of a convolution: the place of the argument that tells the number of groups."""
 
 SIDE_BY_SIDE: Final = frozenset(f"aten::{name}" for name in (*_SUMS, *_NORMS, *_GROUPS))
 
