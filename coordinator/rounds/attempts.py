@@ -93,9 +93,10 @@ class Attempts(Generic[S]):
                 f"{last.exploded} of the {last.accepted + last.exploded} replies of round {context.round} "
                 f"{'was' if last.exploded == 1 else 'were'} not finite, or beyond limits.max_norm"
             )
-        times = f"{self._settings.attempts} times" if self._settings.attempts > 1 else "in its only try"
+        tries = self._settings.attempts
+        when = f"in the last of its {tries} tries" if tries > 1 else "in its only try"
         raise QuorumError(
-            f"Round {context.round} got {last.accepted} of the {last.needed} replies that it needs, {times}; "
+            f"Round {context.round} got {last.accepted} of the {last.needed} replies that it needs {when}; "
             f"{shortfall.advice(self._settings)}"
         ) from (None if shortfall.failure is None else Elsewhere(shortfall.failure))
 

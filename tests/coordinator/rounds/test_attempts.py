@@ -108,7 +108,8 @@ async def test_a_run_without_quorum_ends_with_an_error_and_its_last_round(
     fleet = make_fleet(script=lambda index, work: {"after": 900.0 if work.ask.startswith("3.") else 10.0})
     plan = make_plan()
     with pytest.raises(
-        QuorumError, match=r"Round 3 got 0 of the 2 replies that it needs, 3 times; all devices .* were late"
+        QuorumError,
+        match=r"Round 3 got 0 of the 2 replies that it needs in the last of its 3 tries; all devices .* were late",
     ) as late:
         await play(plan)
     assert late.value.__cause__ is None
@@ -118,7 +119,9 @@ async def test_a_run_without_quorum_ends_with_an_error_and_its_last_round(
     assert -1 in fleet.stopped
 
 
-@pytest.mark.parametrize(("tries", "times"), [(2, "2 times; all devices failed, 8"), (1, "in its only try; .* 4")])
+@pytest.mark.parametrize(
+    ("tries", "times"), [(2, "in the last of its 2 tries; all devices failed, 8"), (1, "in its only try; .* 4")]
+)
 async def test_a_quorum_missed_because_training_fails_names_what_the_devices_said(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play, tries: int, times: str
 ) -> None:
