@@ -14,7 +14,6 @@ from fedemu.ops.cli.shell import complete, options
 from fedemu.ops.cli.shell.guarded import guarded
 from fedemu.ops.cli.shell.options import given, overrides_of
 from fedemu.ops.engines.places import require_engine
-from fedemu.ops.experiment.presets import is_preset
 from fedemu.ops.experiment.sources import seed_of
 from fedemu.ops.experiment.without_effect import WithoutEffect
 from fedemu.ops.figures import span
@@ -268,8 +267,6 @@ def _part(
     source: str, grid: list[str] | None, seeds: str | None, methods: list[str] | None, overrides: list[str]
 ) -> Part:
     """The only part of the sweep of one experiment. Its runs lie in the folder of the sweep itself."""
-    if methods and not is_preset(source):
-        raise ConfigurationError(f"--method goes with a preset, such as digits, and {source} is none")
     fixed = {override.partition("=")[0].strip() for override in overrides}
     if seeds is not None and "seed" in fixed:
         raise ConfigurationError("--set seed is for one seed, and here are several; leave out --set seed")

@@ -160,7 +160,7 @@ def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, d
     """The folder of an experiment's file, its table, and what of it somebody has chosen himself: not a preset's.
 
     A preset or a table has no folder (None). The name of a preset means the preset, even if there is a file or a
-    folder of that name.
+    folder of that name. Parts may follow a file as they follow a preset.
     """
     if isinstance(source, Mapping):
         return None, dict(source), dict(source)
@@ -177,13 +177,20 @@ def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, d
         return path.parent, table, table
     if path.suffix == ".toml":
         raise ConfigurationError(f"there is no file {path}{_instead_of(path)}")
-    file, _, part = str(source).partition(JOINT)
-    if part and file.endswith(".toml") and _exists(Path(file)):
-        raise ConfigurationError(
-            f'{file} is a file, and only a preset can be followed by "{JOINT}"; write the settings of {part} into the '
-            "file: `fedemu presets NAME` prints those of a part"
-        )
+    file, joint, parts = str(source).partition(f".toml{JOINT}")
+    if joint and _exists(path := Path(f"{file}.toml")):
+        return path.parent, *_followed(read_toml(path), parts)
     return None, preset(str(source)), {}
+
+
+def _followed(table: dict[str, Any], parts: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A file's table with parts laid over it, which are joined as behind a preset. Twice: somebody has chosen it all.
+
+    Its name is that of the file and of the parts, joined by dashes.
+    """
+    name = table.get("name", Experiment.model_fields["name"].default)
+    whole = merge(table, parts_of(f"{JOINT}{parts}")) | {"name": f"{name}-{parts.replace(JOINT, '-')}"}
+    return whole, whole
 
 
 def _exists(path: Path) -> bool:

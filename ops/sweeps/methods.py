@@ -1,4 +1,4 @@
-"""The methods that a sweep or a suite adds to a preset: parts of fedemu, and methods of the user's own."""
+"""The methods that a sweep or a suite adds to a preset or a file: parts of fedemu, and methods of the user's own."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ _NAMED = re.compile(r"[^:+]+:([A-Za-z_][A-Za-z0-9_.]*)")
 
 
 def resolved(preset: str, method: str) -> tuple[str, tuple[str, ...], str]:
-    """The experiment of a preset with a method, its overrides, and its name in folders.
+    """The experiment of a preset, or of a file, with a method, its overrides, and its name in folders.
 
     A method is a part of fedemu or several (``uniform-replay+wsm``), a TOML file with the settings that make it one
     (``mine.toml``), or a class or function (``module:Name``). Raises ConfigurationError if there is no such file.
     """
     if method.endswith(".toml"):
         table = {key: value for key, value in read_toml(Path(method)).items() if key not in (*OF_FILES, "name")}
-        return preset, tuple(_overrides(table)), f"{preset}{JOINT}{label(method)}"
+        return preset, tuple(_overrides(table)), f"{folder_of(preset)}{JOINT}{label(method)}"
     if _NAMED.fullmatch(method):
-        return preset, (f"algorithm.name={toml_value(method)}",), f"{preset}{JOINT}{label(method)}"
+        return preset, (f"algorithm.name={toml_value(method)}",), f"{folder_of(preset)}{JOINT}{label(method)}"
     if not method:
         raise ConfigurationError(f"a method of {preset} is empty; name a part, a TOML file or module:Name")
     return f"{preset}{JOINT}{method}", (), ""
+
+
+def folder_of(experiment: str) -> str:
+    """How an experiment is called in folders: a file by its name, without its own folder and its ending."""
+    return re.sub(r"\.toml(?=\+|$)", "", Path(experiment).name)
 
 
 def label(method: str) -> str:

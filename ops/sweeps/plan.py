@@ -22,7 +22,7 @@ from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.tables.section import Count, NotNegative, Section
 from fedemu.ops.running.seeds import parse_seeds
 from fedemu.ops.sweeps.grid import Choice, name_of, override_of, points
-from fedemu.ops.sweeps.methods import resolved
+from fedemu.ops.sweeps.methods import folder_of, resolved
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.paths import is_file
 
@@ -99,7 +99,7 @@ class Planned:
     @property
     def group(self) -> Path:
         """The folder of all seeds of this run."""
-        named = self.name or Path(self.experiment).name.removesuffix(".toml")
+        named = self.name or folder_of(self.experiment)
         return Path(self.part, ",".join([named, *([name_of(self.choices)] if self.choices else [])]))
 
 

@@ -21,7 +21,8 @@ SUITES = FOLDER / "suites"
 def open_suite(source: str, size: str, added: Sequence[str], own_only: bool = False) -> list[Part]:
     """The parts of a suite in one size. ``added`` are further methods, which get a run in every part.
 
-    With ``own_only`` nothing else has a run. Methods are added to presets, so a part that has none gets no run of them.
+    With ``own_only`` nothing else has a run. Methods are added to presets, so a part that has none gets no run of them,
+    which a line says.
     Raises ConfigurationError if there is no such suite or size, or if methods are added and no part has presets.
     """
     parts = load_sweep(str(file_of(source, SUITES, "suite"))).parts
@@ -32,6 +33,9 @@ def open_suite(source: str, size: str, added: Sequence[str], own_only: bool = Fa
     sized = [part for part in parts if size in part.sizes]
     if added and not any(part.presets for part in sized):
         raise ConfigurationError(f"no method can be added to {source}: its parts have no presets that one could follow")
+    for part in sized:
+        if added and not part.presets:
+            say(f"{part.name} gets no run of {', '.join(added)}: it has no presets that a method could follow")
     return [_sized(part, size, added, own_only) for part in sized if part.presets or not own_only]
 
 

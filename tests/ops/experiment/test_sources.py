@@ -251,12 +251,27 @@ def test_a_source_that_is_not_there_names_near_presets(tmp_path: Path, monkeypat
     assert refused("mine.toml") == "there is no file mine.toml; `fedemu init mine.toml` writes one to start from"
     assert refused("digitz.toml") == "there is no file digitz.toml; did you mean digits?"
     (tmp_path / "mine.toml").write_text("")
-    assert refused("mine.toml+ewc").startswith('mine.toml is a file, and only a preset can be followed by "+"; write')
+    assert refused("mine.toml+ewcc") == 'there is no method "ewcc" to follow a preset after "+"; did you mean ewc?'
     assert refused("mine2.toml") == "there is no file mine2.toml; did you mean mine.toml?"
     (tmp_path / "folder").mkdir()
     assert refused("folder") == "folder is a folder, not an experiment's file"
     (tmp_path / "folder" / "config.toml").touch()
     assert refused("folder") == "folder is a folder; name folder/config.toml, or go on with --resume folder"
+
+
+def test_parts_may_follow_a_file_as_they_follow_a_preset(tmp_path: Path) -> None:
+    folder = tmp_path / "a+b"  # the joint may be a part of the path, too
+    folder.mkdir()
+    (folder / "mine.toml").write_text(preset_path("digits").read_text().replace('name = "digits"', 'name = "mine"'))
+    (folder / "traced.toml").write_text('[availability]\nkind = "trace"\nfile = "phones.csv"\n')
+    (folder / "phones.csv").write_text("device_id,start_s,end_s\na,0,10\n")
+    for parts in ("scaffold", "fedprox+wsm"):
+        ours, _ = load_experiment(folder / f"mine.toml+{parts}", (), {})
+        shipped, _ = load_experiment(f"digits+{parts}", (), {})
+        assert ours.name == f"mine-{parts.replace('+', '-')}"
+        assert ours.model_copy(update={"name": shipped.name}) == shipped
+    beside, _ = load_experiment(f"{folder}/traced.toml+wsm", (), {})
+    assert (beside.name, beside.traces.last_event) == ("experiment-wsm", 10.0)
 
 
 def test_a_preset_goes_before_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

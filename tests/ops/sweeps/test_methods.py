@@ -1,4 +1,4 @@
-"""The methods that are added to a preset: as parts of fedemu, TOML files, and code of one's own."""
+"""The methods that are added to a preset or a file: as parts of fedemu, TOML files, and code of one's own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.ops.sweeps.methods import label, resolved
+from fedemu.ops.sweeps.methods import folder_of, label, resolved
 from fedemu.protocol.errors import ConfigurationError
 
 MINE = """
@@ -27,6 +27,18 @@ lr = 0.5
 def test_a_part_of_fedemu_follows_the_preset() -> None:
     assert resolved("digits", "uniform-replay+wsm") == ("digits+uniform-replay+wsm", (), "")
     assert label("uniform-replay+wsm") == "uniform-replay+wsm"
+
+
+def test_a_method_follows_a_file_and_folders_are_called_by_the_name_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[local]\nlr = 0.5\n")
+    assert resolved("a/own.toml", "wsm") == ("a/own.toml+wsm", (), "")
+    assert resolved("a/own.toml", "mine.py:Mine")[2] == "own+Mine"
+    assert resolved("a/own.toml+wsm", str(tmp_path / "mine.toml")) == (
+        "a/own.toml+wsm", ("local.lr=0.5",), "own+wsm+mine",
+    )  # fmt: skip
+    assert [folder_of(name) for name in ("digits+wsm", "a/own.toml", "a.toml/own.toml+wsm")] == [
+        "digits+wsm", "own", "own+wsm",
+    ]  # fmt: skip
 
 
 def test_code_of_ones_own_becomes_the_algorithm() -> None:

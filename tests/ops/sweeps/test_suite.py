@@ -82,7 +82,7 @@ def test_a_method_of_ones_own_is_run_on_every_stream_or_alone(mine: str) -> None
     assert [run.overrides for run in alone] == [('algorithm.name="own:Mine"', "rounds=2")]
 
 
-def test_a_part_without_presets_gets_no_method_of_ones_own(tmp_path: Path) -> None:
+def test_a_part_without_presets_gets_no_method_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "fixed.toml"
     fixed = '[[parts]]\nname = "fixed"\nexperiments = ["digits-small"]\nsizes.tiny = {}\n'
     path.write_text(fixed)
@@ -96,6 +96,7 @@ def test_a_part_without_presets_gets_no_method_of_ones_own(tmp_path: Path) -> No
     ):
         runs = planned_suite(open_suite(str(path), "tiny", ["wsm"], own_only), None)
         assert [str(run.group) for run in runs] == folders
+        assert capsys.readouterr().err == "fixed gets no run of wsm: it has no presets that a method could follow\n"
 
 
 def test_the_table_ranks_the_methods_of_each_stream_with_their_spread(tmp_path: Path, mine: str) -> None:
