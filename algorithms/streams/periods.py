@@ -59,7 +59,7 @@ def consecutive(
     if column.dtype.kind not in "iuf":
         raise ConfigurationError(
             f"the order column is of type {column.dtype}, but an order of arrival needs numbers; "
-            "set stream.order to a column of numbers, or to 'index'"
+            "set stream.order to a column of numbers, such as seconds, or to 'index'"
         )
     group = _groups(partition, periods, cut)
     held = partition.train_indices

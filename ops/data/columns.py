@@ -7,6 +7,7 @@ from typing import Any
 
 import datasets  # type: ignore[import-untyped]
 import numpy as np
+import pyarrow  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from fedemu.ops.data.images import image_blocks
@@ -97,7 +98,7 @@ def is_vector(feature: Any) -> bool:
 
 
 def values_of(source: DataSource, split: datasets.Dataset, name: str) -> NDArray[Any]:
-    """Read a whole column ``[n]`` of numbers or texts.
+    """Read a whole column ``[n]`` of numbers or texts. Dates and times become seconds since 1970, float64.
 
     Raises DataError if it is missing, has empty cells, or is neither.
     """
@@ -105,6 +106,8 @@ def values_of(source: DataSource, split: datasets.Dataset, name: str) -> NDArray
     values = cells_of(source, split, name)
     if None in values:
         raise DataError(f"the column {name!r} of {source.dataset!r} is empty in row {values.index(None) + 1}")
+    if _is_time(split.features[name]):
+        return _seconds(split, name)
     try:
         array = np.asarray(values)
     except ValueError:
@@ -112,6 +115,19 @@ def values_of(source: DataSource, split: datasets.Dataset, name: str) -> NDArray
     if array.ndim != 1 or array.dtype.kind not in "iufbU":
         raise DataError(f"the column {name!r} of {source.dataset!r} should hold one number or text per row")
     return array
+
+
+def _is_time(feature: Any) -> bool:
+    """Whether a column holds dates, or moments with or without a time zone."""
+    return isinstance(feature, datasets.Value) and feature.dtype.startswith(("timestamp", "date"))
+
+
+def _seconds(split: datasets.Dataset, name: str) -> NDArray[np.float64]:
+    """A column of dates or times as seconds since 1970, UTC. Moments without a time zone count as UTC."""
+    moments = split.select_columns([name]).with_format("arrow")[:].column(0)
+    microseconds = moments.cast(pyarrow.timestamp("us"), safe=False).cast(pyarrow.int64())
+    seconds: NDArray[np.float64] = microseconds.to_numpy() / 1e6
+    return seconds
 
 
 def cells_of(source: DataSource, split: datasets.Dataset, name: str) -> list[Any]:

@@ -259,7 +259,7 @@ def test_the_columns_that_a_stream_reads_are_kept_with_the_data() -> None:
         (
             {"kind": "periods", "order": "domain"},
             'stream.kind = "periods": the order column is of type <U6, but an order of arrival needs numbers; '
-            "set stream.order to a column of numbers, or to 'index'",
+            "set stream.order to a column of numbers, such as seconds, or to 'index'",
         ),
     ],
 )

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import time
+from datetime import datetime
 from pathlib import Path
 
 import datasets as hugging_face
@@ -292,6 +293,26 @@ def test_a_column_of_vectors_is_taken_as_it_is(tmp_path, open_folder, monkeypatc
     signals = [[[1, 2], [3, 4]], [[5, 6], [7, 8]], [[9, 10], [11, 12]]]
     write_lines(tmp_path, [{"signal": signal, "size": 1, "label": "a"} for signal in signals])
     assert open_folder().train.x.tolist() == signals
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_dates_and_times_of_a_kept_column_are_seconds_since_1970(tmp_path, open_folder, unit):
+    moments = [datetime(1970, 1, 2, 0, 0, 1), datetime(2025, 3, 1, 12), datetime(1969, 12, 31)]
+    table = pa.table(
+        {
+            "signal": [[1.0], [2.0], [3.0]],
+            "label": ["a", "b", "a"],
+            "at": pa.array(moments, pa.timestamp(unit)),
+            "zoned": pa.array(moments, pa.timestamp(unit, "Europe/Berlin")),
+            "day": pa.array([moment.date() for moment in moments], pa.date32()),
+        }
+    )
+    (tmp_path / "pets").mkdir()
+    for split in ("train", "test"):
+        pq.write_table(table, tmp_path / "pets" / f"{split}.parquet")
+    columns = open_folder(columns=("at", "zoned", "day")).train.columns
+    assert columns["at"].tolist() == columns["zoned"].tolist() == [86401.0, 1740830400.0, -86400.0]
+    assert columns["day"].tolist() == [86400.0, 1740787200.0, -86400.0]
 
 
 @pytest.mark.parametrize(
