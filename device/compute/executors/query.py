@@ -105,9 +105,16 @@ def _ask(
         device=torch.tensor(job.device, device=device),
     )
     own = map_leaves(lambda leaf: leaf.to(device), buffer.answered)
+    trees = {"own": own} | {f"shared[{key!r}]": tree for key, tree in shared.items()}
+    given = {f"{place}[{name!r}]": leaf for place, tree in trees.items() for name, leaf in tree.items()}
+    versions = {name: leaf._version for name, leaf in given.items() if not leaf.is_inference()}
     # Some models cannot be mapped over samples, and the gradients of a mapped one come when it is mapped no more.
     with drawing_by(_key(job, period, source)), without_compiler(), looping(), keeping_activations():
         answer: object = query.ask(memory, shared, own, facts)
+    if written := next((name for name, version in versions.items() if given[name]._version != version), None):
+        raise TypeError(
+            f"ask writes to {written}, which other devices and questions read, too; let it make a new tensor"
+        )
     if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], Outcome)):
         raise TypeError(
             f"ask returned {an_object(answer)}; it must return two things, an Outcome and the positions of the samples "

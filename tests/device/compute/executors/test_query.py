@@ -66,6 +66,17 @@ class Plain(Select):
         return Outcome({}, {}), self.keep
 
 
+@dataclass
+class Writing(Select):
+    """Writes to what it is given before it keeps the last samples."""
+
+    write: Callable[[Forest, Tree], object] = lambda shared, own: None
+
+    def ask(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> tuple[Outcome, Tensor | None]:
+        self.write(shared, own)
+        return super().ask(memory, shared, own, facts)
+
+
 @pytest.fixture
 def corpus() -> Corpus:
     draws = np.random.default_rng(0)
@@ -235,6 +246,22 @@ def test_an_answer_that_names_no_samples_is_refused_in_a_sentence(corpus: Corpus
     (result,) = a_trainer(corpus, select).run("select", SHARED, [a_job(0, list(range(4 if "4" in refusal else 2)))])
     assert isinstance(result, TrainingError)
     assert refusal in str(result)
+
+
+@pytest.mark.parametrize(
+    ("write", "place"),
+    [
+        (lambda shared, own: shared["model"]["fc1.bias"][1:].add_(1), "shared['model']['fc1.bias']"),
+        (lambda shared, own: own["x"].zero_(), "own['x']"),
+    ],
+)
+def test_a_question_that_writes_to_what_others_read_is_refused(corpus: Corpus, write: Any, place: str) -> None:
+    shared = {"model": MODEL.init(0)}
+    job = a_job(0, [1, 2, 3], buffer=Buffer(answered={"x": torch.ones(3)}))
+    (result,) = a_trainer(corpus, Writing(write=write)).run("select", shared, [job])
+    assert isinstance(result, TrainingError)
+    assert f"answered: ask writes to {place}, which other devices and questions read, too; let it make" in str(result)
+    assert isinstance(a_trainer(corpus, Writing()).run("select", SHARED, [job])[0], JobResult)
 
 
 @pytest.mark.parametrize("form", [np.array, list, torch.tensor])
