@@ -174,6 +174,14 @@ def test_the_seed_of_a_sweep_is_that_of_its_experiment(
     assert result.stdout == f"digits-small/seed-{seed}\n"
 
 
+def test_methods_are_added_to_a_file_and_to_its_parts(tmp_path: Path) -> None:
+    file = written(tmp_path, 'name = "mine"\nseed = 4\n')
+    added = ["--method", "scaffold", "--method", "own.py:Mine"]
+    for source, name in ((file, "sweep"), (f"{file}+wsm", "sweep+wsm")):
+        result = CliRunner().invoke(app, ["sweep", source, "--out", "nowhere", "--list", *added])
+        assert result.stdout == f"{name}+scaffold/seed-4\n{name}+Mine/seed-4\n"
+
+
 def test_presets_are_run_with_every_method_and_every_point_of_the_grid(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('name = "x"\n[algorithm]\noptions = { mu = 2.0 }\nname = "fedprox"\n')
     text = f"""
