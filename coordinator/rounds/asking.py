@@ -316,7 +316,7 @@ def _numbers(ask: Ask) -> Iterator[DeviceId]:
     devices: Any = ask.cohort
     for device in devices:
         try:
-            if isinstance(device, bool) or getattr(device, "dtype", None) == torch.bool:
+            if isinstance(device, bool | np.bool_) or getattr(device, "dtype", None) == torch.bool:
                 raise TypeError
             yield DeviceId(operator.index(device))
         except TypeError:

@@ -268,7 +268,7 @@ def _moments(x: NDArray[Any]) -> tuple[list[float], list[float]]:
         size = x.size // channels
         blocks = range(0, len(x), _ROWS)
         sums = sum(x[start : start + _ROWS].sum(axis=axes, dtype=np.float64) for start in blocks)
-        centre = np.float64(np.asarray(sums) / size).reshape(-1, *[1] * (x.ndim - 2))
+        centre = (np.asarray(sums) / size).reshape(-1, *[1] * (x.ndim - 2))
         spread = sum(((x[start : start + _ROWS] - centre) ** 2).sum(axis=axes) for start in blocks)
         # Rounded, because the order in which numpy adds floats may depend on the processor.
         mean = [float(np.float32(value)) for value in centre.ravel()]

@@ -131,7 +131,8 @@ def open_tables(source: DataSource, place: Place, scratch: Path) -> datasets.Dat
                 f"the data set {source.dataset!r} comes in several configurations, {names}; "
                 f"choose one, as in {source.dataset}#{names.split(', ')[0]}"
             ) from error
-        if isinstance(reason, StopIteration):  # the library looks for the first line of a file of JSON
+        # The library looks for the first line of a file of JSON. Earlier versions write no rows, and say this.
+        if isinstance(reason, StopIteration) or "at least one example" in words:
             raise DataError(f"the data set {source.dataset!r} has a file without any rows; remove it") from error
         if empty := _NO_ROWS.fullmatch(words):
             raise DataError(f"the split {empty[1]} of {source.dataset!r} is empty") from error

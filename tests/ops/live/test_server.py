@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import shutil
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -216,17 +217,17 @@ async def test_a_request_that_is_no_json_is_refused(made: Any, body: bytes) -> N
 @pytest.mark.parametrize(
     ("request_line", "status"),
     [
-        (f"GET /static/{'a' * 300} HTTP/1.1\r\nHost: HOST\r\nConnection: close\r\n\r\n", 404),
-        ("GET / HTTP/1.1\r\n\r\n", 400),
-        ("\x00garbage\r\n\r\n", 400),
-        (f"POST {BREAK} HTTP/1.1\r\nHost: HOST\r\n{MAY}Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nxx", 400),
-        (f"POST {BREAK} HTTP/1.1\r\nHost: HOST\r\n{MAY}Content-Encoding: br\r\nContent-Length: 2\r\n\r\nxx", 400),
-        (f"POST {BREAK} HTTP/1.1\r\nHost: HOST\r\n{MAY}Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (f"GET /static/{'a' * 300} HTTP/1.1\r\nHost: HOST\r\nConnection: close\r\n\r\n", "404"),
+        ("GET / HTTP/1.1\r\n\r\n", "400|403"),  # aiohttp 3.11 leaves it to the page to refuse it
+        ("\x00garbage\r\n\r\n", "400"),
+        (f"POST {BREAK} HTTP/1.1\r\nHost: HOST\r\n{MAY}Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nxx", "400"),
+        (f"POST {BREAK} HTTP/1.1\r\nHost: HOST\r\n{MAY}Content-Encoding: br\r\nContent-Length: 2\r\n\r\nxx", "400"),
+        (f"POST {BREAK} HTTP/1.1\r\nHost: HOST\r\n{MAY}Transfer-Encoding: chunked\r\n\r\nzz\r\n", "400"),
         (f"POST {BREAK} HTTP/1.1\r\nHost: HOST\r\n{MAY}Content-Length: 9\r\n\r\n[", None),
     ],
 )
 async def test_a_request_that_is_no_request_is_no_fault_of_the_page(
-    made: Any, request_line: str, status: int | None, caplog: pytest.LogCaptureFixture
+    made: Any, request_line: str, status: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with served(made.directory) as (session, _):
         async with session.get("/") as answer:
@@ -236,7 +237,8 @@ async def test_a_request_that_is_no_request_is_no_fault_of_the_page(
         if status is None:
             writing.close()  # the rest of the body never comes
         else:
-            assert f" {status} ".encode() in await asyncio.wait_for(reading.readline(), 30)
+            line = await asyncio.wait_for(reading.readline(), 30)
+            assert re.match(rf"HTTP/1\.[01] ({status}) ", line.decode())
             writing.close()
         async with session.get("/") as answer:
             assert answer.status == 200

@@ -209,6 +209,7 @@ def test_numbers_in_the_cells_of_a_matrix_do_not_touch_on_a_page_and_in_a_paper(
     for width in (None, 3.25):
         if width is not None:
             fit(figure, width, 8.0, titles=False)
+            figure.set_dpi(300)  # that of a paper; earlier versions of matplotlib round boxes to dots
         figure.draw_without_rendering()
         numbers = figure.axes[0].texts
         assert [text.get_text() for text in numbers] == ["11.0"] * 48
