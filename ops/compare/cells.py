@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from fedemu.ops.compare.entry import Statistic
@@ -30,6 +31,15 @@ def number(figure: Statistic) -> str:
     """A perplexity or a loss."""
     large = abs(figure.mean or 0.0)
     return written(figure, 1, 3 if large < 10 else 1 if large < 1000 else 0, "")
+
+
+def any_number(figure: Statistic) -> str:
+    """A number of any size, in powers of ten if it is very small or very large."""
+    large = abs(figure.mean or 0.0)
+    if large == 0 or 0.01 <= large < 1e6:
+        return number(figure)
+    power = math.floor(math.log10(large))
+    return written(figure, 10.0**-power, 2, f" · 10^{power}")
 
 
 def count(figure: Statistic) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from fedemu.coordinator.record.summary import LAST_ROUNDS
 from fedemu.ops.compare.entry import Entry, Statistic, best_accuracy, figures_of
 from fedemu.ops.compare.looks import places
+from fedemu.ops.compare.measured import measured
 from fedemu.ops.compare.paired import BETTER, paired_tests
 from fedemu.ops.compare.replay import ReplayStudy, replay_studies
 from fedemu.ops.compare.runs import grouped, labels
@@ -35,11 +36,15 @@ class Comparison:
 
     def table(self) -> dict[str, Any]:
         """The whole comparison in the form of JSON, as ``compare.json`` holds it."""
+        own = measured(self.entries)
         return {
             "target": self.target,
             "last": self.last,
             "warnings": list(self.warnings),
-            "rows": [entry.table() for entry in self.entries],
+            "rows": [
+                {**entry.table(), "measures": {each.column: figures[place].table() for each, figures in own.items()}}
+                for place, entry in enumerate(self.entries)
+            ],
             "tests": [test.table() for key in BETTER for test in paired_tests(self.entries, key)],
             "replay": [study.table() for study in self.replay],
             "tasks": [study.table() for study in self.tasks],

@@ -15,6 +15,7 @@ from fedemu.ops.compare.beside import beside_best
 from fedemu.ops.compare.cells import NEVER, Cell
 from fedemu.ops.compare.compare import Comparison
 from fedemu.ops.compare.entry import BY_PERIOD, OF_DIAGNOSED, ROUNDS_TO, Statistic
+from fedemu.ops.compare.measured import measured_table
 from fedemu.ops.compare.replay import OBJECTIVE, Measure, ReplayStudy
 from fedemu.ops.compare.tasks import TaskStudy
 from fedemu.ops.figures import percent
@@ -53,9 +54,9 @@ def text(comparison: Comparison, width: int) -> str:
 
 
 def further_tables(comparison: Comparison) -> list[tuple[str, dict[str, list[str]]]]:
-    """The tables below the first one, each with its title: paired tests, classes task by task, replay."""
+    """The tables below the first one, each with its title: paired tests, own measures, tasks, replay."""
     return [
-        *filter(None, [beside_best(comparison.entries)]),
+        *filter(None, [beside_best(comparison.entries), measured_table(comparison.entries)]),
         *(task_table(study) for study in comparison.tasks),
         *(table for study in comparison.replay for table in replay_tables(study)),
     ]

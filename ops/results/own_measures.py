@@ -22,6 +22,11 @@ class OwnMeasure(NamedTuple):
     name: str
     teller: Teller
 
+    @property
+    def column(self) -> str:
+        """Its name in tables, by where rows have it: ``device_metrics.norm`` or ``remarks.norm``."""
+        return f"{'device_metrics' if self.teller == 'devices' else 'remarks'}.{self.name}"
+
 
 def own_measures(row: Row) -> dict[OwnMeasure, float]:
     """The own measures of a round that are finite numbers: from its ``device_metrics`` and its ``remarks``."""
@@ -31,6 +36,11 @@ def own_measures(row: Row) -> dict[OwnMeasure, float]:
 def first_measures(rows: Iterable[Row]) -> list[OwnMeasure]:
     """The first ``MOST`` own measures of some rounds, in the order of their names."""
     return sorted({measure for row in rows for measure in own_measures(row)})[:MOST]
+
+
+def last_measures(rows: Iterable[Row]) -> dict[OwnMeasure, float]:
+    """The own measures of a run, each with its value in the last round that has it."""
+    return {measure: value for row in rows for measure, value in own_measures(row).items()}
 
 
 def _numbers(teller: Teller, told: Mapping[str, Any]) -> dict[OwnMeasure, float]:

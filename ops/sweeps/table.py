@@ -11,7 +11,7 @@ from typing import Any
 from fedemu.coordinator.record.run import read_run
 from fedemu.ops.compare.entry import FIGURES, ROUNDS_TO, figures_of
 from fedemu.ops.experiment.toml_text import toml_value
-from fedemu.ops.results.own_measures import Teller, own_measures
+from fedemu.ops.results.own_measures import last_measures
 from fedemu.ops.sweeps.plan import Planned
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.files import write_whole
@@ -69,12 +69,7 @@ def _of_run(directory: Path, figures: Sequence[str]) -> tuple[Mapping[str, Any],
         "model_digest": run.summary.get("model_digest"),
         **{key: values[key].mean for key in figures},
     }
-    measured = {measure: value for row in run.rows for measure, value in own_measures(row).items()}
-    return told, {f"{_TELLERS[measure.teller]}.{measure.name}": value for measure, value in measured.items()}
-
-
-_TELLERS: Mapping[Teller, str] = {"devices": "device_metrics", "method": "remarks"}
-"""Where rows have what devices and methods tell."""
+    return told, {measure.column: value for measure, value in last_measures(run.rows).items()}
 
 
 def _written(value: Any) -> str:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from fedemu.ops.compare.beside import beside_best
 from fedemu.ops.compare.compare import Comparison
+from fedemu.ops.compare.measured import measured_table
 from fedemu.ops.compare.page.experiments import COMPARISON_PLOTS, WIDE_COMPARISON_PLOTS
 from fedemu.ops.compare.page.head import head, swatches
 from fedemu.ops.compare.page.measures import MEASURE_PLOTS
@@ -113,6 +114,12 @@ def _shown(comparison: Comparison, plots: Path, facts: Sequence[Fact], prefix: s
         "large_pictures": [],
         "tables": _tables(filter(None, [beside_best(comparison.entries)])),
     }
+    own = {
+        "heading": "Own measures",
+        "pictures": [],
+        "large_pictures": [],
+        "tables": _tables(filter(None, [measured_table(comparison.entries)])),
+    }
     tasks = {
         "heading": "Tasks",
         "pictures": [],
@@ -133,7 +140,7 @@ def _shown(comparison: Comparison, plots: Path, facts: Sequence[Fact], prefix: s
         "warnings": comparison.warnings,
         "table": _table(columns(comparison)),
         "notes": "; ".join(explanation(comparison)),
-        "sections": [tests, tasks, replay],
+        "sections": [tests, own, tasks, replay],
         "pictures": draw_all(bound(COMPARISON_PLOTS, comparison), plots, prefix),
         "large_pictures": draw_all(bound(_WIDE_PLOTS, comparison), plots, prefix),
         "every_run": _runs(comparison),

@@ -1,4 +1,4 @@
-"""The picture in which a comparison shows what methods of one's own measure."""
+"""The picture and the tables in which a comparison shows what methods of one's own measure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from fedemu.ops.compare.compare import compare
 from fedemu.ops.compare.page.measures import measures
 from fedemu.ops.compare.page.page import write_comparison
+from fedemu.ops.compare.text import further_tables
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import write_frozen
 from fedemu.ops.pages.behind import data_behind
@@ -67,7 +68,24 @@ def test_the_band_is_one_deviation_of_the_seeds(tmp_path: Path) -> None:
     assert {datum.y_name for datum in data_behind(figure)} == {"drift"}, "a single measure names the axis"
 
 
-def test_the_page_shows_the_picture_only_where_something_was_measured(tmp_path: Path) -> None:
+def test_the_last_values_of_measures_are_a_table_for_people_and_numbers_for_programs(tmp_path: Path) -> None:
+    write_run(tmp_path / "slow" / "seed-1", [1.0, 3.0], 0.1, 1)
+    write_run(tmp_path / "slow" / "seed-2", [1.0, 5.0, None], 0.1, 2)
+    write_run(tmp_path / "fast" / "seed-1", [5.0, None, 2.5e-7], 0.5, 1)
+    comparison = compare([tmp_path / "slow", tmp_path / "fast"])
+    ((title, table),) = [each for each in further_tables(comparison) if "measured" in each[0]]
+    assert title == "what devices and methods measured, in the last round that has it"
+    assert {name: column for name, column in table.items() if name != "experiment"} == {
+        "device_metrics.drift": ["4.000 ± 1.414", "2.50 · 10^-7"],
+        "remarks.moved": ["5.000 ± 1.414", "–"],
+    }
+    slow, fast = comparison.table()["rows"]
+    assert slow["measures"]["device_metrics.drift"] == {"mean": 4.0, "deviation": 2**0.5, "values": [3.0, 5.0]}
+    assert slow["measures"]["remarks.moved"]["values"] == [4.0, 6.0]
+    assert fast["measures"]["remarks.moved"] == {"mean": None, "deviation": None, "values": [None]}
+
+
+def test_the_page_shows_picture_and_table_only_where_something_was_measured(tmp_path: Path) -> None:
     write_run(tmp_path / "told", [1.0, 3.0], 0.5, 1)
     write_run(tmp_path / "silent", [None, None], 0.5, 1)
     for name, there in (("told", True), ("silent", False)):
@@ -76,3 +94,4 @@ def test_the_page_shows_the_picture_only_where_something_was_measured(tmp_path: 
         page = write_comparison(compare([tmp_path / name]), out).read_text()
         assert (out / "plots" / "measures.png").exists() is there
         assert ("measures" in page) is there
+        assert ("device_metrics.drift" in page) is there
