@@ -115,7 +115,7 @@ def _shown(comparison: Comparison, plots: Path, facts: Sequence[Fact], prefix: s
         "tables": _tables(filter(None, [beside_best(comparison.entries)])),
     }
     own = {
-        "heading": "Own measures",
+        "heading": "Measures of methods",
         "pictures": [],
         "large_pictures": [],
         "tables": _tables(filter(None, [measured_table(comparison.entries)])),
