@@ -18,7 +18,6 @@ from fedemu.algorithms.interface import (
     Ask,
     Context,
     DeviceReply,
-    Kind,
     Labelled,
     Model,
     Outputs,
@@ -29,6 +28,7 @@ from fedemu.algorithms.interface import (
     ServerJob,
     Tree,
 )
+from fedemu.algorithms.models.around import ModelAround
 from fedemu.algorithms.models.growing import Growing
 from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.replay.buffer import Buffer
@@ -250,21 +250,10 @@ class Viewing(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class Louder:
+class Louder(ModelAround):
     """The model, whose features and logits are twice as large in training mode."""
 
     model: Model
-
-    @property
-    def kind(self) -> Kind:
-        return self.model.kind
-
-    @property
-    def buffers(self) -> frozenset[str]:
-        return self.model.buffers
-
-    def init(self, seed: int) -> Tree:
-        return self.model.init(seed)
 
     def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
         outputs, buffers = self.model.apply(variables, x, train)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedemu.algorithms import built_again
 from fedemu.algorithms.interface import Context, Tree
 from fedemu.coordinator.evaluation.evaluate import Evaluation
 from fedemu.coordinator.plan import CoordinatorPlan
@@ -170,68 +170,45 @@ async def test_evaluation_is_done_as_often_as_asked_and_at_the_end(
     assert [row.round_forgetting for row in left.rows] == [None, None, None, 0.0, 0.0]
 
 
-async def test_a_model_that_is_not_finite_any_more_ends_the_run_with_the_round_before(
-    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
-) -> None:
-    make_fleet()
-    plan = make_plan()
+def spoiled(plan: CoordinatorPlan, spoil: Callable[[Tree], Tree]) -> CoordinatorPlan:
+    """The plan with a method whose global model is ``spoil(model)`` after round 3."""
     base: Any = type(plan.algorithm)
 
     def round(self: Any, state: Any, context: Context) -> Any:
         state = yield from base.round(self, state, context)
-        if context.round == 3:
-            state.model["w"][-1] = float("inf")
-        return state
+        return replace(state, model=spoil(state.model)) if context.round == 3 else state
 
-    summary, left = await play(replace(plan, algorithm=type("Exploding", (base,), {"round": round})()))
+    return replace(plan, algorithm=type("Spoiling", (base,), {"round": round})())
+
+
+async def test_a_model_that_is_not_finite_any_more_ends_the_run_with_the_round_before(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet()
+    infinite = torch.tensor([0.0, 0.0, math.inf])
+    summary, left = await play(spoiled(make_plan(), lambda model: {**model, "w": infinite}))
     assert (summary.outcome, summary.rounds) == ("diverged", 2)
     assert [row.round for row in left.rows] == [1, 2]
     assert [event["detail"] for event in left.named("diverged")] == ["w has values that are not finite after round 3"]
 
 
 @pytest.mark.parametrize(
-    ("leaf", "words"),
+    ("spoil", "words"),
     [
-        (None, r"lacks the variable 'w'"),
-        (torch.zeros(1), r"has 'w' as \[1\], where the model has \[3\]"),
-        (torch.zeros(3, dtype=torch.float64), r"has 'w' of torch\.float64, where the model has torch\.float32"),
+        (lambda model: {"b": model["b"]}, r"lacks the variable 'w'"),
+        (lambda model: {**model, "w": torch.zeros(1)}, r"has 'w' as \[1\], where the model has \[3\]"),
+        (
+            lambda model: {**model, "w": torch.zeros(3, dtype=torch.float64)},
+            r"has 'w' of torch\.float64, where the model has torch\.float32",
+        ),
     ],
 )
 async def test_a_state_without_the_whole_model_ends_the_run(
-    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, leaf: torch.Tensor | None, words: str
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, spoil: Callable[[Tree], Tree], words: str
 ) -> None:
     make_fleet()
-    plan = make_plan()
-    base: Any = type(plan.algorithm)
-
-    def round(self: Any, state: Any, context: Context) -> Any:
-        state = yield from base.round(self, state, context)
-        if context.round == 3:
-            state = replace(state, model={**state.model, "w": leaf} if leaf is not None else {"b": state.model["b"]})
-        return state
-
     with pytest.raises(ConfigurationError, match=rf"the algorithm's variables\(state\) {words}; it must be the whole"):
-        await play(replace(plan, algorithm=type("Losing", (base,), {"round": round})()))
-
-
-async def test_what_an_own_method_keeps_outside_of_its_state_is_told_once(
-    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_fleet()
-    monkeypatch.setattr(built_again, "is_own", lambda file: file == __file__)
-    plan = make_plan(rounds=4)
-    base: Any = type(plan.algorithm)
-
-    def round(self: Any, state: Any, context: Context) -> Any:
-        state = yield from base.round(self, state, context)
-        if context.round > 1:
-            self.seen.append(context.round)
-        return state
-
-    algorithm = type("Counting", (base,), {"round": round, "__module__": __name__})()
-    algorithm.seen = []
-    _, left = await play(replace(plan, algorithm=algorithm))
-    assert [(event["round"], event["what"]) for event in left.named("kept_outside")] == [(2, "seen")]
+        await play(spoiled(make_plan(), spoil))
 
 
 async def test_the_real_bytes_of_a_row_are_those_of_its_round(
