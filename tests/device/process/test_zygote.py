@@ -77,6 +77,10 @@ class Nursery:
         if isinstance(message, Attach):
             self.attached[message.number] = peer
 
+    def are_there(self, count: int) -> bool:
+        """Whether so many processes have attached, and the zygote has told of them, which comes on another line."""
+        return len(self.attached) == len(self.processes._pids) == count
+
     def quit(self) -> None:
         for peer in self.attached.values():
             self.router.send(peer, Quit())
@@ -108,7 +112,7 @@ async def test_every_process_attaches_with_its_number(nursery: MakeNursery, unti
     place = await nursery()
     await place.processes.prepare()
     place.processes.launch()
-    await until(lambda: len(place.attached) == DEVICES, "attachment of all")
+    await until(lambda: place.are_there(DEVICES), "attachment of all")
     names = {psutil.Process(pid).name() for pid in place.processes._pids.values()}
     assert names == {"fedemu-device"}
     assert sorted(place.attached) == list(range(DEVICES))
@@ -118,7 +122,7 @@ async def test_several_devices_share_a_process(nursery: MakeNursery, until: Unti
     place = await nursery(per_process=4)
     await place.processes.prepare()
     place.processes.launch()
-    await until(lambda: len(place.attached) == 3, "attachment of all")
+    await until(lambda: place.are_there(3), "attachment of all")
     assert len(place.processes) == len(place.processes._pids) == 3
 
 
@@ -126,13 +130,14 @@ async def test_a_killed_process_is_reported_at_once_and_started_again(nursery: M
     place = await nursery()
     await place.processes.prepare()
     place.processes.launch()
-    await until(lambda: len(place.attached) == DEVICES, "attachment of all")
+    await until(lambda: place.are_there(DEVICES), "attachment of all")
     place.processes.joined(7, FIRST + 18)
     victim = place.processes._pids[7]
     first_peer = place.attached[7]
     os.kill(victim, signal.SIGKILL)
     await until(lambda: place.attached[7] != first_peer, "the next life")
     assert place.deaths == [(7, FIRST + 18)]
+    await until(lambda: place.are_there(DEVICES), "the zygote's word")
     assert place.processes._pids[7] != victim
 
 
@@ -142,7 +147,7 @@ async def test_no_process_outlives_a_killed_zygote_and_all_are_started_again(
     place = await nursery()
     await place.processes.prepare()
     place.processes.launch()
-    await until(lambda: len(place.attached) == DEVICES, "attachment of all")
+    await until(lambda: place.are_there(DEVICES), "attachment of all")
     first_peers = dict(place.attached)
     family = [psutil.Process(pid) for pid in place.processes._pids.values()]
     (zygote,) = {process.ppid() for process in family}
@@ -162,7 +167,7 @@ async def test_a_zygote_that_is_killed_while_it_starts_is_started_again(nursery:
         await until(lambda killed=killed: place.processes.zygote != killed, "the next zygote")
     await ready
     place.processes.launch()
-    await until(lambda: len(place.attached) == DEVICES, "attachment of all")
+    await until(lambda: place.are_there(DEVICES), "attachment of all")
     assert place.failures == []
 
 
@@ -206,7 +211,7 @@ async def test_a_process_that_is_about_to_be_started_again_has_one_next_life_if_
     place = await nursery()
     await place.processes.prepare()
     place.processes.launch()
-    await until(lambda: len(place.attached) == DEVICES, "attachment of all")
+    await until(lambda: place.are_there(DEVICES), "attachment of all")
     first_peers, zygote = dict(place.attached), place.processes.zygote
     # It has never joined, so it is started again after a pause, in which the next zygote is imported.
     os.kill(place.processes._pids[7], signal.SIGTERM)
@@ -241,7 +246,7 @@ async def test_processes_that_the_system_does_not_let_start_are_tried_again_and_
     await place.processes.prepare()
     zygote = place.processes.zygote
     place.processes.launch()
-    await until(lambda: len(place.attached) == DEVICES, "attachment of all")
+    await until(lambda: place.are_there(DEVICES), "attachment of all")
     assert (place.processes.zygote, place.deaths, place.failures) == (zygote, [], [])
 
 
@@ -266,7 +271,7 @@ async def test_everything_ends_when_the_pipe_closes_also_what_has_heard_no_farew
     place = await nursery()
     await place.processes.prepare()
     place.processes.launch()
-    await until(lambda: len(place.attached) == DEVICES, "attachment of all")
+    await until(lambda: place.are_there(DEVICES), "attachment of all")
     members = family()
     assert len(members) == DEVICES + 1
     await place.processes.stop(lambda: None, 0.05)
@@ -288,7 +293,7 @@ async def test_processes_that_are_asked_to_quit_end_by_themselves_and_each_end_l
     place = await nursery()
     await place.processes.prepare()
     place.processes.launch()
-    await until(lambda: len(place.attached) == DEVICES, "attachment of all")
+    await until(lambda: place.are_there(DEVICES), "attachment of all")
     monkeypatch.setattr(place.processes, "_processes", Watched(place.processes._processes))
     await place.processes.stop(place.quit, 10.0)
     assert (place.processes._pids, looks) == ({}, [])
