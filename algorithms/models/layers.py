@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from fedemu.algorithms.interface import Tree
-from fedemu.algorithms.models import unfolded
+from fedemu.algorithms.models import spectral, unfolded
 
 BATCH_NORM_MOMENTUM = 0.1
 """The share of the newest batch in the running statistics, as in torch."""
@@ -70,10 +70,13 @@ class Convolution:
 
     def __call__(self, variables: Tree, x: Tensor) -> Tensor:
         weight, bias = variables[f"{self.name}.weight"], variables.get(f"{self.name}.bias")
-        stride = self.stride
+        stride, made = self.stride, None
         if unfolded.suits(x, weight, stride, self.padding):
-            products = unfolded.convolve(x, weight, stride, self.padding)
-            return products if bias is None else products + bias.to(products.dtype)[:, None, None]
+            made = unfolded.convolve(x, weight, stride, self.padding)
+        elif spectral.suits(x, weight, stride):
+            made = spectral.convolve(x, weight, self.padding)
+        if made is not None:
+            return made if bias is None else made + bias.to(made.dtype)[:, None, None]
         if self.kernel == 1 and self.padding == 0 and self.inputs < _FEW_INPUTS:
             # oneDNN writes beyond its memory in the gradient of a convolution that strides over few channels, if these
             # come last: with AVX2 in any case, with AVX-512 in two threads. Its samples alone give the same.

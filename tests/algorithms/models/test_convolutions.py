@@ -1,8 +1,9 @@
-"""Convolutions as products: the same values and gradients as torch's own, in every way in which programs call them."""
+"""Convolutions as products: the values and gradients of torch's own, in every way in which programs call them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn.functional import conv2d
 
-from fedemu.algorithms.models import unfolded
+from fedemu.algorithms.models import spectral, unfolded
 from fedemu.algorithms.models.layers import Convolution
 from fedemu.algorithms.models.unfolded import MOST_UNFOLDED, convolve, suits
 from fedemu.device.compute.trainer import open_device
@@ -60,6 +61,7 @@ def by_autograd(convolution: Convolving, x: Tensor, weight: Tensor) -> tuple[Ten
         (10, 3, 3, 0),
         (5, 2, 1, 2),
         (4, 3, 1, 0),
+        (8, 5, 1, 2),
     ],
 )
 def test_products_give_the_gradients_of_a_convolution(
@@ -73,6 +75,9 @@ def test_products_give_the_gradients_of_a_convolution(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(unfolded, "LEAST_CHANNELS", {"few": 5, "many": 4}[channels])
+    kinds = [partial(convolve, stride=stride, padding=padding)]
+    if stride == 1 and device.type == "cpu":
+        kinds.append(partial(spectral.convolve, padding=padding))
     random = torch.Generator().manual_seed(0)
     x = torch.randn(3, 2, 4, pixels, pixels, generator=random, dtype=torch.float64).to(device)
     weight = torch.randn(3, 5, 4, side, side, generator=random, dtype=torch.float64).to(device)
@@ -80,12 +85,10 @@ def test_products_give_the_gradients_of_a_convolution(
     def reference(x: Tensor, weight: Tensor) -> Tensor:
         return conv2d(x, weight, stride=stride, padding=padding)
 
-    def products(x: Tensor, weight: Tensor) -> Tensor:
-        return convolve(x, weight, stride, padding)
-
-    torch.testing.assert_close(products(x[0], weight[0]), reference(x[0], weight[0]), rtol=1e-12, atol=1e-12)
-    for found, expected in zip(way(products, x, weight), way(reference, x, weight), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    for products in kinds:
+        torch.testing.assert_close(products(x[0], weight[0]), reference(x[0], weight[0]), rtol=1e-12, atol=1e-12)
+        for found, expected in zip(way(products, x, weight), way(reference, x, weight), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("way", [by_stack, by_sample, twice, by_autograd])
@@ -171,3 +174,52 @@ def test_a_layer_of_products_gives_what_it_gives_otherwise(
     assert made.dtype == (torch.bfloat16 if low else torch.float32)
     tolerance = 2**-5 if low else 1e-4
     torch.testing.assert_close(made, expected, rtol=tolerance, atol=tolerance)
+
+
+SHAPES = ((20, 32, 14, 16), (64, 32, 5, 5))
+
+
+def spectra_suit(
+    x: tuple[int, ...] = SHAPES[0], kernels: tuple[int, ...] = SHAPES[1], stride: int = 1, **kind: Any
+) -> bool:
+    return spectral.suits(torch.empty(x, **kind), torch.empty(kernels, **kind), stride)
+
+
+def test_large_kernels_with_many_channels_are_products_of_spectra_on_a_processor() -> None:
+    assert spectra_suit()
+    assert spectra_suit((20, 48, 32, 32), (32, 48, 7, 7))
+    assert not spectra_suit((19, 32, 14, 16))
+    assert not spectra_suit((20, 31, 14, 16), (64, 31, 5, 5))
+    assert not spectra_suit((20, 40, 14, 16), (64, 40, 5, 5))
+    assert not spectra_suit(kernels=(16, 32, 5, 5))
+    assert not spectra_suit(kernels=(64, 32, 4, 4))
+    assert not spectra_suit((20, 32, 14, 33))
+    assert not spectra_suit((20, 32, 4, 16))
+    assert not spectra_suit(stride=2)
+    assert not spectra_suit(dtype=torch.float64)
+    assert not spectra_suit(device="meta")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not spectra_suit()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_of_spectra_is_as_exact_as_one_of_sums(bias: bool) -> None:
+    random = torch.Generator().manual_seed(0)
+    layer = Convolution("c", inputs=32, outputs=64, kernel=5, padding=2, bias=bias)
+    variables = {name: leaf.requires_grad_() for name, leaf in layer.init(random).items()}
+    x = torch.randn(SHAPES[0], generator=random, requires_grad=True)
+    assert spectral.suits(x, variables["c.weight"], 1)
+
+    def gradients(dtype: torch.dtype) -> list[Tensor]:
+        leaves = [leaf.detach().to(dtype).requires_grad_() for leaf in (x, *variables.values())]
+        made = layer(dict(zip(variables, leaves[1:], strict=True)), leaves[0])
+        return [made, *torch.autograd.grad(made.square().sum(), leaves)]
+
+    for found, exact in zip(gradients(torch.float32), gradients(torch.float64), strict=True):
+        assert (found - exact).abs().max() < 1e-6 * exact.abs().max()
+
+
+def test_images_from_spectra_have_their_channels_last_in_memory() -> None:
+    made = spectral.convolve(torch.randn(SHAPES[0]), torch.randn(SHAPES[1]), 2)
+    assert made.shape == (20, 64, 14, 16)
+    assert made.is_contiguous(memory_format=torch.channels_last)
