@@ -28,9 +28,16 @@ DIGESTS = {
 }
 """Model digests by method, with torch 2.13.0 and numpy 2.4.6. Seen on an Intel Xeon with AVX-512 and AMX, and the same
 on an AMD EPYC with AVX2 (family 25, model 1)."""
+SPECTRA = "d1c4240e755c19bcee71a824366ad2bf90b79a23779ad84a4b5658b3bc3e2ac5"
+"""The digest of a convolution by spectra and its gradients. Seen on an AMD EPYC (family 25, model 17), and on an Intel
+Haswell that QEMU 7.2 emulated."""
 RUNS = """
+import hashlib
 import sys
 from pathlib import Path
+import numpy as np
+import torch
+from fedemu.algorithms.models import spectral
 from fedemu.coordinator.record.run import read_summary
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.experiment.sources import load_experiment
@@ -49,6 +56,15 @@ for name, settings in METHODS.items():
     folder = claim(experiment, Path(sys.argv[1]) / name)
     coordinate(folder, experiment, Runtime(transport="memory", report=False), lambda address: None)
     print(name, read_summary(folder)["model_digest"])
+draws = np.random.Generator(np.random.Philox(0))
+x, weight, factor = (
+    torch.from_numpy(draws.random(shape, np.float32)).requires_grad_()
+    for shape in ((20, 32, 16, 16), (64, 32, 5, 5), (20, 64, 16, 16))
+)
+assert spectral.suits(x, weight, 1)
+made = spectral.convolve(x, weight, 2)
+results = made, *torch.autograd.grad((made * factor).sum(), (x, weight))
+print("spectra", hashlib.sha256(b"".join(leaf.detach().numpy().tobytes() for leaf in results)).hexdigest())
 """
 
 
@@ -56,7 +72,7 @@ def has_avx2() -> bool:
     return " avx2 " in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
 
 
-def test_five_methods_have_the_same_bits_on_every_processor(tmp_path: Path) -> None:
+def test_five_methods_and_spectra_have_the_same_bits_on_every_processor(tmp_path: Path) -> None:
     if not has_avx2():
         pytest.skip("compute.portable is for processors with AVX2")
     done = subprocess.run(
@@ -68,7 +84,8 @@ def test_five_methods_have_the_same_bits_on_every_processor(tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = dict(line.split() for line in done.stdout.splitlines())
-    differing = sorted(name for name in DIGESTS if found[name] != DIGESTS[name])
+    expected = DIGESTS | {"spectra": SPECTRA}
+    differing = sorted(name for name in expected if found[name] != expected[name])
     refuted = (
         f"with compute.portable = true, {', '.join(differing)} gave other bits than on an Intel Xeon and an AMD EPYC. "
         f"This is a {machine()['processor']} with {versions()}. With the same versions of torch and numpy, find the "
