@@ -13,13 +13,15 @@ ones of torch, so gradients of any order, ``torch.func`` and recorded steps work
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 LEAST_SIDE: Final = 5
 """The side of the kernels from which on spectra are faster. With 3×3 they took 0.8 to 1.4 times as long."""
@@ -34,7 +36,7 @@ _ALIGNED: Final = 16
 Matrices = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 
 
-def suits(x: Tensor, weight: Tensor, stride: int) -> bool:
+def suits(x: Tensor, weight: Tensor, stride: int | None) -> bool:
     """Whether a convolution of ``x`` with kernels ``weight`` is on a processor, in float32, and faster by spectra.
 
     The shapes decide, so that a run can be repeated. With 32 and 64 channels of 16×16 pixels and a 5×5 kernel, spectra
@@ -44,10 +46,12 @@ def suits(x: Tensor, weight: Tensor, stride: int) -> bool:
     kind = x.device.type
     if kind != "cpu" or x.dtype != torch.float32 or weight.dtype != torch.float32 or torch.is_autocast_enabled(kind):
         return False
-    (batch, inputs, height, width), (outputs, _, side, _) = x.shape, weight.shape
+    if x.dim() < 4:
+        return False
+    (batch, inputs, height, width), (outputs, _, side, other) = x.shape, weight.shape
     return (
         stride == 1
-        and LEAST_SIDE <= side <= min(height, width)
+        and LEAST_SIDE <= side == other <= min(height, width)
         and max(height, width) <= MOST_PIXELS
         and min(inputs, outputs) >= LEAST_CHANNELS
         and inputs % _ALIGNED == outputs % _ALIGNED == 0
@@ -75,6 +79,41 @@ def convolve(x: Tensor, weight: Tensor, padding: int) -> Tensor:
     )
     pixels = (of_real + of_imaginary).view(rows[0].shape[0], -1, batch, outputs)
     return pixels.permute(2, 0, 1, 3).contiguous().permute(0, 3, 1, 2)
+
+
+class BySpectra(TorchFunctionMode):
+    """A context in which ``torch.conv2d``, and so ``torch.nn.Conv2d``, computes by spectra where these are faster."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return (_conv2d if func is torch.conv2d else func)(*args, **(kwargs or {}))
+
+
+def _conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    """As ``torch.conv2d``."""
+    side = weight.shape[-1]
+    named = {"valid": 0, "same": side // 2 if side % 2 else None}
+    around = named.get(padding) if isinstance(padding, str) else _of_both(padding)
+    if around is None or groups != 1 or _of_both(dilation) != 1 or not suits(input, weight, _of_both(stride)):
+        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    made = convolve(input, weight, around)
+    return made if bias is None else made + bias[:, None, None]
+
+
+def _of_both(value: Any) -> int | None:
+    """The number for height and width, if it is the same one."""
+    if isinstance(value, int):
+        return value
+    return int(value[0]) if len(set(value)) == 1 else None
 
 
 def _spectrum(t: Tensor, matrices: Matrices) -> tuple[Tensor, Tensor]:

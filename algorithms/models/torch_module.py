@@ -17,6 +17,7 @@ from fedemu.algorithms.interface import Outputs, Tree
 from fedemu.algorithms.models.frozen import fixed_tensors, resting_parts, saved_tensors
 from fedemu.algorithms.models.layers import batch_statistics
 from fedemu.algorithms.models.randomness.random_functions import repeatable
+from fedemu.algorithms.models.spectral import BySpectra
 from fedemu.algorithms.trees import map_leaves, only
 from fedemu.protocol.code.own_code import account
 from fedemu.protocol.errors import ConfigurationError
@@ -67,7 +68,7 @@ class ModuleModel:
         buffers = {name: leaf.clone() for name, leaf in only(variables, self.buffers).items()}
         x = x if train else x.clone()
         self._last = None
-        with repeatable():
+        with repeatable(), BySpectra():
             out = functional_call(self._modes[train], {**self._beside(x), **variables, **buffers}, (x,))
         outputs, after = outputs_of(out), self._after
         if self._last is not None and self._last[1] is outputs.logits and outputs.features is outputs.logits:

@@ -15,6 +15,7 @@ from torch.nn.functional import conv2d
 
 from fedemu.algorithms.models import spectral, unfolded
 from fedemu.algorithms.models.layers import Convolution
+from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.models.unfolded import MOST_UNFOLDED, convolve, suits
 from fedemu.device.compute.trainer import open_device
 
@@ -223,3 +224,42 @@ def test_images_from_spectra_have_their_channels_last_in_memory() -> None:
     made = spectral.convolve(torch.randn(SHAPES[0]), torch.randn(SHAPES[1]), 2)
     assert made.shape == (20, 64, 14, 16)
     assert made.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize(
+    ("settings", "by_spectra"),
+    [
+        ({"padding": 2}, True),
+        ({"padding": (2, 2), "bias": False}, True),
+        ({"padding": "same"}, True),
+        ({"padding": "valid"}, True),
+        ({"padding": 3, "padding_mode": "circular"}, True),
+        ({"padding": (2, 1)}, False),
+        ({"padding": "same", "kernel_size": 6}, False),
+        ({"kernel_size": (5, 7)}, False),
+        ({"stride": 2}, False),
+        ({"stride": (1, 2)}, False),
+        ({"dilation": 2}, False),
+        ({"groups": 2}, False),
+    ],
+)
+def test_layers_of_own_modules_are_computed_by_spectra_where_these_suit(
+    settings: dict[str, Any], by_spectra: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Conv2d(**{"in_channels": 32, "out_channels": 64, "kernel_size": 5, **settings})
+    x = torch.randn(SHAPES[0])
+    convolved: list[int] = []
+
+    def counted(x: Tensor, weight: Tensor, padding: int) -> Tensor:
+        convolved.append(padding)
+        return convolve_by_spectra(x, weight, padding)
+
+    convolve_by_spectra = spectral.convolve
+    monkeypatch.setattr(spectral, "convolve", counted)
+    made, alone = from_module(lambda: layer).apply(dict(layer.named_parameters()), x, True)[0].logits, layer(x)
+    assert len(convolved) == by_spectra
+    torch.testing.assert_close(made, alone, rtol=1e-4, atol=1e-5)
+    single = from_module(lambda: layer).apply(dict(layer.named_parameters()), x[:1], True)[0].logits
+    torch.testing.assert_close(single, alone[:1], rtol=1e-4, atol=1e-5)
