@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.hardware import processor
 
 CUBLAS_WORKSPACE: Final = "CUBLAS_WORKSPACE_CONFIG"
 _TUNABLES: Final = "GLIBC_TUNABLES"
@@ -57,6 +58,21 @@ def lacking(environment: Mapping[str, str], wanted: Mapping[str, str]) -> dict[s
     return {name: value for name, value in wanted.items() if environment.get(name) != value}
 
 
+def portable_environment() -> Mapping[str, str]:
+    """``PORTABLE_ENVIRONMENT``, for processes of this machine. Raises ConfigurationError if its processor lacks AVX2.
+
+    With these variables libraries take instructions of AVX2 on every processor, and a process that loads them without
+    having these instructions dies.
+    """
+    flags = processor().get("flags")
+    if flags is not None and not {"avx2", "fma"} <= set(flags.split()):
+        raise ConfigurationError(
+            "compute.portable = true needs an x86-64 processor with AVX2, and that of this machine has none; "
+            "set compute.portable = false, or compute on another machine"
+        )
+    return PORTABLE_ENVIRONMENT
+
+
 def hold_to_portable(device_type: str) -> str:
     """Have this process compute the same bits as on other processors. Returns the type of the device to compute on.
 
@@ -67,9 +83,10 @@ def hold_to_portable(device_type: str) -> str:
         raise ConfigurationError(
             "compute.portable = true is for processors, and device_type is cuda; choose cpu, or set it to false"
         )
+    wanted = portable_environment()
     import torch
 
-    if missing := lacking(os.environ, PORTABLE_ENVIRONMENT):
+    if missing := lacking(os.environ, wanted):
         name, value = next(iter(missing.items()))
         raise ConfigurationError(
             f"compute.portable = true needs {name}={value} in the environment before Python starts; "

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from fedemu.device.compute.environment import PORTABLE_ENVIRONMENT, lacking
+from fedemu.device.compute.environment import lacking, portable_environment
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.code.source import interpreter
 
@@ -17,8 +17,11 @@ _CHILD = "fedemu.ops.running.child"
 
 
 def environment_for(experiment: Experiment) -> Mapping[str, str]:
-    """The variables that every process which computes for this experiment must be started with."""
-    return PORTABLE_ENVIRONMENT if experiment.compute.portable else {}
+    """The variables that every process which computes for this experiment must be started with.
+
+    Raises ConfigurationError if this machine's processor can't compute so.
+    """
+    return portable_environment() if experiment.compute.portable else {}
 
 
 def start_again_portably(experiment: Experiment) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedemu.coordinator.record.summary import machine, versions
+from fedemu.device.compute import environment
 from fedemu.device.compute.environment import PORTABLE_ENVIRONMENT, hold_to_portable, lacking
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import read_frozen
@@ -132,6 +133,25 @@ def test_what_cannot_be_portable_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         hold_to_portable("auto")
     with pytest.raises(ConfigurationError, match=r"computes with one thread, and server\.threads = 2"):
         Experiment.parse({"compute": {"portable": True}, "server": {"threads": 2}})
+
+
+@pytest.mark.parametrize("flags", ["fpu sse4_2 avx", "fpu avx2", "fpu fma"])
+def test_a_processor_without_avx2_is_refused_before_a_library_uses_it(
+    flags: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "processor", lambda: {"vendor_id": "AuthenticAMD", "flags": flags})
+    assert environment_for(Experiment()) == {}
+    for refused in (
+        lambda: environment_for(PORTABLE),
+        lambda: start_again_portably(PORTABLE),
+        lambda: ways(PORTABLE.to_bytes()),
+        lambda: hold_to_portable("cpu"),
+    ):
+        with pytest.raises(ConfigurationError, match=r"needs an x86-64 processor with AVX2, and that of this machine"):
+            refused()
+    for told in ({}, {"flags": "fpu avx2 fma"}):
+        monkeypatch.setattr(environment, "processor", lambda told=told: told)
+        assert environment_for(PORTABLE) == PORTABLE_ENVIRONMENT
 
 
 @pytest.mark.skipif(not has_avx2(), reason="compute.portable is for processors with AVX2")
