@@ -11,6 +11,7 @@ import os
 import re
 import textwrap
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -167,7 +168,20 @@ def is_own(file: str) -> bool:
     path = Path(file).resolve()
     if {"site-packages", "dist-packages"} & {*path.parts}:
         return False
+    if any(path.relative_to(folder).parts[0] in _installed(folder) for folder in path.parents):
+        return False
     return not _among(file, _OURS) and not path.is_relative_to(_OF_PYTHON)
+
+
+@functools.lru_cache(maxsize=1024)
+def _installed(folder: Path) -> frozenset[str]:
+    """What pip has installed into any other folder, as ``pip install --target`` does: names of files and folders."""
+    names: set[str] = set()
+    with suppress(OSError):
+        for record in folder.glob("*.dist-info/RECORD"):
+            lines = record.read_text(encoding="utf-8", errors="replace").splitlines()
+            names.update(re.split("[/,]", line, maxsplit=1)[0] for line in lines)
+    return frozenset(names)
 
 
 def _among(file: str, parts: tuple[str, ...]) -> bool:

@@ -113,6 +113,17 @@ def test_frames_of_installed_packages_are_left_out(own: Path) -> None:
     assert not own_code.is_own("/usr/lib/python3/dist-packages/numpy/linalg/linalg.py")
 
 
+def test_packages_that_pip_put_into_any_folder_are_nobodys_own_code(tmp_path: Path) -> None:
+    """``pip install --target`` does so, and PYTHONPATH finds them."""
+    record = tmp_path / "tool-1.0.dist-info" / "RECORD"
+    record.parent.mkdir()
+    record.write_text("tool/__init__.py,sha256=abc,3\nalone.py,sha256=abc,3\n../bin/tool,,\n")
+    for installed in ("tool/__init__.py", "tool/part/deep.py", "alone.py"):
+        assert not own_code.is_own(str(tmp_path / installed))
+    for own in ("mine.py", "lab/tool/__init__.py", "lab/alone.py"):
+        assert own_code.is_own(str(tmp_path / own))
+
+
 def test_frames_of_python_are_left_out(own: Path) -> None:
     error = failure(own, "parse")
     assert "own.py:10" in account(error).splitlines()[0]
