@@ -70,18 +70,15 @@ class Convolution:
 
     def __call__(self, variables: Tree, x: Tensor) -> Tensor:
         weight, bias = variables[f"{self.name}.weight"], variables.get(f"{self.name}.bias")
-        stride, made = self.stride, None
+        stride = self.stride
         if unfolded.suits(x, weight, stride, self.padding):
-            made = unfolded.convolve(x, weight, stride, self.padding)
-        elif spectral.suits(x, weight, stride):
-            made = spectral.convolve(x, weight, self.padding)
-        if made is not None:
-            return made if bias is None else made + bias.to(made.dtype)[:, None, None]
+            products = unfolded.convolve(x, weight, stride, self.padding)
+            return products if bias is None else products + bias.to(products.dtype)[:, None, None]
         if self.kernel == 1 and self.padding == 0 and self.inputs < _FEW_INPUTS:
             # oneDNN writes beyond its memory in the gradient of a convolution that strides over few channels, if these
             # come last: with AVX2 in any case, with AVX-512 in two threads. Its samples alone give the same.
             x, stride = x[:, :, ::stride, ::stride], 1
-        return functional.conv2d(x, weight, bias, stride=stride, padding=self.padding)
+        return spectral.conv2d(x, weight, bias, stride, self.padding)
 
 
 @dataclass(frozen=True)

@@ -197,6 +197,8 @@ def test_large_kernels_with_many_channels_are_products_of_spectra_on_a_processor
     assert not spectra_suit((20, 32, 14, 33))
     assert not spectra_suit((20, 32, 4, 16))
     assert not spectra_suit(stride=2)
+    assert not spectra_suit(kernels=(64, 48, 5, 5))
+    assert not spectra_suit(kernels=(64, 32, 5))
     assert not spectra_suit(dtype=torch.float64)
     assert not spectra_suit(device="meta")
     with torch.autocast("cpu", torch.bfloat16):
