@@ -16,10 +16,11 @@ RUN pip install --no-cache-dir --constraint constraints.txt .
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /opt/fedemu /opt/fedemu
-ENV PATH=/opt/fedemu/bin:$PATH
-# Volumes that are mounted here belong to the user of the container.
+ENV PATH=/opt/fedemu/bin:$PATH FEDEMU_CACHE=/cache
+# Volumes that are mounted here belong to the user of the container. Any other user (docker run --user) may write to two of them.
 RUN useradd --uid 1000 --create-home fedemu \
-    && install -d -o fedemu -g fedemu /work /keys /state /data
+    && install -d -o fedemu -g fedemu /keys /state /data \
+    && install -d -m 1777 /work /cache
 USER 1000:1000
 WORKDIR /work
 ENTRYPOINT ["fedemu"]

@@ -5,18 +5,17 @@ from __future__ import annotations
 import errno
 import hmac
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.typedefs import Middleware
 
 from fedemu.protocol.host.files import refusal_of
 
 TOKEN_HEADER: Final = "X-Fedemu-Token"
-HTTP_PORT: Final = 80
-"""The port that browsers leave out in the name of a host."""
+_LOOPBACK: Final = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?")
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -29,31 +28,26 @@ _HEADERS: Final = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def guard(port: int) -> Middleware:
-    """A middleware that answers only requests that name the loopback.
+@web.middleware
+async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer only requests that name the loopback and come from the page itself.
 
-    A page of a stranger whose host name was pointed at the loopback names that host, and gets nothing.
+    A page of a stranger whose host name was pointed at the loopback names that host, and gets nothing. Any port will
+    do: the other end of a tunnel may have another one.
     """
-    names = {"127.0.0.1", "localhost"}
-    hosts = {f"{name}:{port}" for name in names} | (names if port == HTTP_PORT else set())
-
-    @web.middleware
-    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-        origin = request.headers.get("Origin")
-        if request.headers.get("Host", "") not in hosts:
-            return told(403, "this page is served to this machine only, as http://127.0.0.1")
-        if origin is not None and origin not in {f"http://{host}" for host in hosts}:
-            return told(403, "another site may not use this page")
-        try:
-            return await handler(request)
-        except web.HTTPException as error:
-            return told(error.status, error.reason.lower())
-        except (web.RequestPayloadError, ConnectionError):
-            return told(400, "the body of the request can't be read")
-        except OSError as error:
-            return told(404 if error.errno == errno.ENAMETOOLONG else 500, refusal_of(error))
-
-    return guarded
+    host = request.headers.get("Host", "")
+    if not _LOOPBACK.fullmatch(host):
+        return told(403, "this page is served to this machine only, as http://127.0.0.1; from another one use ssh -L")
+    if request.headers.get("Origin", f"http://{host}") != f"http://{host}":
+        return told(403, "another site may not use this page")
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        return told(error.status, error.reason.lower())
+    except (web.RequestPayloadError, ConnectionError):
+        return told(400, "the body of the request can't be read")
+    except OSError as error:
+        return told(404 if error.errno == errno.ENAMETOOLONG else 500, refusal_of(error))
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -61,9 +61,9 @@ class Page:
             self.viewers > 0 or time.monotonic() - self.left < seconds
         )
 
-    def application(self, port: int) -> web.Application:
-        """The web application, served on ``port``."""
-        application = web.Application(middlewares=[guard(port)], client_max_size=MOST_BODY)
+    def application(self) -> web.Application:
+        """The web application."""
+        application = web.Application(middlewares=[guard], client_max_size=MOST_BODY)
         application.on_response_prepare.append(add_headers)
         application.add_routes(
             [

@@ -51,7 +51,7 @@ def serve_page(
 
 async def _serve(page: Page, listening: socket.socket, opened: Callable[[str, str], None], parent: int | None) -> None:
     number = listening.getsockname()[1]
-    runner = web.AppRunner(page.application(number), access_log=None, shutdown_timeout=0.5)
+    runner = web.AppRunner(page.application(), access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     stopped = asyncio.Event()
     asyncio.get_running_loop().set_exception_handler(_told_once())

@@ -6,27 +6,34 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from fedemu.ops.live.guards import HTTP_PORT, guard
+from fedemu.ops.live.guards import guard
 
 
 @pytest.mark.parametrize(
-    ("port", "headers", "status"),
+    ("headers", "status"),
     [
-        (8160, {"Host": "127.0.0.1:8160", "Origin": "http://127.0.0.1:8160"}, 200),
-        (8160, {"Host": "127.0.0.1"}, 403),
-        (8160, {"Host": "127.0.0.1:8160", "Origin": "http://127.0.0.1"}, 403),
-        (HTTP_PORT, {"Host": "127.0.0.1"}, 200),
-        (HTTP_PORT, {"Host": "localhost", "Origin": "http://localhost"}, 200),
-        (HTTP_PORT, {"Host": "localhost:80"}, 200),
-        (HTTP_PORT, {"Host": "evil.example"}, 403),
-        (HTTP_PORT, {"Host": "localhost", "Origin": "http://evil.example"}, 403),
+        ({"Host": "127.0.0.1:8160", "Origin": "http://127.0.0.1:8160"}, 200),
+        ({"Host": "localhost:9000", "Origin": "http://localhost:9000"}, 200),  # a tunnel from another port
+        ({"Host": "localhost", "Origin": "http://localhost"}, 200),  # the port of http
+        ({"Host": "127.0.0.1:8160"}, 200),
+        ({"Host": "127.0.0.1:8160", "Origin": "http://127.0.0.1:9000"}, 403),  # another page of this machine
+        ({"Host": "127.0.0.1:8160", "Origin": "http://127.0.0.1"}, 403),
+        ({"Host": "127.0.0.1:8160", "Origin": "http://localhost:8160"}, 403),
+        ({"Host": "127.0.0.1:8160", "Origin": "https://127.0.0.1:8160"}, 403),
+        ({"Host": "localhost:8160", "Origin": "null"}, 403),
+        ({"Host": "evil.example:8160"}, 403),
+        ({"Host": "localhost.evil.example"}, 403),
+        ({"Host": "localhost:8160@evil.example"}, 403),
+        ({"Host": "0.0.0.0:8160"}, 403),
+        ({"Host": ""}, 403),
+        ({}, 403),
     ],
 )
-async def test_a_host_without_a_port_is_the_page_only_at_the_port_of_http(
-    port: int, headers: dict[str, str], status: int
+async def test_a_request_names_the_loopback_and_comes_from_the_page_itself(
+    headers: dict[str, str], status: int
 ) -> None:
     async def page(request: web.Request) -> web.StreamResponse:
         return web.Response()
 
-    answer = await guard(port)(make_mocked_request("GET", "/", headers=headers), page)
+    answer = await guard(make_mocked_request("GET", "/", headers=headers), page)
     assert answer.status == status
