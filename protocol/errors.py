@@ -6,7 +6,7 @@ FedemuError
 ├── ProtocolError           a message that cannot be used; it is counted, answered and dropped
 │   ├── MalformedMessage    not decodable, of the wrong type, too large, too deep
 │   ├── VersionMismatch     the peer speaks another protocol version
-│   ├── HandshakeFailed     the two sides of a connection do not accept each other's keys
+│   ├── HandshakeFailed     the two sides of a connection do not understand each other, or not accept each other's keys
 │   ├── KeyRevoked          the peer's key was approved, and is not any more
 │   ├── UnknownPeer         the peer has no session, and says more than it needs to get one
 │   └── TooMuch             the peer sends more than it may
@@ -65,7 +65,10 @@ class VersionMismatch(ProtocolError):
 
 
 class HandshakeFailed(ProtocolError):
-    """The two sides of a connection do not accept each other's keys. ``final``: it needs a new connection."""
+    """The two sides of a connection do not understand each other, or do not accept each other's keys.
+
+    ``final``: it needs a new connection.
+    """
 
     reason = "handshake"
 

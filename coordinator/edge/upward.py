@@ -50,7 +50,7 @@ class Upward:
         """Whether people were told that the coordinator is gone."""
         self._began = self._heard = self._connected = now()
         self._asked = self._beat = -math.inf
-        self._barred = ""
+        self._barred, self._anew = "", False
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -64,7 +64,7 @@ class Upward:
         if self._dealer is not None:
             self._dealer.close()
             self._before = self.traffic
-        self._connected = self._now()
+        self._connected, self._anew = self._now(), False
         self._dealer = self._trunk.connect(self._plan.up, self._decoder, self._received, self._rejected)
         self._ask(self._connected)
 
@@ -100,7 +100,10 @@ class Upward:
                 plan.told(f"the coordinator is gone; this edge looks for it for {left:.0f} s")
             self.connect()
         elif not self._trunk.open and now >= self._asked + AGAIN_SECONDS:
-            self._ask(now)
+            if self._anew:
+                self.connect()
+            else:
+                self._ask(now)
         elif self._trunk.open and now >= self._beat and self.stationed is not None:
             self._beat = now + min(AGAIN_SECONDS, self.stationed.heartbeat_seconds)
             self.say(wire.Heartbeat())
@@ -145,6 +148,7 @@ class Upward:
 
     def _rejected(self, error: ProtocolError) -> None:
         if isinstance(error, HandshakeFailed):
+            self._anew |= error.final
             self._bar(str(error))
         elif self.stationed is None:
             self._failed(RefusedError.misunderstood(self._plan.up, str(error)))

@@ -1,7 +1,8 @@
 """Why a Dealer does not come in.
 
 ZeroMQ itself tells nobody. If the other side has refused the key or speaks otherwise, it stops for good; if the other
-side has only closed the connection, it tries again for ever.
+side has only closed the connection, it tries again for ever. If the other side does not speak ZeroMQ's protocol at all,
+as a web server, it stops for good with no other event than the loss of the connection.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ BROKEN_OFF: Final = (
 _FAILURES: Final = 3
 """Failures in a row without a reason from the other side. Fewer may be a coordinator that ends just now."""
 _INTERNAL_ERROR: Final = 500
+_DIALLED: Final = EVENTS | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
 
 
 class HandshakeWatch:
@@ -51,13 +53,20 @@ class HandshakeWatch:
         self._keys = keys
         self._failed = failed
         self._failures = 0
-        self._ear = Ear(socket, loop, EVENTS, self._heard)
+        self._shaken = False
+        """Whether the handshake of the connection has come to an end, a good or a bad one."""
+        self._ear = Ear(socket, loop, _DIALLED, self._heard)
 
     def close(self) -> None:
         """Stop listening. Must be called before the Dealer is closed."""
         self._ear.close()
 
     def _heard(self, event: int, value: int) -> None:
+        if event == zmq.EVENT_DISCONNECTED and not self._shaken:
+            self._failed(HandshakeFailed(self._no_coordinator(), final=True))
+        self._shaken = event != zmq.EVENT_CONNECTED
+        if event in (zmq.EVENT_CONNECTED, zmq.EVENT_DISCONNECTED):
+            return
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._failures = 0
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -75,6 +84,12 @@ class HandshakeWatch:
         return (
             f"the coordinator at {self._address} has not approved this machine's key; "
             f"say there: fedemu keys approve NAME '{self._keys.public}'"
+        )
+
+    def _no_coordinator(self) -> str:
+        return (
+            f"what answers at {self._address} is no coordinator; it may be a web server, a proxy, or a wrong port "
+            "of its machine"
         )
 
     def _broken_off(self) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from fedemu.coordinator.edge.plan import EdgePlan
 from fedemu.coordinator.edge.upward import Upward
-from fedemu.protocol.errors import UnreachableError
+from fedemu.protocol.errors import HandshakeFailed, UnreachableError
 from fedemu.protocol.sharing.trunk import Trunk
 
 BEGAN = 1000
@@ -59,6 +59,25 @@ async def test_an_edge_connects_anew_when_its_coordinator_fell_silent_and_ends_w
     [error] = made.ended
     assert isinstance(error, UnreachableError)
     assert str(error).startswith("The coordinator at root has been away for 20 s, so this edge has stopped;")
+    made.trunk.close()
+
+
+async def test_an_edge_whose_key_was_refused_connects_anew_so_that_it_comes_in_once_it_is_approved(
+    network: Any, settle: Any
+) -> None:
+    made = Clocked(network, "root")
+    made.upward.connect()
+    first = made.upward._dealer
+    made.upward._rejected(HandshakeFailed("its connection is broken off"))
+    await made.pass_to(BEGAN + 3, settle)
+    assert made.upward._dealer is first, "ZeroMQ tries again by itself"
+    made.upward._rejected(HandshakeFailed("its key is not approved", final=True))
+    await made.pass_to(BEGAN + 6, settle)
+    second = made.upward._dealer
+    assert second is not first
+    await made.pass_to(BEGAN + 9, settle)
+    assert made.upward._dealer is second, "one new connection for each refusal"
+    assert [told.split(";")[1] for told in made.told] == [" this edge goes on trying"] * 2
     made.trunk.close()
 
 

@@ -272,9 +272,42 @@ async def test_connections_that_only_end_are_told_once_three_of_them_have_come_i
         watch = HandshakeWatch(socket, asyncio.get_running_loop(), "tcp://there:1", None, told.append)
         counts = []
         for event in "ff+fffff":  # the coordinator may end just now, and come back
+            watch._heard(zmq.EVENT_CONNECTED, 0)
             watch._heard(zmq.EVENT_HANDSHAKE_SUCCEEDED if event == "+" else zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 0)
+            watch._heard(zmq.EVENT_DISCONNECTED, 0)
             counts.append(len(told))
         watch._heard(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, 0)  # the other side speaks otherwise
         watch.close()
     assert counts == [0, 0, 0, 0, 0, 1, 1, 1]
     assert [isinstance(error, HandshakeFailed) and error.final for error in told] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("answer", "with_keys"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", True),
+        (bytes(64), True),
+        (bytes(64), False),
+        (bytes(range(255, 0, -1)), True),
+        (bytes(range(255, 0, -1)), False),
+    ],
+)
+async def test_what_speaks_no_zeromq_is_told_apart_from_a_coordinator_that_is_away(
+    answer: bytes, with_keys: bool, eventually: Eventually
+) -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.write(answer)
+
+    server = await asyncio.start_server(speak, "127.0.0.1", 0)
+    address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    machine = Machine(address, a_pair() if with_keys else None, a_pair()[0])
+    try:
+        await eventually(lambda: machine.told)
+        [error] = machine.told
+        assert isinstance(error, HandshakeFailed)
+        assert error.final, "ZeroMQ does not try again by itself"
+        assert str(error).startswith(f"what answers at {address} is no coordinator; it may be a web server")
+    finally:
+        machine.network.close()
+        server.close()
