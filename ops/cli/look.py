@@ -183,12 +183,18 @@ def export(
 @guarded
 def validate(
     experiment: options.Experiment = None,
+    seed: options.Seed = None,
+    rounds: options.Rounds = None,
+    devices: options.Devices = None,
     settings: options.Settings = None,
     log_level: options.LogLevelOption = None,
     format: options.FormatOption = Format.TEXT,
 ) -> int:
     """Check an experiment without running it: its settings, data, model, method, partition and first training step."""
-    overrides, without_effect = overrides_of(settings, runtime__log_level=log_level), WithoutEffect()
+    overrides = overrides_of(
+        settings, seed=seed, rounds=rounds, fleet__devices=devices, runtime__log_level=log_level
+    )
+    without_effect = WithoutEffect()
     checked, runtime = load_experiment(experiment, overrides, os.environ, without_effect)
     logging.getLogger().setLevel(runtime.log_level.upper())
     check_trackers(runtime.track.to, runtime.track.out)

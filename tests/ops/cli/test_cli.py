@@ -192,10 +192,11 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path, capsys: pytest.Ca
 def test_validate_describes_what_an_experiment_will_run(capsys: pytest.CaptureFixture[str]) -> None:
     method = ("--set", "algorithm.name=fedprox", "--set", "algorithm.options.mu=0.25")
     method += ("--set", "algorithm.terms={ lwf = { temperature = 3.0 }, ewc = {} }")
-    assert call("validate", "digits-small", "--set", "local.lr=0.5", "--set", "local.epochs=1", *method) == 0
+    sizes = ("--devices", "8", "--rounds", "3", "--seed", "7")
+    assert call("validate", "digits-small", *sizes, "--set", "local.lr=0.5", "--set", "local.epochs=1", *method) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("digits-small: ok\n")
-    assert "20 devices, 5 a round" in shown
+    assert shown.startswith("digits-small: ok\n  rounds       3, seed 7, ")
+    assert "8 devices, 5 a round" in shown
     assert "1 epoch, batch 10, lr 0.5" in shown
     assert "  algorithm    fedprox (mu 0.25), loss cross_entropy, term lwf (temperature 3.0), term ewc\n" in shown
 
