@@ -34,6 +34,13 @@ CACHE_LIMIT = 256 * 2**20
 BATCH_SIZE = 512
 BATCH_LOGITS = 2**24
 """The most logits of a batch. The largest vocabularies make a batch smaller than ``BATCH_SIZE``."""
+BATCH_BYTES = 2**20
+"""The most bytes of the samples of a batch, if these are at least ``LEAST_BATCH``: 64 images of 3 × 32 × 32 numbers.
+
+What a network makes of 512 such images are blocks of memory above 32 MiB. glibc gives each of them back to the system,
+and then half of the time goes into their pages.
+"""
+LEAST_BATCH = 16
 BLOCK_LOGITS = 2**20
 """The number of logits of predicted tokens that are float64 at a time. A block that fits a processor's cache is
 several times faster."""
@@ -88,7 +95,7 @@ class Answers(NamedTuple):
 
 
 class Evaluator:
-    """Evaluates one model on one corpus, in chunks of at most ``batch_size`` samples, as often as asked.
+    """Evaluates one model on one corpus, in chunks that ``read`` makes of at most ``batch_size``, as often as asked.
 
     Without ``tests`` the samples are those of the test split. With ``tests`` they are the test sets of all periods
     together, and there are results by period if there are several. ``samples`` is the number of samples to take, evenly
@@ -123,8 +130,7 @@ class Evaluator:
         self._corpus = corpus
         self._validation = validation
         self._threads = threads
-        answers = corpus.input_shape[-1] if corpus.language else 1
-        self._batch_size = max(1, min(batch_size, BATCH_LOGITS // (answers * corpus.outputs)))
+        self._batch_size = batch_size
         taken = evenly_spaced(len(indices), samples)
         self._indices = indices[taken]
         self._labels = self._split.y[self._indices]
@@ -132,8 +138,7 @@ class Evaluator:
         self._periods = owners_of(tests.offsets)[taken] if tests is not None and len(tests) > 1 else None
         self.periods = 1 if tests is None else len(tests)
         self._since = None if tests is None else tests.since
-        sample_bytes = (8 if corpus.language else 4) * int(np.prod(corpus.input_shape))
-        self._cache = list(self._read()) if sample_bytes * len(self) <= CACHE_LIMIT else None
+        self._cache = list(self._read()) if _sample_bytes(corpus) * len(self) <= CACHE_LIMIT else None
         self._part = list(self._read(evenly_spaced(len(self), part))) if 0 < part < len(self) else None
 
     def __len__(self) -> int:
@@ -242,10 +247,25 @@ def answer(
 def read(
     model: Model, corpus: Corpus, split: Split, indices: NDArray[np.int64], batch_size: int = BATCH_SIZE
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The split's samples at these indices and their labels, in batches in the form that the model takes."""
-    for start in range(0, len(indices), batch_size):
-        x, y = corpus.batch(split, indices[start : start + batch_size])
+    """The split's samples at these indices and their labels, in batches in the form that the model takes.
+
+    A batch has at most ``batch_size`` samples, and fewer of large ones.
+    """
+    size = min(batch_size, _most_at_once(corpus))
+    for start in range(0, len(indices), size):
+        x, y = corpus.batch(split, indices[start : start + size])
         yield _laid_out(model, x), y
+
+
+def _most_at_once(corpus: Corpus) -> int:
+    """The most samples of a batch, a power of two unless the logits bound it."""
+    answers = corpus.input_shape[-1] if corpus.language else 1
+    fitting = max(LEAST_BATCH, BATCH_BYTES // _sample_bytes(corpus))
+    return max(1, min(1 << fitting.bit_length() - 1, BATCH_LOGITS // (answers * corpus.outputs)))
+
+
+def _sample_bytes(corpus: Corpus) -> int:
+    return (8 if corpus.language else 4) * int(np.prod(corpus.input_shape))
 
 
 def mean_by(

@@ -14,7 +14,7 @@ from fedemu.algorithms.data.corpus import NO_TARGET, Corpus, Split
 from fedemu.algorithms.interface import Outputs
 from fedemu.algorithms.streams.period_tests import PeriodTests
 from fedemu.coordinator.evaluation import evaluate
-from fedemu.coordinator.evaluation.evaluate import Evaluator
+from fedemu.coordinator.evaluation.evaluate import Evaluator, read
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import digest_of
 
@@ -117,6 +117,25 @@ def test_chunks_and_cache_do_not_change_the_result(monkeypatch, batch_size, limi
         result = evaluator.evaluate(variables)
         assert (result.accuracy, result.class_accuracy) == (whole.accuracy, whole.class_accuracy)
         assert result.loss == pytest.approx(whole.loss, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "size"),
+    [
+        ((1, 8, 8), 10, 512),
+        ((1, 28, 28), 10, 256),
+        ((3, 32, 32), 10, 64),
+        ((3, 64, 64), 10, 16),
+        ((3, 224, 224), 10, 16),
+        ((1, 8, 8), 2**17, 128),
+    ],
+)
+def test_batches_are_smaller_where_samples_or_logits_are_large(shape, classes, size):
+    split = Split(np.zeros((520, *shape), np.uint8), np.zeros(520, np.int64), {})
+    names, channels = tuple(map(str, range(classes))), shape[0]
+    corpus = Corpus("images", split, split, names, shape, np.zeros(channels), np.ones(channels), digest_of(b""))
+    assert len(next(read(Scaled(), corpus, split, np.arange(520)))[1]) == size
+    assert len(next(read(Scaled(), corpus, split, np.arange(520), 3))[1]) == 3
 
 
 def test_a_model_that_diverged_has_a_loss_that_is_not_finite_and_no_right_answer():
