@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import resource
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,6 +31,8 @@ FILES_PER_DEVICE = 4
 """Descriptors of one device, counted while its old connection still lingers beside the new one."""
 PACK: Final = 50
 """The most devices that are awake in one process where they sleep, unless ``--per-process`` says how many."""
+
+_limiting = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,27 @@ def free_memory() -> int | None:
             used = kernel_number(folder / "memory.current", folder / "memory.usage_in_bytes") or 0
             left.append(most - max(0, used - _cached(folder)))
     return max(0, min(left)) if left else None
+
+
+@contextmanager
+def only_free_memory() -> Iterator[None]:
+    """Refuse this process more memory than is free now: an allocation beyond it fails.
+
+    Without this Linux may grant memory that it does not have (``vm.overcommit_memory``), and end the process, or
+    another one, when it is used.
+    """
+    with _limiting:
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        with suppress(OSError, ValueError, psutil.Error):  # a system that tells too little, or refuses limits
+            if (free := free_memory()) is not None:
+                most = psutil.Process().memory_info().data + free
+                known = [limit for limit in (most, soft) if limit != resource.RLIM_INFINITY]
+                resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
+        try:
+            yield
+        finally:
+            with suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def _cached(group: Path) -> int:

@@ -29,6 +29,7 @@ from fedemu.algorithms.terms.remembering import with_terms
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.mixing import OwnModel
 from fedemu.coordinator.record.outline import taken_apart
+from fedemu.device.host.limits import only_free_memory
 from fedemu.ops.assembly.stream import class_tasks
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol import seeds
@@ -171,7 +172,8 @@ def _with_room_for_model(experiment: Experiment) -> AbstractContextManager[None]
 def within_memory(what: str, remedy: str) -> Iterator[None]:
     """Turn a lack of memory into a ConfigurationError that says what does not fit."""
     try:
-        yield
+        with only_free_memory():
+            yield
     except (RuntimeError, MemoryError) as error:
         if not lacks_memory(error):
             raise

@@ -7,11 +7,21 @@ import resource
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from fedemu.device.host import limits
-from fedemu.device.host.limits import PACK, MachineLimits, allow_files, check, demand, pack_size, this_machine
+from fedemu.device.host.limits import (
+    PACK,
+    MachineLimits,
+    allow_files,
+    check,
+    demand,
+    only_free_memory,
+    pack_size,
+    this_machine,
+)
 from fedemu.device.host.processors import default_trainers
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host import hardware
@@ -97,6 +107,18 @@ def test_a_system_without_proc_tells_neither_memory_nor_threads(
     monkeypatch.setattr(limits, "kernel_number", lambda path: None)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
     assert this_machine() == MachineLimits(files_hard=100, threads=None, memory=None)
+
+
+def test_no_more_than_the_free_memory_is_allocated_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "free_memory", lambda: 2**28)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with pytest.raises(MemoryError), only_free_memory():
+        np.empty(2**27, np.uint8)
+        with only_free_memory():
+            np.empty(2**27, np.uint8)
+        np.empty(2**29, np.uint8)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    np.empty(2**29, np.uint8)
 
 
 def in_groups(folder: Path, lines: str, files: Mapping[str, str], patch: pytest.MonkeyPatch) -> MachineLimits:
