@@ -442,7 +442,7 @@ def test_a_sweep_on_ray_that_is_interrupted_brings_its_runs_back_and_goes_on(clu
     slow, model = tmp_path / "slow", tmp_path / "held_up.py"
     slow.touch()
     model.write_text(HELD_UP.format(sign=str(slow)))
-    words = ["sweep", "mine.toml", "--seeds", "1", "--rounds", "20", "--out", "sweep", "--on", "ray"]
+    words = ["sweep", "mine.toml", "--seeds", "1", "--rounds", "8", "--out", "sweep", "--on", "ray"]
     words += ["--set", f"name={name}", "--set", "runtime.transport=memory", "--set", f"model.name={model}:HeldUp"]
     command = [sys.executable, "-m", "fedemu", *words]
     environment = os.environ | {"RAY_ADDRESS": cluster.address, "FEDEMU_LOCAL__LR": "0.02"}
@@ -463,11 +463,11 @@ def test_a_sweep_on_ray_that_is_interrupted_brings_its_runs_back_and_goes_on(clu
     [summary] = (tmp_path / "sweep").glob("**/seed-1/summary.json")
     stopped = json.loads(summary.read_text())
     assert stopped["outcome"] == "interrupted"
-    assert 0 < stopped["rounds"] < 20
+    assert 0 < stopped["rounds"] < 8
     slow.unlink()
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=LONGEST_SECONDS)
     assert len((tmp_path / "sweep" / "sweep.csv").read_text().splitlines()) == 2
-    given = ["rounds=20", "runtime.transport=memory", "local.lr=0.02", f"model.name={model}:HeldUp"]
+    given = ["rounds=8", "runtime.transport=memory", "local.lr=0.02", f"model.name={model}:HeldUp"]
     experiment, runtime = load_experiment("digits-small", given, {})
     alone = claim(experiment, tmp_path / "alone")
     assert run_together(alone, experiment, runtime, new=True, print_summary=False) == 0
