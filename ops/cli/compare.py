@@ -73,8 +73,8 @@ def compare(
         str | None,
         typer.Option(
             metavar="TITLES",
-            help='The columns of the table for LaTeX, as in "final accuracy,forgetting". Default: all that say how '
-            "good the models are, without best.",
+            help='The columns of the table for LaTeX, as in "final accuracy,device_metrics.norm:lower", where lower '
+            "values of your own measure are better. Default: all that say how good the models are, without best.",
             show_default=False,
         ),
     ] = None,

@@ -191,9 +191,7 @@ def validate(
     format: options.FormatOption = Format.TEXT,
 ) -> int:
     """Check an experiment without running it: its settings, data, model, method, partition and first training step."""
-    overrides = overrides_of(
-        settings, seed=seed, rounds=rounds, fleet__devices=devices, runtime__log_level=log_level
-    )
+    overrides = overrides_of(settings, seed=seed, rounds=rounds, fleet__devices=devices, runtime__log_level=log_level)
     without_effect = WithoutEffect()
     checked, runtime = load_experiment(experiment, overrides, os.environ, without_effect)
     logging.getLogger().setLevel(runtime.log_level.upper())

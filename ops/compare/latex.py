@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from fedemu.ops.compare.compare import Comparison
-from fedemu.ops.compare.entry import Entry, Statistic
-from fedemu.ops.compare.paired import BETTER, LEVEL, Paired, best_of, least_wilcoxon, paired_tests
+from fedemu.ops.compare.latex_column import Column, escaped, of_figure, of_measure, some
+from fedemu.ops.compare.measured import measured
+from fedemu.ops.compare.paired import BETTER, LEVEL, Better, Paired, least_wilcoxon
 from fedemu.ops.experiment.near import near
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.wording import counted
@@ -20,132 +21,77 @@ _TITLES: Final[Mapping[str, str]] = {
 """Titles that are not the key with spaces in place of its underscores. They are those of the table in the terminal."""
 _NOT_USUAL: Final = ("best",)
 """A column that is left out unless it is named: the best round of a run is chosen by the test set."""
-_NUMBERS: Final = ("consistency", "all_period_perplexity")
-"""The figures that are no shares."""
 _FIT: Final = 5
 """So many columns of figures fit on most pages."""
-_SPECIAL: Final = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        # LaTeX's default encoding has other characters in these places.
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
-        **{character: f"\\{character}" for character in "&%$#_{}"},
-    }
-)
 
 
 def latex(comparison: Comparison, wanted: Sequence[str] = ()) -> str:
     """The table of a comparison: a row for each experiment, a column for each figure, the best values in bold.
 
     ``wanted`` are the titles of columns; by default all figures that the runs have and that say how good a model is.
-    Raises ConfigurationError if there is no such column.
+    The title of an own measure is its name, such as ``device_metrics.norm``. ``:higher`` or ``:lower`` after it says
+    which values are better. Raises ConfigurationError if there is no such column.
     """
     columns = _chosen(comparison, wanted)
-    tests = {key: paired_tests(comparison.entries, key) for key in columns.values()}
-    any_test = any(test.adjusted is not None for of_column in tests.values() for test in of_column)
-    cells = {key: _cells(comparison.entries, key, tests[key], any_test) for key in columns.values()}
-    untested = any("ddagger" in cell for of_column in cells.values() for cell in of_column)
-    partly = any(_some(entry.figures[key]) for entry in comparison.entries for key in columns.values())
+    any_test = any(test.adjusted is not None for column in columns for test in column.tests)
+    cells = [column.cells(comparison.entries, any_test) for column in columns]
+    untested = any("ddagger" in cell for of_column in cells for cell in of_column)
     lines = [
         *(f"% {line}" for line in _head(comparison, len(columns), wanted)),
         r"\begin{table}",
         r"  \centering",
-        rf"  \caption{{{_caption(comparison, tests, untested, partly)}}}",
+        rf"  \caption{{{_caption(comparison, columns, untested)}}}",
         r"  \label{tab:comparison}",
         rf"  \begin{{tabular}}{{l{'r' * (1 + len(columns))}}}",
         r"    \toprule",
-        "    " + _row(["Experiment", "Seeds", *(_heading(title, key) for title, key in columns.items())]),
+        "    " + _row(["Experiment", "Seeds", *(column.heading for column in columns)]),
         r"    \midrule",
         *(
-            "    "
-            + _row([escaped(entry.label), str(len(entry.runs)), *(cells[key][place] for key in columns.values())])
-            for place, entry in enumerate(comparison.entries)
+            "    " + _row([escaped(entry.label), str(len(entry.runs)), *of_entry])
+            for entry, *of_entry in zip(comparison.entries, *cells, strict=True)
         ),
         r"    \bottomrule",
         r"  \end{tabular}",
         r"\end{table}",
-        *(f"% {line}" for key in columns.values() for line in _told(key, tests[key])),
+        *(f"% {line}" for column in columns for line in _told(column.key, column.tests)),
     ]
     return "\n".join(lines)
 
 
-def escaped(text: str) -> str:
-    """A text as LaTeX writes it."""
-    return text.translate(_SPECIAL)
-
-
-def _chosen(comparison: Comparison, wanted: Sequence[str]) -> dict[str, str]:
-    """The keys of the columns, by their titles."""
-    known = {
+def _chosen(comparison: Comparison, wanted: Sequence[str]) -> list[Column]:
+    """The columns, in the order in which they are ``wanted``."""
+    figures = {
         _title(key, comparison.last): key
         for key in BETTER
         if any(entry.figures[key].mean is not None for entry in comparison.entries)
     }
-    for title in wanted:
-        if title not in known:
+    own = {measure.column: found for measure, found in measured(comparison.entries).items()}
+    columns = []
+    for title in wanted or [title for title in figures if title not in _NOT_USUAL]:
+        name, better = _with_direction(title)
+        if title in figures:
+            columns.append(of_figure(comparison.entries, title, figures[title]))
+        elif name in own:
+            columns.append(of_measure(comparison.entries, name, own[name], better))
+        else:
+            known = [*figures, *own]
             meant = near(title, known)
             hint = f"did you mean {meant[0]}?" if meant else f"there are {', '.join(known) or 'none'}"
             raise ConfigurationError(f'the table has no column "{title}"; {hint}')
-    titles = wanted or [title for title in known if title not in _NOT_USUAL]
-    return {title: known[title] for title in titles}
+    return columns
+
+
+def _with_direction(title: str) -> tuple[str, Better | None]:
+    """The name of an own measure, and which values are better if the title ends in ``:higher`` or ``:lower``."""
+    name, _, better = title.rpartition(":")
+    match better.strip():
+        case "higher" | "lower" as better:
+            return name.strip(), better
+    return title, None
 
 
 def _title(key: str, last: int) -> str:
     return f"last {last}" if key == "last_accuracy" else _TITLES.get(key, key.replace("_", " "))
-
-
-def _heading(title: str, key: str) -> str:
-    unit = "" if key in _NUMBERS else r" (\%)"
-    arrow = r"$\uparrow$" if BETTER[key] == "higher" else r"$\downarrow$"
-    return f"{escaped(title).capitalize()}{unit} {arrow}"
-
-
-def _cells(entries: Sequence[Entry], key: str, tests: Sequence[Paired], any_test: bool) -> list[str]:
-    """The cell of each entry. Means that are written alike are best together.
-
-    ``any_test`` says whether the table has tests, which its caption then explains.
-    """
-    best = best_of(entries, key)
-    means = [_mean(entry.figures[key], key) for entry in entries]
-    tested = {test.label: test.adjusted for test in tests if test.adjusted is not None}
-
-    def mark(entry: Entry) -> str:
-        if entry.label in tested:
-            return r"^{\dagger}" if tested[entry.label] >= LEVEL else ""
-        return r"^{\ddagger}" if any_test else ""
-
-    return [
-        _cell(entry.figures[key], key, best is not None and mean == means[best], mark(entry))
-        for entry, mean in zip(entries, means, strict=True)
-    ]
-
-
-def _cell(figure: Statistic, key: str, best: bool, mark: str) -> str:
-    mean = _mean(figure, key)
-    if not mean:
-        return "--"
-    spread = rf" \pm {_number(figure.deviation, key)}" if figure.deviation is not None else ""
-    shown = rf"\mathbf{{{mean}}}" if best else mean
-    return f"${shown}{spread}{'' if best else mark}{_some(figure)}$"
-
-
-def _some(figure: Statistic) -> str:
-    """How many seeds have the figure, if some of them lack it. Empty if none or all have it."""
-    return rf"\ ({len(figure.known)})" if 0 < len(figure.known) < len(figure.values) else ""
-
-
-def _mean(figure: Statistic, key: str) -> str:
-    return "" if figure.mean is None else _number(figure.mean, key)
-
-
-def _number(value: float, key: str) -> str:
-    if key == "consistency":
-        return f"{value:.3f}"
-    return f"{value:z.1f}" if key in _NUMBERS else f"{100 * value:z.1f}"
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -160,13 +106,16 @@ def _head(comparison: Comparison, columns: int, wanted: Sequence[str]) -> list[s
     return [line for line in lines if line]
 
 
-def _caption(comparison: Comparison, tests: Mapping[str, Sequence[Paired]], untested: bool, partly: bool) -> str:
+def _caption(comparison: Comparison, columns: Sequence[Column], untested: bool) -> str:
     several = any(len(entry.runs) > 1 for entry in comparison.entries)
     told = ["Mean $\\pm$ sample standard deviation over the seeds." if several else "One run each."]
-    if partly:
+    if any(some(figure) for column in columns for figure in column.figures):
         told.append("In parentheses: the number of seeds that have a value, where some have none.")
-    told.append("The best mean of each column is bold.")
-    pairs = {test.pairs for of_column in tests.values() for test in of_column if test.adjusted is not None}
+    if all(column.better for column in columns):
+        told.append("The best mean of each column is bold.")
+    elif any(column.better for column in columns):
+        told.append("The best mean of each column with an arrow is bold.")
+    pairs = {test.pairs for column in columns for test in column.tests if test.adjusted is not None}
     if pairs:
         told.append(
             rf"$\dagger$: not significantly different from it ($p \geq {LEVEL:g}$, paired t-test over "

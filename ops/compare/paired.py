@@ -65,13 +65,13 @@ class Paired:
         return asdict(self)
 
 
-def best_of(entries: Sequence[Entry], key: str) -> int | None:
+def best_of(entries: Sequence[Entry], key: str, better: Better | None = None) -> int | None:
     """The place of the entry with the best mean of a figure, the first of equals. None if no entry has the figure.
 
-    An entry with a run that was not completed is the best only if all others have one, too: after few rounds little can
-    have been forgotten.
+    ``better`` says which of two values is better; by default ``BETTER`` does. An entry with a run that was not
+    completed is the best only if all others have one, too: after few rounds little can have been forgotten.
     """
-    sign = 1 if BETTER[key] == "higher" else -1
+    sign = 1 if (better or BETTER[key]) == "higher" else -1
     known = [
         (entry.outcome == "completed", sign * mean, -place)
         for place, entry in enumerate(entries)
@@ -80,14 +80,14 @@ def best_of(entries: Sequence[Entry], key: str) -> int | None:
     return -max(known)[2] if known else None
 
 
-def paired_tests(entries: Sequence[Entry], key: str) -> list[Paired]:
-    """Every entry beside the best one, in the order of ``entries``.
+def paired_tests(entries: Sequence[Entry], key: str, better: Better | None = None) -> list[Paired]:
+    """Every entry beside the best one, in the order of ``entries``. ``better`` is as for ``best_of``.
 
     Those without a shared seed are left out, and those whose figure does not compare (``comparable.py``), or whose data
     set had another content. Runs that were cut short take no part, nor do two runs that were diagnosed in other rounds,
     if the figure is a mean over these.
     """
-    place = best_of(entries, key)
+    place = best_of(entries, key, better)
     if place is None:
         return []
     best, short = entries[place], _cut_short(entries)

@@ -12,7 +12,7 @@ Teller = Literal["devices", "method"]
 
 MOST: Final = 8
 """The number of own measures that pictures show, in the order of their names."""
-_ELSEWHERE: Final = frozenset({"loss", "replay_samples", "replay", "coordination", "generator"})
+_ELSEWHERE: Final = frozenset({"loss", "replay_samples", "replay", "coordination", "generator", "importance"})
 """What fedemu itself adds to the metrics of devices, and the topics of its remarks."""
 
 
@@ -44,11 +44,16 @@ def last_measures(rows: Iterable[Row]) -> dict[OwnMeasure, float]:
 
 
 def _numbers(teller: Teller, told: Mapping[str, Any]) -> dict[OwnMeasure, float]:
-    return {
-        OwnMeasure(name, teller): float(value)
-        for name, value in told.items()
-        if name not in _ELSEWHERE
-        and isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-    }
+    """The finite numbers of what was told. Those of a mapping have its name before theirs: ``norm.first_layer``."""
+    found: dict[OwnMeasure, float] = {}
+    left = [(name, value) for name, value in told.items() if name not in _ELSEWHERE][::-1]
+    while left:
+        name, value = left.pop()
+        match value:
+            case bool():
+                pass
+            case int() | float() if math.isfinite(value):
+                found[OwnMeasure(name, teller)] = float(value)
+            case Mapping():
+                left += [(f"{name}.{inner}", of_inner) for inner, of_inner in value.items()][::-1]
+    return found

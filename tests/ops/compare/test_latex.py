@@ -20,7 +20,8 @@ from fedemu.coordinator.record.run import Run
 from fedemu.ops.compare.beside import beside_best
 from fedemu.ops.compare.compare import Comparison
 from fedemu.ops.compare.entry import FIGURES, Entry, Statistic
-from fedemu.ops.compare.latex import escaped, latex
+from fedemu.ops.compare.latex import latex
+from fedemu.ops.compare.latex_column import escaped
 from fedemu.ops.compare.paired import best_of, least_wilcoxon, paired_tests
 from fedemu.protocol.errors import ConfigurationError
 
@@ -129,6 +130,40 @@ def test_columns_are_chosen_by_their_titles() -> None:
         latex(comparison(one), ["forgeting"])
     with pytest.raises(ConfigurationError, match="there are final accuracy, best, forgetting"):
         latex(comparison(one), ["perplexity"])
+
+
+def with_measures(one: Entry, **measures: Sequence[float | None]) -> Entry:
+    """An entry whose devices measured these values, one for each run, in its first round of two."""
+    told = ({name: of_runs[n] for name, of_runs in measures.items()} for n in range(len(one.runs)))
+    rounds = ((Row(round=1, device_metrics=values), Row(round=2)) for values in told)
+    return replace(one, runs=tuple(replace(run, rows=rows) for run, rows in zip(one.runs, rounds, strict=True)))
+
+
+def test_own_measures_are_columns_which_are_tested_if_it_is_said_which_values_are_better() -> None:
+    good = with_measures(entry("good", GOOD), norm=POOR, tiny=(2e-5, 4e-5, 3e-5, 3e-5))
+    poor = with_measures(entry("poor", POOR), norm=GOOD, tiny=(None, None, None, 1e-6))
+    own = [f"device_metrics.{name}" for name in ("norm:lower", "norm", "tiny")]
+    table = latex(comparison(good, poor), own)
+    assert rows(table) == [
+        [
+            "Experiment",
+            "Seeds",
+            r"device\_metrics.norm $\downarrow$",
+            r"device\_metrics.norm",
+            r"device\_metrics.tiny ($10^{-5}$)",
+        ],
+        ["good", "4", r"$\mathbf{0.823} \pm 0.026$", r"$0.823 \pm 0.026$", r"$3.00 \pm 0.82$"],
+        ["poor", "4", r"$0.927 \pm 0.017$", r"$0.927 \pm 0.017$", r"$0.10\ (1)$"],
+    ]
+    assert "The best mean of each column with an arrow is bold." in table
+    (test,) = [line for line in table.splitlines() if line.startswith("% device_metrics.norm: ")]
+    differences = np.subtract(GOOD, POOR)
+    p = float(stats.ttest_1samp(differences, 0.0).pvalue)
+    told = f"poor minus good: {differences.mean():+.4g} over 4 pairs, paired t p = {p:.3g}, after Holm {p:.3g}"
+    assert test.startswith(f"% device_metrics.norm: {told}")
+    assert "bold" not in latex(comparison(good, poor), own[1:])
+    with pytest.raises(ConfigurationError, match=r'no column "forgetting:lower"; did you mean'):
+        latex(comparison(entry("one", (0.5,), forgetting=(0.25,))), ["forgetting:lower"])
 
 
 def test_more_than_five_columns_may_be_too_wide_and_the_caption_tells_seeds_where_a_row_has_several() -> None:

@@ -11,7 +11,7 @@ from fedemu.ops.pages.colours import ORANGE, PURPLE
 from fedemu.ops.pages.fitted import fit
 from fedemu.ops.pages.style import drawn
 from fedemu.ops.report.plots.measures import measures
-from fedemu.ops.results.own_measures import MOST
+from fedemu.ops.results.own_measures import MOST, own_measures
 
 
 def row(round: int, devices: dict[str, Any], method: dict[str, Any]) -> Row:
@@ -31,6 +31,14 @@ def test_numbers_of_devices_and_of_the_method_are_drawn_by_round() -> None:
         ("norm", "norm", 3, 0.25, "round"),
     ]
     assert [axes.lines[0].get_color() for axes in figure.axes] == [PURPLE, ORANGE]
+
+
+def test_numbers_within_a_remark_have_its_name_before_theirs_and_what_fedemu_remarks_is_none_of_them() -> None:
+    told = {"norm": {"top": 2, "inner": {"first": 0.5, "word": "a"}}, "importance": {"period": 1, "devices": 3}}
+    remarked = own_measures(row(1, {}, {"best": 1.0, **told}))
+    named = {("best", 1.0), ("norm.top", 2.0), ("norm.inner.first", 0.5)}
+    assert {(measure.name, value) for measure, value in remarked.items()} == named
+    assert [measure.column for measure in remarked] == ["remarks.best", "remarks.norm.top", "remarks.norm.inner.first"]
 
 
 def test_a_single_measure_names_the_axis_because_papers_have_no_title() -> None:
