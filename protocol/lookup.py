@@ -117,6 +117,8 @@ def _look(host: str, port: int, found: list[Target], writing: int) -> None:
     if name.isascii():
         name = name.encode()  # a name as text needs a codec whose import takes a millisecond
     with contextlib.suppress(OSError, UnicodeError):
-        family, _, _, _, place = socket.getaddrinfo(name, port, _family(host), socket.SOCK_STREAM)[0]
+        # As with ZeroMQ, a name in brackets that has addresses of IPv4 only is found under these, written as IPv6.
+        flags = socket.AI_V4MAPPED if _family(host) == socket.AF_INET6 else 0
+        family, _, _, _, place = socket.getaddrinfo(name, port, _family(host), socket.SOCK_STREAM, flags=flags)[0]
         found.append(Target(family, place))
     os.close(writing)

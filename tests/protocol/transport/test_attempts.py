@@ -48,6 +48,19 @@ async def test_a_name_with_addresses_of_both_kinds_leads_to_the_one_where_the_co
     tcp.dialer.close()
 
 
+async def test_a_name_in_brackets_that_has_addresses_of_ipv4_only_is_found_under_these_as_by_zeromq(
+    tcp: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **named: real("127.0.0.1", *more, **named))
+    coordinator = tcp.listen()
+    tcp.dialer = DirectNetwork(asyncio.get_running_loop())
+    device = tcp.join(coordinator.router.address.replace("127.0.0.1", "[coordinator.example]"))
+    device.dealer.send(Heartbeat())
+    await eventually(lambda: coordinator.messages)
+    tcp.dialer.close()
+
+
 class NameServer:
     """Knows one name, and says so when it is told to. ``threads`` are those in which it was asked."""
 
