@@ -70,6 +70,7 @@ def report(
         from fedemu.ops.pages.files import write_figures
         from fedemu.ops.report.figures import LOCAL_CURVES, all_figures
         from fedemu.ops.report.report import require_writable, write_report
+        from fedemu.ops.results.words import without_settings
 
     if (runs := [*find(directory)]) and runs != [directory]:
         one = f"fedemu report {shlex.quote(str(runs[0]))}"
@@ -91,6 +92,8 @@ def report(
             complain(f"warning: --curves {curves} is more than the {counted(drawn, 'device')} with samples; all train")
     if paper is None:
         print(write_report(directory))
+        if lacking := without_settings(directory):
+            complain(f"warning: {lacking}")
         return 0
     names = write_figures(all_figures(directory), paper, lambda text: complain(f"warning: {text}"))
     print(f"{counted(len(names), 'figure')} with the data behind each: {', '.join(names)}", file=sys.stderr)

@@ -20,7 +20,7 @@ from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.sources import CONFIG_FILE
 from fedemu.ops.experiment.traces import TRACES_FILE
 from fedemu.ops.results.listing import counting_order, find
-from fedemu.ops.results.words import Keys, Table, at, shown
+from fedemu.ops.results.words import Keys, Table, at, shown, without_settings
 from fedemu.protocol.code.named import SHOWN, without_cells
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.paths import is_file, is_folder
@@ -84,7 +84,7 @@ def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
     usual_code = {found.key: found.code for found in reversed(every) if found.code}
     usual_data = {found.key: found.data for found in reversed(every) if found.data}
     by_experiment: dict[tuple[str, str, str], dict[int | None, _Found]] = {}
-    warnings = []
+    warnings = [lacking for found in every if (lacking := without_settings(found.run.path))]
     for found in every:
         code = found.code or usual_code.get(found.key, {})
         data = found.data or usual_data.get(found.key, "")

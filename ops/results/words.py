@@ -63,6 +63,23 @@ def table_of(run: Run) -> Table:
         return {}
 
 
+def without_settings(directory: Path) -> str:
+    """A sentence for people if no settings of a run can be read. Empty if there are some.
+
+    A file without anything in it is what a failing disk leaves.
+    """
+    path = directory / CONFIG_FILE
+    there = is_file(path)
+    with suppress(OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        if there and tomllib.loads(path.read_text(encoding="utf-8")):
+            return ""
+    what = "holds no settings that can be read" if there else "is gone"
+    return (
+        f"{path} {what}, so no settings of the run are told; {'remove it and resume' if there else 'resume'} the run "
+        f"(fedemu run --resume {shlex.quote(str(directory))}), which writes it back from the checkpoint"
+    )
+
+
 def settings_in_words(table: Table) -> dict[str, str]:
     """What a page tells of an experiment first, by name: method, data, model and so on.
 

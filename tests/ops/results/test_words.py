@@ -13,11 +13,28 @@ from fedemu.coordinator.record.run import Run
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.presets import preset
 from fedemu.ops.experiment.sources import load_experiment
-from fedemu.ops.results.words import command_again, date_of, settings_in_words, table_of
+from fedemu.ops.results.words import command_again, date_of, settings_in_words, table_of, without_settings
 
 
 def experiment(name: str, *overrides: str) -> Experiment:
     return load_experiment(name, overrides, {})[0]
+
+
+@pytest.mark.parametrize("text", [None, "", "name = ", "\udcff"])
+def test_a_run_whose_settings_cannot_be_read_tells_how_they_come_back(text: str | None, tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    if text is not None:
+        config.write_text(text, encoding="utf-8", errors="surrogateescape")
+    what, first = (
+        ("is gone", "resume") if text is None else ("holds no settings that can be read", "remove it and resume")
+    )
+    again = f"fedemu run --resume {shlex.quote(str(tmp_path))}"
+    assert without_settings(tmp_path) == (
+        f"{config} {what}, so no settings of the run are told; {first} the run ({again}), which writes it back from "
+        "the checkpoint"
+    )
+    config.write_text('name = "digits"\n')
+    assert without_settings(tmp_path) == ""
 
 
 def test_an_experiment_is_told_in_words() -> None:
