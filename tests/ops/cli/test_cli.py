@@ -189,6 +189,16 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path, capsys: pytest.Ca
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 
+def test_a_run_that_has_lost_its_settings_is_shown_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("lost").mkdir()
+    Path("lost/config.toml").touch()
+    Path("lost/metrics.jsonl").write_text('{"round": 1, "accuracy": 0.5}\n')
+    said = "fedemu: warning: lost/config.toml holds no settings that can be read, so no settings of the run are told; "
+    for command, *options in (("report", "lost"), ("compare", "lost", "--format", "json")):
+        assert call(command, *options) == 0
+        assert capsys.readouterr().err.startswith(said)
+
+
 def test_validate_describes_what_an_experiment_will_run(capsys: pytest.CaptureFixture[str]) -> None:
     method = ("--set", "algorithm.name=fedprox", "--set", "algorithm.options.mu=0.25")
     method += ("--set", "algorithm.terms={ lwf = { temperature = 3.0 }, ewc = {} }")
