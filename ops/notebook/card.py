@@ -40,7 +40,7 @@ def table(columns: Mapping[str, Sequence[str]], title: str = "") -> str:
 
 
 def notes(lines: Iterable[str]) -> str:
-    """Lines of text below tables."""
+    """Lines of text beside tables."""
     return "".join(f"<div>{escape(line)}</div>" for line in lines)
 
 

@@ -21,15 +21,16 @@ _WIDTH = 120
 
 @dataclass(frozen=True, repr=False)
 class ComparedRuns:
-    """Runs side by side. ``repr`` is the table that ``fedemu compare`` prints; ``comparison`` has the numbers."""
+    """Runs side by side. ``repr`` is what ``fedemu compare`` prints; ``comparison`` has the numbers."""
 
     comparison: Comparison
 
     def frame(self) -> DataFrame:
         """A pandas frame with a line for each experiment: the mean of each figure over the seeds, and ``NAME_sd``.
 
-        ``NAME_sd`` is the standard deviation over the seeds. Shares are between 0 and 1. Figures that no run has are
-        left out. Raises FedemuError if pandas is not installed.
+        ``NAME_sd`` is the standard deviation over the seeds. Shares are between 0 and 1. What devices and methods of
+        one's own measured are figures, too, such as ``device_metrics.norm``. Figures that no run has are left out.
+        Raises FedemuError if pandas is not installed.
         """
         return comparison_frame(self.comparison)
 
@@ -53,9 +54,12 @@ class ComparedRuns:
         return json.dumps(self.comparison.table(), allow_nan=False)
 
     def __repr__(self) -> str:
-        return self.to_text()
+        return "\n".join([*self._warnings(), self.to_text()])
 
     def _repr_html_(self) -> str:
         first = table(columns(self.comparison))
         further = (table(cells, title=title) for title, cells in further_tables(self.comparison))
-        return "".join([first, *further, notes(explanation(self.comparison))])
+        return "".join([notes(self._warnings()), first, *further, notes(explanation(self.comparison))])
+
+    def _warnings(self) -> list[str]:
+        return [f"warning: {warning}" for warning in self.comparison.warnings]

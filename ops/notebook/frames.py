@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.compare.compare import Comparison
 from fedemu.ops.compare.entry import FIGURES
+from fedemu.ops.compare.measured import measured
 from fedemu.ops.results.own_measures import own_measures
 from fedemu.protocol.errors import FedemuError
 
@@ -72,12 +73,17 @@ def frame_of(lines: Iterable[Mapping[str, Any]], numbers: set[str]) -> DataFrame
 
 
 def comparison_frame(comparison: Comparison) -> DataFrame:
-    """A line for each experiment: the mean of each figure over the seeds, and its standard deviation as ``NAME_sd``."""
+    """A line for each experiment: the mean of each figure over the seeds, and its standard deviation as ``NAME_sd``.
+
+    The figures are those of fedemu, and what devices and methods of one's own measured, such as ``remarks.norm``.
+    """
+    own = {measure.column: figures for measure, figures in measured(comparison.entries).items()}
     lines = []
-    for entry in comparison.entries:
+    for place, entry in enumerate(comparison.entries):
         line: dict[str, Any] = {"experiment": entry.label, "runs": len(entry.runs), "outcome": entry.outcome}
-        for key in FIGURES:
-            line |= {key: entry.figures[key].mean, f"{key}_sd": entry.figures[key].deviation}
+        figures = {**entry.figures, **{column: of_entries[place] for column, of_entries in own.items()}}
+        for key in (*FIGURES, *own):
+            line |= {key: figures[key].mean, f"{key}_sd": figures[key].deviation}
         lines.append(line)
-    frame = frame_of(lines, {name for key in FIGURES for name in (key, f"{key}_sd")})
+    frame = frame_of(lines, {name for key in (*FIGURES, *own) for name in (key, f"{key}_sd")})
     return frame.dropna(axis="columns", how="all")

@@ -30,8 +30,35 @@ def test_a_notebook_shows_the_paired_tests_and_the_table_of_tasks_as_a_terminal_
     assert html.endswith("stands apart</div>"), "the notes come last"
 
 
-def write_run(folder: Path, method: str, seed: int, end: float) -> None:
-    """A run of two tasks of one round each. ``end`` is the accuracy after the second one."""
+def test_the_frame_of_a_comparison_has_own_measures(tmp_path: Path) -> None:
+    for seed, distance in enumerate((1.0, 3.0)):
+        own = Row(round=3, device_metrics={"distance": distance}, remarks={"norm": {"first": 2.0, "phase": "warm"}})
+        write_run(tmp_path / f"mine-{seed}", "fedntd", seed, 0.5, own)
+    write_run(tmp_path / "fedavg-0", "fedavg", 0, 0.5)
+    frame = fedemu.compare(tmp_path / "mine-0", tmp_path / "mine-1", tmp_path / "fedavg-0").frame()
+    names = [name for name in frame if name.startswith(("device_metrics.", "remarks."))]
+    measured = {name: frame[name][0] for name in names}
+    assert measured == {"device_metrics.distance": 2.0, "device_metrics.distance_sd": 2**0.5} | {
+        "remarks.norm.first": 2.0,
+        "remarks.norm.first_sd": 0.0,
+    }
+    assert frame[names].iloc[1].isna().all(), "FedAvg has none of these"
+
+
+def test_a_notebook_shows_the_warnings_of_a_comparison(tmp_path: Path) -> None:
+    for folder in ("one", "again"):
+        write_run(tmp_path / folder, "fedavg", 0, 0.5)
+    compared = fedemu.compare(tmp_path / "one", tmp_path / "again")
+    warning = (
+        f"warning: {tmp_path / 'again'} is left out: it is the same experiment and seed as {tmp_path / 'one'}"
+    )
+    assert repr(compared).splitlines()[0] == warning
+    assert compared._repr_html_().startswith(f"<div>{warning}</div>")
+    assert warning not in compared.to_text(), "the tables alone, as the command prints them to stdout"
+
+
+def write_run(folder: Path, method: str, seed: int, end: float, own: Row | None = None) -> None:
+    """A run of two tasks of one round each. ``end`` is the accuracy after the second one; ``own`` is one more row."""
     folder.mkdir()
     experiment = {"seed": seed, "rounds": 2, "algorithm": {"name": method}}
     stream = {"kind": "classes", "tasks": 2, "rounds_per_task": 1}
@@ -41,3 +68,5 @@ def write_run(folder: Path, method: str, seed: int, end: float) -> None:
             run.metrics(
                 Row(round=task + 1, task=task, accuracy=accuracy, seen_accuracy=seen, period_accuracy=(accuracy, end))
             )
+        if own is not None:
+            run.metrics(own)
