@@ -74,11 +74,22 @@ def _chosen(comparison: Comparison, wanted: Sequence[str]) -> list[Column]:
         elif name in own:
             columns.append(of_measure(comparison.entries, name, own[name], better))
         else:
-            known = [*figures, *own]
-            meant = near(title, known)
-            hint = f"did you mean {meant[0]}?" if meant else f"there are {', '.join(known) or 'none'}"
-            raise ConfigurationError(f'the table has no column "{title}"; {hint}')
+            raise ConfigurationError(f'the table has no column "{title}"; {_hint(title, [*figures], [*own])}')
     return columns
+
+
+def _hint(title: str, figures: Sequence[str], own: Sequence[str]) -> str:
+    """What is wrong with the title of a column that is none of ``figures`` and of the ``own`` measures."""
+    before, _, after = title.rpartition(":")
+    if before.strip() in figures:
+        return f'leave out ":{after}", which only measures of your own take'
+    if before.strip() in own:
+        return 'which values are better is said by ":higher" or ":lower"'
+    name, better = _with_direction(title)
+    meant = near(name, [*figures, *own])
+    if not meant:
+        return f"there are {', '.join([*figures, *own]) or 'none'}"
+    return f"did you mean {meant[0]}{f':{better}' if better and meant[0] in own else ''}?"
 
 
 def _with_direction(title: str) -> tuple[str, Better | None]:

@@ -162,8 +162,23 @@ def test_own_measures_are_columns_which_are_tested_if_it_is_said_which_values_ar
     told = f"poor minus good: {differences.mean():+.4g} over 4 pairs, paired t p = {p:.3g}, after Holm {p:.3g}"
     assert test.startswith(f"% device_metrics.norm: {told}")
     assert "bold" not in latex(comparison(good, poor), own[1:])
-    with pytest.raises(ConfigurationError, match=r'no column "forgetting:lower"; did you mean'):
-        latex(comparison(entry("one", (0.5,), forgetting=(0.25,))), ["forgetting:lower"])
+
+
+@pytest.mark.parametrize(
+    ("title", "hint"),
+    [
+        ("forgetting:lower", 'leave out ":lower", which only measures of your own take'),
+        ("device_metrics.distance:down", 'which values are better is said by ":higher" or ":lower"'),
+        ("device_metrics.distnce:lower", "did you mean device_metrics.distance:lower?"),
+        ("device_metrics.distnce", "did you mean device_metrics.distance?"),
+        ("forgeting:lower", "did you mean forgetting?"),
+        ("nothing:lower", "there are final accuracy, forgetting, device_metrics.distance"),
+    ],
+)
+def test_the_error_for_a_title_that_is_no_column_says_what_to_write(title: str, hint: str) -> None:
+    one = with_measures(entry("one", (0.5,), forgetting=(0.25,)), distance=(1.0,))
+    with pytest.raises(ConfigurationError, match=f'^the table has no column "{title}"; {re.escape(hint)}$'):
+        latex(comparison(one), [title])
 
 
 def test_more_than_five_columns_may_be_too_wide_and_the_caption_tells_seeds_where_a_row_has_several() -> None:
