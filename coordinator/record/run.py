@@ -58,10 +58,11 @@ def read_run(path: Path) -> Run:
     """Read a run, finished or not. Raises ConfigurationError if ``path`` holds none, or a file of it is damaged."""
     config = path / "config.toml"
     if not is_file(config) and not is_file(path / "metrics.jsonl"):
-        if inner := sorted(path.glob("*/config.toml")):
-            raise ConfigurationError(
-                f"{path} is a folder of runs and no run itself; name one of them, such as {inner[0].parent}."
-            )
+        for inner in ("*", "*/*", "*/*/*"):  # a group of seeds, a sweep, a sweep in parts
+            if found := sorted(path.glob(f"{inner}/config.toml")):
+                raise ConfigurationError(
+                    f"{path} is a folder of runs and no run itself; name one of them, such as {found[0].parent}."
+                )
         raise ConfigurationError(f"{path} holds no run: it has neither config.toml nor metrics.jsonl.")
     try:
         return Run(

@@ -59,16 +59,17 @@ def test_a_last_line_that_is_being_written_does_not_count(run: Path) -> None:
     assert (read_run(run).rows, read_run(run).events) == ((Row(round=1),), [])
 
 
-def test_a_folder_without_a_run_is_not_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("above", ["", "digits,local.lr=0.1", "rates/digits,local.lr=0.1"])
+def test_a_folder_without_a_run_is_not_read(tmp_path: Path, above: str) -> None:
     with pytest.raises(ConfigurationError, match="holds no run"):
         read_run(tmp_path)
     for seed in ("seed-10", "seed-2"):
-        (tmp_path / seed).mkdir()
-        (tmp_path / seed / "config.toml").touch()
-    with pytest.raises(
-        ConfigurationError, match=r"folder of runs and no run itself; name one .*, such as .*seed-10\.$"
-    ):
+        (tmp_path / above / seed).mkdir(parents=True)
+        (tmp_path / above / seed / "config.toml").touch()
+    with pytest.raises(ConfigurationError) as refused:
         read_run(tmp_path)
+    inner = tmp_path / above / "seed-10"
+    assert str(refused.value) == f"{tmp_path} is a folder of runs and no run itself; name one of them, such as {inner}."
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "diagnosis.jsonl"])
