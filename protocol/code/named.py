@@ -6,6 +6,7 @@ allowed, and only if their source has the digest that the experiment names. A pl
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import importlib.util
@@ -83,7 +84,8 @@ def load(name: str) -> Any:
     try:
         found = getattr(module, attribute)
     except AttributeError:
-        raise ConfigurationError(f"{place} has no {attribute!r}{_elsewhere(module)}") from None
+        hints = f"{_elsewhere(module)}{_near(module, attribute)}"
+        raise ConfigurationError(f"{place} has no {attribute!r}{hints}") from None
     if _allowed is not None:
         _require_own(place, module, attribute, found)
     return found
@@ -149,6 +151,12 @@ def _looked_in(place: str, error: BaseException) -> str:
     if not isinstance(error, ModuleNotFoundError) or error.name != place.partition(".")[0]:
         return ""
     return f"; it was looked for in PYTHONPATH and in the working folder, {Path.cwd()}"
+
+
+def _near(module: ModuleType, attribute: str) -> str:
+    """The attribute of a module that is most like one that it does not have. Empty if none is like it."""
+    found = difflib.get_close_matches(attribute, [name for name in vars(module) if not name.startswith("_")], 1)
+    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def _elsewhere(module: ModuleType) -> str:

@@ -99,6 +99,14 @@ def test_code_that_does_not_exist_is_named(name: str, message: str, working_fold
         load(name)
 
 
+def test_an_attribute_that_a_module_lacks_is_told_with_the_one_that_is_most_like_it(working_folder: Path) -> None:
+    (working_folder / "mine_with_a_study.py").write_text("class Study: ...\n")
+    for name, hint in (("Studdy", "; did you mean 'Study'?"), ("Other", "")):
+        with pytest.raises(ConfigurationError) as error:
+            load(f"mine_with_a_study:{name}")
+        assert str(error.value) == f"mine_with_a_study has no {name!r}{hint}"
+
+
 def test_a_module_that_is_not_found_is_told_where_it_was_looked_for(working_folder: Path) -> None:
     with pytest.raises(ConfigurationError) as error:
         load("no_such_module.part:x")
