@@ -118,5 +118,9 @@ def _column(corpus: Corpus, split: Split, name: str) -> NDArray[Any]:
     if name == LABEL:
         return split.y
     if name not in split.columns:
-        raise DataError(f"the data set {corpus.name!r} has no column {name!r} in both of its splits")
+        part, key = ("test", "test_columns") if split is corpus.test else ("training", "columns")
+        raise DataError(
+            f"the {part} split of the data set {corpus.name!r} has no column {name!r}; "
+            f"a function of your own returns it in {key!r}"
+        )
     return split.columns[name]

@@ -51,7 +51,7 @@ def evaluate(parts: Parts, samples: NDArray[np.int64]) -> None:
             outputs, _ = model.apply(parts.variables, x, False)
         logits: object = outputs.logits
     except Exception as error:
-        refuse(f"model {name!r} can't be applied to a batch {list(x.shape)} of the data", error)
+        refuse(f"model {name!r} can't be applied to a batch {list(x.shape)} of {_what(parts, x)}", error)
     each = [corpus.input_shape[-1], corpus.outputs] if corpus.language else [corpus.classes]
     wanted = [len(samples), *each]
     what = f"{corpus.outputs} tokens" if corpus.language else f"{corpus.classes} classes"
@@ -216,3 +216,10 @@ def refuse(said: str, error: Exception) -> NoReturn:
     if is_machine_fault(error):
         raise error
     raise ConfigurationError(f"{said}: {account(error).removeprefix('device 0: ')}") from error
+
+
+def _what(parts: Parts, x: Tensor) -> str:
+    """What the samples are. Whole numbers that should be none of a vocabulary are a likely mistake."""
+    if x.dtype != torch.int64 or parts.experiment.data.text.kind != "none":
+        return "the data"
+    return "whole numbers, which stand for tokens (give fractions if they are quantities, and uint8 if they are pixels)"

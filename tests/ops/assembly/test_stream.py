@@ -269,10 +269,25 @@ def test_settings_that_make_no_stream_are_refused_in_one_sentence(stream: dict[s
     assert str(caught.value) == sentence
 
 
-def test_a_column_that_the_test_split_lacks_is_told() -> None:
-    sentence = "stream.kind = \"drift\": the data set 'tiny' has no column 'time' in both of its splits"
-    with pytest.raises(DataError, match=sentence):
-        opened(experiment(kind="drift", column="time"))
+@pytest.mark.parametrize(
+    ("column", "sentence"),
+    [
+        (
+            "time",
+            "stream.kind = \"drift\": the test split of the data set 'tiny' has no column 'time'; "
+            "a function of your own returns it in 'test_columns'",
+        ),
+        (
+            "place",
+            "stream.kind = \"drift\": the training split of the data set 'tiny' has no column 'place'; "
+            "a function of your own returns it in 'columns'",
+        ),
+    ],
+)
+def test_it_is_told_which_split_lacks_the_column_of_a_stream(column: str, sentence: str) -> None:
+    with pytest.raises(DataError) as caught:
+        opened(experiment(kind="drift", column=column))
+    assert str(caught.value) == sentence
 
 
 def test_the_zygote_knows_streams_and_plain_connections_without_what_hundreds_of_forks_would_copy() -> None:

@@ -129,6 +129,9 @@ OWN = """
         x[70, 1] = 40
         return x, torch.arange(100) % 2
 
+    def quantities():
+        return torch.arange(100).reshape(50, 2), torch.arange(50) % 2
+
     def one_class():
         return torch.ones(50, 3), torch.zeros(50, dtype=torch.int64)
 
@@ -368,6 +371,11 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
         (
             ["model.name=tried:Raises"],
             "model 'tried:Raises' can't be applied to a batch [2, 1, 8, 8] of the data: ValueError: not today",
+        ),
+        (
+            ["model.name=tried:Raises", "data.dataset=tried:quantities"],
+            "model 'tried:Raises' can't be applied to a batch [2, 2] of whole numbers, which stand for tokens (give "
+            "fractions if they are quantities, and uint8 if they are pixels): ValueError: not today",
         ),
         (
             ["model.name=tried:RaisesInTraining"],
