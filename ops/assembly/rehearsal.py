@@ -30,8 +30,8 @@ def rehearse(experiment: Experiment, say: Callable[[str], None]) -> dict[str, st
     stream, tests, public = parts.stream, parts.tests, parts.public
     sizes = np.diff(stream.arrivals.offsets)
     facts = {
-        "samples": f"{sizes.sum()} to train on ({sizes.min()} to {sizes.max()} a device), {len(tests.indices)} to "
-        f"test on, {parts.corpus.classes} classes",
+        "samples": f"{sizes.sum()} to train on ({_range(sizes)} a device), {len(tests.indices)} to test on, "
+        f"{parts.corpus.classes} classes",
         **_classes(parts.corpus.class_names),
         "variables": _variables(parts.variables, frozen_of(parts.model)),
     }
@@ -60,6 +60,9 @@ def _variables(variables: Tree, frozen: Tree) -> str:
 
 
 def _spread(counts: Indices) -> str:
-    """The range and the median of some numbers, in words."""
-    least, most = counts.min(), counts.max()
-    return f"{least}" if least == most else f"{least} to {most} (median {np.median(counts):g})"
+    """The range of some numbers, and their median if they differ, in words."""
+    return _range(counts) + (f" (median {np.median(counts):g})" if np.ptp(counts) else "")
+
+
+def _range(counts: Indices) -> str:
+    return f"{counts.min()} to {counts.max()}" if np.ptp(counts) else f"{counts.min()}"

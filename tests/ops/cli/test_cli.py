@@ -218,6 +218,15 @@ def test_validate_tells_how_much_is_public(capsys: pytest.CaptureFixture[str]) -
     assert "  public       108 samples to train on, 36 for validation" in shown
 
 
+@pytest.mark.parametrize(("devices", "said"), [("3", "479 a device"), ("4", "359 to 360 a device")])
+def test_validate_tells_how_many_samples_a_device_has(
+    devices: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    even = ("--set", "data.partition.kind=iid", "--set", "fleet.per_round=2")
+    assert call("validate", "digits-small", "--devices", devices, *even) == 0
+    assert f"  samples      1437 to train on ({said}), 360 to test on, 10 classes\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("count", "said"), [(3, "rose 0, rose 1, rose 2"), (12, "rose 6, rose 7 and 2 more")])
 def test_validate_tells_the_first_classes_by_their_names(
     count: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
