@@ -12,7 +12,7 @@ from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.tables.stream import in_words
 from fedemu.ops.figures import span
 from fedemu.ops.results.results import Results
-from fedemu.ops.running.codes import INTERRUPTED, USAGE
+from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE
 from fedemu.ops.running.folder import give_back
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError
@@ -61,7 +61,7 @@ def conclude(directory: Path, code: int, command: str, *, new: bool, print_summa
             say(f"stopped, because {directory} was moved or removed; if it was moved, continue it there with")
             say(f"fedemu {command} --resume DIR")
             return code
-        say(f"stopped; its results so far are in {directory}, and cannot be read now; continue it with")
+        say(f"stopped; its results so far are in {directory}, and cannot be read now; {_go_on(code)}")
         say(again)
         return code
     if code == 0:
@@ -75,9 +75,14 @@ def conclude(directory: Path, code: int, command: str, *, new: bool, print_summa
         say(f"fedemu report {shlex.quote(str(directory))}")
         return code
     done = f"after round {results.rows[-1].round}" if results.rows else "before the first round"
-    say(f"stopped {done}; its results so far are in {directory}; continue it with")
+    say(f"stopped {done}; its results so far are in {directory}; {_go_on(code)}")
     say(again)
     return code
+
+
+def _go_on(code: int) -> str:
+    """What introduces the command that resumes a run. What was wrong or broken would end it again."""
+    return "once that is mended, continue it with" if code in (USAGE, INTERNAL_ERROR) else "continue it with"
 
 
 def _is_gone(directory: Path) -> bool:

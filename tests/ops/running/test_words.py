@@ -78,14 +78,23 @@ def test_a_run_that_could_not_begin_leaves_nothing(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == ""
 
 
-def test_a_run_that_proved_wrong_after_a_round_is_kept_and_the_way_on_is_told(
-    capsys: pytest.CaptureFixture[str], write_row: Write
+@pytest.mark.parametrize(
+    ("code", "way"),
+    [
+        (2, "once that is mended, continue it with"),
+        (3, "continue it with"),
+        (4, "continue it with"),
+        (5, "once that is mended, continue it with"),
+    ],
+)
+def test_a_run_that_stopped_after_a_round_is_kept_and_the_way_on_is_told(
+    code: int, way: str, capsys: pytest.CaptureFixture[str], write_row: Write
 ) -> None:
     directory = claim(EXPERIMENT, None)
     write_row(directory, 1)
-    assert conclude(directory, 2, "run", new=True, print_summary=False) == 2
+    assert conclude(directory, code, "run", new=True, print_summary=False) == code
     assert capsys.readouterr().err.splitlines() == [
-        "stopped after round 1; its results so far are in runs/tiny-1; continue it with",
+        f"stopped after round 1; its results so far are in runs/tiny-1; {way}",
         "fedemu run --resume runs/tiny-1",
     ]
 
@@ -98,7 +107,7 @@ def test_an_error_that_hinders_the_last_lines_too_keeps_its_code_and_is_not_told
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: _refuse(errno.EMFILE))
     assert conclude(directory, 5, "run", new=True, print_summary=False) == 5
     assert capsys.readouterr().err.splitlines() == [
-        "stopped; its results so far are in runs/tiny-1, and cannot be read now; continue it with",
+        "stopped; its results so far are in runs/tiny-1, and cannot be read now; once that is mended, continue it with",
         "fedemu run --resume runs/tiny-1",
     ]
     with pytest.raises(ConfigurationError, match="Too many open files"):
@@ -113,7 +122,7 @@ def test_a_run_whose_folder_lets_nobody_in_any_more_keeps_its_code_and_is_not_sa
     monkeypatch.setattr(paths, "_mode", lambda path: _refuse(errno.EACCES))
     assert conclude(directory, 5, "run", new=True, print_summary=False) == 5
     assert capsys.readouterr().err.splitlines() == [
-        "stopped; its results so far are in runs/tiny-1, and cannot be read now; continue it with",
+        "stopped; its results so far are in runs/tiny-1, and cannot be read now; once that is mended, continue it with",
         "fedemu run --resume runs/tiny-1",
     ]
 
