@@ -42,8 +42,8 @@ ORDER = {
     ),
     "ops": (
         "extras figures homes terminal | pages experiment/tables | experiment watching | data/own | data results "
-        "| assembly compare keys report/plots track | report compare/page | at_hand doctor live | running "
-        "| edges engines | sweeps stress bench/measuring | stress/campaign stress/recovery stress/soak "
+        "| assembly compare keys report/plots track | report compare/latex compare/page | at_hand doctor live "
+        "| running | edges engines | sweeps stress bench/measuring | stress/campaign stress/recovery stress/soak "
         "stress/strangers bench/aggregation bench/fleet bench/growth bench/peers/apps bench/selection bench/system "
         "bench/training bench/wire | bench/peers | bench/gpu | bench notebook cli/shell | cli"
     ),

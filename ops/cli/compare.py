@@ -95,7 +95,7 @@ def compare(
     # Importing matplotlib takes a second, for which no other command should have to wait.
     with leaving_at_once():
         from fedemu.ops.compare.compare import compare as side_by_side
-        from fedemu.ops.compare.latex import latex as table_for_latex
+        from fedemu.ops.compare.latex.table import latex as table_for_latex
         from fedemu.ops.compare.page.page import all_figures, claim_folder, write_comparison
         from fedemu.ops.compare.text import text, width_of
         from fedemu.ops.pages.files import write_figures

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from fedemu.ops.compare.compare import Comparison
-from fedemu.ops.compare.latex_column import Column, escaped, of_figure, of_measure, some
+from fedemu.ops.compare.latex.column import Column, escaped, of_figure, of_measure, some
 from fedemu.ops.compare.measured import measured
 from fedemu.ops.compare.paired import BETTER, LEVEL, Better, Paired, least_wilcoxon
 from fedemu.ops.experiment.near import near

@@ -20,8 +20,8 @@ from fedemu.coordinator.record.run import Run
 from fedemu.ops.compare.beside import beside_best
 from fedemu.ops.compare.compare import Comparison
 from fedemu.ops.compare.entry import FIGURES, Entry, Statistic
-from fedemu.ops.compare.latex import latex
-from fedemu.ops.compare.latex_column import escaped
+from fedemu.ops.compare.latex.column import escaped
+from fedemu.ops.compare.latex.table import latex
 from fedemu.ops.compare.paired import best_of, least_wilcoxon, paired_tests
 from fedemu.protocol.errors import ConfigurationError
 

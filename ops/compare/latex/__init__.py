@@ -1,0 +1,1 @@
+"""Runs side by side, as a table for LaTeX."""
