@@ -80,7 +80,7 @@ class Display(Observers):
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
         super().round_started(round, attempt, virtual_time, selected)
         if attempt:
-            self._print(f"round {round}: too few replies, try {attempt + 1} with other devices")
+            self._print(f"round {round}: too few replies, try {attempt + 1} with devices drawn anew")
 
     def event(self, name: str, **fields: Any) -> None:
         super().event(name, **fields)

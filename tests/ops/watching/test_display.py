@@ -128,7 +128,7 @@ def test_language_runs_tell_the_perplexity_in_place_of_the_loss(progress: Progre
 def test_a_plain_line_tells_that_a_round_is_tried_again(progress: Progress, clock: Clock) -> None:
     display, written = plain(progress, clock)
     display.round_started(7, 1, 0.0, 39)
-    assert written.getvalue() == "round 7: too few replies, try 2 with other devices\n"
+    assert written.getvalue() == "round 7: too few replies, try 2 with devices drawn anew\n"
 
 
 def test_a_long_server_job_is_told_now_and_then_and_a_short_one_not_at_all(progress: Progress, clock: Clock) -> None:
