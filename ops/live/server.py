@@ -83,11 +83,15 @@ class Page:
         await asyncio.gather(self._again(self._look, LOOK_SECONDS), self._again(self._look_for_more, FIND_SECONDS))
 
     async def _again(self, look: Callable[[], Awaitable[None]], seconds: float) -> None:
-        """Look again and again, with a pause of ``seconds``, or a longer one if a look takes long."""
+        """Look again and again, with a pause of ``seconds``, or a longer one if a look takes long.
+
+        A look that the system refuses, such as one without a file left to open, is made up for by the next one.
+        """
         while True:
             began = time.monotonic()
             if self.viewers:
-                await look()
+                with suppress(OSError):
+                    await look()
             await asyncio.sleep(max(seconds, REST * (time.monotonic() - began)))
 
     async def _look_for_more(self) -> None:

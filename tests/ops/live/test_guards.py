@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import json
+
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
@@ -37,3 +40,21 @@ async def test_a_request_names_the_loopback_and_comes_from_the_page_itself(
 
     answer = await guard(make_mocked_request("GET", "/", headers=headers), page)
     assert answer.status == status
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (web.HTTPNotFound(), 404, "not found"),
+        (ConnectionResetError("lost"), 400, "the body of the request can't be read"),
+        (OSError(errno.ENAMETOOLONG, "File name too long"), 404, "File name too long"),
+        (OSError(errno.EMFILE, ""), 500, "the limit of open files is reached; raise it (ulimit -n)"),
+    ],
+)
+async def test_what_hinders_an_answer_is_told_in_a_sentence(error: Exception, status: int, said: str) -> None:
+    async def page(request: web.Request) -> web.StreamResponse:
+        raise error
+
+    answer = await guard(make_mocked_request("GET", "/", headers={"Host": "localhost"}), page)
+    assert isinstance(answer, web.Response)
+    assert (answer.status, json.loads(answer.text or "")) == (status, {"error": said})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import re
 import shutil
@@ -23,6 +24,7 @@ from fedemu.ops.assembly import parts
 from fedemu.ops.experiment.sources import load_experiment, write_frozen
 from fedemu.ops.live import server, story
 from fedemu.ops.live.guards import is_own_fault
+from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.server import MOST_VIEWERS, Page
 from fedemu.ops.results.holder import UNNAMED
 from fedemu.protocol.errors import DataError
@@ -63,6 +65,13 @@ async def event(answer: aiohttp.ClientResponse) -> tuple[str, str, dict[str, Any
                 return found["event"], found.get("id", ""), json.loads(found["data"])
             name, _, value = line.partition(": ")
             found[name] = value
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return as soon as the condition is true."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - any condition
+            await asyncio.sleep(0.01)
 
 
 async def test_a_viewer_gets_a_snapshot_then_news_and_goes_on_after_a_lost_connection(made: Any) -> None:
@@ -121,6 +130,57 @@ async def test_viewers_that_read_nothing_hold_nobody_up(made: Any) -> None:
         assert page.viewers == 6
 
 
+async def test_a_viewer_that_takes_nothing_loses_its_connection(
+    made: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "WRITE_SECONDS", 0.05)
+    async with served(made.directory) as (session, page), session.get("/api/stream") as answer:
+        assert [(await event(answer))[0] for _ in range(2)] == ["runs", "snapshot"]
+        page.stream.add("tick", {"filling": "x" * 50_000_000})
+        await until(lambda: not page.viewers)
+    assert [record.message for record in caplog.records if is_own_fault(record)] == []
+
+
+async def test_what_happens_while_a_viewer_gets_its_snapshots_is_told_at_once(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "BEAT_SECONDS", 3600.0)
+    whole = LiveRun.snapshot
+
+    def with_news(run: LiveRun) -> dict[str, Any]:
+        run.stream.add("tick", {"n": 1})
+        return whole(run)
+
+    async with served(made.directory) as (session, _):
+        monkeypatch.setattr(LiveRun, "snapshot", with_news)
+        async with session.get("/api/stream") as answer:
+            assert [(await event(answer))[0] for _ in range(3)] == ["runs", "snapshot", "tick"]
+
+
+async def test_a_run_that_cannot_be_looked_at_for_a_while_is_looked_at_again(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if other connections to the page took all files that it may open."""
+    look, refused = LiveRun.look, 0
+
+    def refuse(run: LiveRun) -> None:
+        nonlocal refused
+        refused += 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with served(made.directory) as (session, _), session.get("/api/stream") as answer:
+        assert [(await event(answer))[0] for _ in range(2)] == ["runs", "snapshot"]
+        monkeypatch.setattr(LiveRun, "look", refuse)
+        await until(lambda: refused > 0)
+        monkeypatch.setattr(server, "LOOK_SECONDS", -1.0)  # who comes now has the run looked at, however lately it was
+        async with session.get("/api/stream") as other:
+            assert await other.read() == b"", "it asks again"
+        monkeypatch.setattr(LiveRun, "look", look)
+        made.row(1)
+        name, _, message = await event(answer)
+        assert (name, [row["round"] for row in message["rows"]]) == ("tick", [1])
+
+
 async def test_one_stream_tells_of_all_runs(make: Any) -> None:
     """A browser opens few connections to one server."""
     runs = [make(f"run-{number}") for number in range(8)]
@@ -130,6 +190,8 @@ async def test_one_stream_tells_of_all_runs(make: Any) -> None:
         assert [(name, whole["run"]["number"]) for name, _, whole in told] == [
             ("snapshot", place) for place in range(8)
         ]
+        # A viewer whose connection is lost among them has not got all of them, and begins anew.
+        assert [id for _, id, _ in told] == [""] * 7 + [page.stream.id_of(page.stream.last)]
         runs[6].row(1)
         _, id, message = await event(answer)
         assert (message["number"], [row["round"] for row in message["rows"]]) == (6, [1])
@@ -173,7 +235,11 @@ async def test_only_the_loopback_by_its_name_is_answered(made: Any) -> None:
         for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
             async with session.get("/api/runs", headers=headers) as answer:
                 assert answer.status == 403
-        for path in ("/api/runs/7/devices/0", "/static/../server.py", "/static/%2e%2e/server.py", "/nothing"):
+        digits = "9" * 5000  # more than Python makes a number of
+        for path in (
+            *("/api/runs/1/devices/0", f"/api/runs/{digits}/devices/0", f"/api/runs/0/devices/{digits}"),
+            *("/static/../server.py", "/static/%2e%2e/server.py", "/nothing"),
+        ):
             async with session.get(path) as answer:
                 assert answer.status in (403, 404), path
         async with session.get("/api/runs/0/devices/12") as answer:
@@ -181,10 +247,49 @@ async def test_only_the_loopback_by_its_name_is_answered(made: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/", {}, 200),
+        ("/static/words.js", {}, 200),
+        ("/api/runs", {}, 200),
+        ("/api/stream", {}, 200),
+        ("/nothing", {}, 404),
+        ("/", {"Host": "evil.example"}, 403),
+    ],
+)
+async def test_no_answer_can_be_framed_kept_or_taken_for_another_kind(
+    path: str, headers: dict[str, str], status: int, made: Any
+) -> None:
+    async with served(made.directory) as (session, _), session.get(path, headers=headers) as answer:
+        assert answer.status == status
+        rules = answer.headers["Content-Security-Policy"].split("; ")
+        # None of the last three follows from the first one.
+        assert {"default-src 'none'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"} <= {*rules}
+        assert (answer.headers["X-Content-Type-Options"], answer.headers["Cache-Control"]) == ("nosniff", "no-store")
+
+
+async def test_a_page_is_wanted_while_somebody_watches_and_for_a_while_after_it(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "BEAT_SECONDS", 0.01)  # so the end of a connection is noticed, too
+    async with served(made.directory) as (session, page):
+        page.left -= 3600
+        assert not page.wanted(60)
+        async with session.get("/api/stream") as answer:
+            assert (await event(answer))[0] == "runs"
+            assert page.wanted(0)
+        await until(lambda: not page.viewers)
+        assert (page.wanted(0), page.wanted(60)) == (False, True)
+        shutil.rmtree(made.directory)  # as for an experiment that could not begin
+        assert not page.wanted(60)
+
+
+@pytest.mark.parametrize(
     ("token", "body", "status", "said"),
     [
         (None, {"action": "kill", "devices": [0]}, 403, "the token is wrong"),
         ("wrong", {"action": "kill", "devices": [0]}, 403, "the token is wrong"),
+        ("falsch-ä", {"action": "kill", "devices": [0]}, 403, "the token is wrong"),
         (TOKEN, {"action": "kill", "devices": [12]}, 409, "devices must be a list of numbers from 0 to 11"),
         (TOKEN, {"action": "kill", "devices": [True]}, 409, "devices must be a list of numbers"),
         (TOKEN, {"action": "kill", "devices": []}, 409, "no device is selected"),
@@ -243,6 +348,15 @@ async def test_a_request_that_is_no_request_is_no_fault_of_the_page(
         async with session.get("/") as answer:
             assert answer.status == 200
     assert [record.message for record in caplog.records if is_own_fault(record)] == []
+
+
+async def test_a_fault_of_the_page_itself_is_logged(
+    made: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(LiveRun, "about", MagicMock(side_effect=ValueError("odd")))
+    async with served(made.directory) as (session, _), session.get("/api/runs") as answer:
+        assert answer.status == 500
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info and is_own_fault(record)] == ["odd"]
 
 
 @pytest.mark.parametrize(
@@ -327,6 +441,12 @@ async def test_data_that_could_not_be_read_for_a_story_are_tried_again(
             async with session.get("/api/runs/0/devices/3") as answer:
                 assert (await answer.json()).get("missing") == missing
             monkeypatch.setattr(parts, "open_corpus", opened)
+
+
+async def test_a_story_that_cannot_be_told_says_why(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(story, "_buffer", MagicMock(side_effect=DataError("the buffer is damaged")))
+    async with served(made.directory) as (session, _), session.get("/api/runs/0/devices/3") as answer:
+        assert (answer.status, await answer.json()) == (409, {"error": "the buffer is damaged"})
 
 
 async def test_a_process_that_ended_before_a_button_reached_it_is_told(
