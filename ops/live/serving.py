@@ -26,6 +26,8 @@ from fedemu.protocol.host.stopping import hearing_stop
 HOST: Final = "127.0.0.1"
 FIRST_PORT: Final = 8160
 _TRIES: Final = 40
+ASK_SECONDS: Final = 0.5
+"""How often a page asks whether its command is still there."""
 LINGER_SECONDS: Final = 20.0
 """After the end of its command a page is served until it has had no viewer for so long."""
 
@@ -62,7 +64,7 @@ async def _serve(page: Page, listening: socket.socket, opened: Callable[[str, st
             opened(f"http://{HOST}:{number}/", page.token)
             while not stopped.is_set() and not following.done():
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(stopped.wait(), 0.5)
+                    await asyncio.wait_for(stopped.wait(), ASK_SECONDS)
                 if parent is not None and _is_gone(parent) and not page.wanted(LINGER_SECONDS):
                     break
         finally:

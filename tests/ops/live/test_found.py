@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,42 @@ def test_the_use_of_every_supervisor_and_of_its_trainers_has_a_name(
     machine.look(coordinator)
     machine.sample()
     assert list(machine.sample()["used"]) == ["coordinator", *names]
+
+
+DEVICE = """
+import os, socket, sys
+
+place, state = sys.argv[3:]
+if place == "itself":
+    listening = socket.create_server(("127.0.0.1", 0))
+    place = listening.getsockname()[1]
+connection = socket.create_connection(("127.0.0.1", int(place)))
+folder = os.path.join(state, "run", "lease")
+os.makedirs(folder)
+open(os.path.join(folder, "lease.json"), "w").close()
+held = os.open(folder, os.O_RDONLY)
+elsewhere = os.open(state, os.O_RDONLY)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_machines_that_were_started_by_themselves_are_found_by_their_connection(tmp_path: Path) -> None:
+    """Each tells what it does in its own folder. Those of another coordinator are not ours."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, ExitStack() as stack:
+        ours = str(listening.getsockname()[1])
+        machines = []
+        for number, (command, place) in enumerate([("device", ours), ("device", "itself"), ("watch", ours)]):
+            words = [sys.executable, "-c", DEVICE, "fedemu", command, place, str(tmp_path / f"state-{number}")]
+            machine = stack.enter_context(
+                subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            machines.append(machine)
+            stack.callback(machine.kill)
+        taken = [stack.enter_context(listening.accept()[0]) for _ in range(2)]
+        assert [machine.stdout.readline() for machine in machines if machine.stdout] == ["ready\n"] * 3
+        found = supervisors_of(os.getpid(), tmp_path)
+        assert [(each.process.pid, each.folder) for each in found] == [(machines[0].pid, tmp_path / "state-0" / "live")]
+        for connection in taken:
+            connection.close()
+        assert supervisors_of(os.getpid(), tmp_path) == []
