@@ -113,7 +113,6 @@ class Launch:
         if self.phase is Phase.RUNNING:
             return [Say("stopping after a checkpoint; once more to stop at once"), *self._stop(now)]
         if self.phase is Phase.STOPPING:
-            self.wake = now + self.patience.termination
             return [self._send("coordinator", signal.SIGKILL)]
         return [self._send("devices", signal.SIGTERM)]
 

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -53,6 +54,18 @@ def test_the_code_of_the_coordinator_is_the_code_of_the_run_and_nothing_is_left(
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
 
 
+def test_the_end_of_a_child_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedemu.ops.running.launch._LONGEST_SLEEP", 3600.0)
+    assert run(OPEN + "raise SystemExit(3)", WAITS_FOR_SIGTERM)[0] == 3
+
+
+def test_a_child_hears_no_stop_signal_before_it_can_heed_it() -> None:
+    said: list[str] = []
+    stopped = "import os, signal\nfor sign in (signal.SIGINT, signal.SIGTERM): os.kill(os.getpid(), sign)\n"
+    code, _ = run(stopped + BEGIN, WAITS_FOR_SIGTERM, said)
+    assert (code, said) == (4, [])
+
+
 CALLED = """
 import asyncio, pathlib, sys
 from fedemu.ops.running.devices import called
@@ -74,7 +87,9 @@ def test_devices_begin_when_the_coordinator_has_opened(tmp_path: Path) -> None:
 
 
 def test_devices_of_a_coordinator_that_never_opens_do_not_begin(tmp_path: Path) -> None:
-    code, pids = run("import time; time.sleep(1.0); raise SystemExit(2)", CALLED.format(mark=str(tmp_path / "mark")))
+    begins = BEGIN + CALLED.format(mark=str(tmp_path / "mark"))  # so that SIGTERM ends it at once
+    ends = "import os, sys, time; os.close(int(sys.argv[2])); time.sleep(1.0); raise SystemExit(2)"
+    code, pids = run(ends, begins)  # as a process that dies: its line is closed before it is gone
     assert (code, pids, list(tmp_path.iterdir())) == (2, {}, [])
 
 
@@ -147,7 +162,8 @@ def test_a_killed_coordinator_is_an_interruption_and_takes_the_devices_along() -
 def test_a_killed_supervisor_is_started_again(tmp_path: Path) -> None:
     mark = tmp_path / "was-here"
     dies_once = f"""
-    import os, pathlib, signal
+    import os, pathlib, signal, socket, sys
+    assert socket.socket(fileno=int(sys.argv[2])).recv(1)  # it is called, also when it is started again
     mark = pathlib.Path({str(mark)!r})
     if not mark.exists():
         mark.touch()
@@ -165,12 +181,62 @@ def test_a_killed_supervisor_is_started_again(tmp_path: Path) -> None:
     assert (tmp_path / "again").exists()
 
 
+def test_children_have_sessions_variables_and_outputs_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C at a terminal reaches a whole session, and only this process is to hear it."""
+    monkeypatch.setenv("OURS", "1")
+    tells = "print(os.environ['OURS'], os.environ['GIVEN'], os.getsid(0) == os.getpid(), flush=True)\n"
+    fails = "print('alas', file=sys.stderr)\n"
+    new, old = tmp_path / "logs" / "new", tmp_path / "old"
+    old.write_text("before\n")
+    launch(
+        {
+            "coordinator": toy("import os\n" + OPEN + tells + fails),
+            "devices": toy("import os\n" + BEGIN + tells + fails),
+        },
+        {"coordinator": new, "devices": old},
+        lambda text: None,
+        environment={"GIVEN": "2"},
+    )
+    assert (new.read_text(), old.read_text()) == ("1 2 True\nalas\n", "before\n1 2 True\nalas\n")
+
+
+def test_a_child_without_a_file_shares_stderr_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
+    told = "print('for nobody', flush=True); print('for people', file=sys.stderr)"
+    launch(
+        {"coordinator": toy(OPEN + told), "devices": toy("")},
+        {"coordinator": None, "devices": Path(os.devnull)},
+        lambda text: None,
+    )
+    assert capfd.readouterr() == ("", "for people\n")
+
+
+def test_a_signal_that_is_ignored_stays_ignored_and_all_mean_afterwards_what_they_meant_before() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+    said: list[str] = []
+    waking, woken = socket.socketpair()
+    with waking, woken:
+        waking.setblocking(False)
+        before = [signal.getsignal(sign) for sign in signals], signal.set_wakeup_fd(waking.fileno())
+        try:
+            hangs_up = "import os, signal; os.kill(os.getppid(), signal.SIGHUP); raise SystemExit(3)"
+            code, _ = run(OPEN + hangs_up, WAITS_FOR_SIGTERM, said)
+        finally:
+            wakes = signal.set_wakeup_fd(before[1])
+        assert (code, said, wakes) == (3, [], waking.fileno())
+    assert [signal.getsignal(sign) for sign in signals] == before[0]
+
+
 LAUNCHER = """
 import os, signal, sys
 from pathlib import Path
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, under which the tests may run, ignores it
+from fedemu.ops.running import launch_rules
 from fedemu.ops.running.launch import launch
 from fedemu.ops.running.launch_rules import Patience
+launch_rules.TOGETHER_SECONDS = 0.0
 commands = {
     child: [sys.executable, "-c", code, str(os.getpid())]
     for child, code in zip(("coordinator", "devices"), sys.argv[1:], strict=True)
@@ -196,6 +262,8 @@ def test_a_stop_signal_reaches_the_coordinator_as_sigint(sign: signal.Signals) -
     process, pids = start_launcher(checkpoints, WAITS_FOR_SIGTERM)
     process.send_signal(sign)
     assert process.wait(timeout=60) == 4
+    assert process.stdout is not None
+    assert process.stdout.read() == "stopping after a checkpoint; once more to stop at once\n", "it is one request"
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 

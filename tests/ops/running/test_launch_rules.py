@@ -8,7 +8,7 @@ from fedemu.ops.running import launch_rules as rules
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
 from fedemu.ops.running.launch_rules import Action, CallDevices, Launch, Patience, Say, Send, StartDevices
 from fedemu.ops.running.processes import LEFT_EARLY
-from fedemu.protocol.wording import KILLED
+from fedemu.protocol.wording import KILLED, ending
 
 
 def sends(actions: list[Action]) -> list[Action]:
@@ -105,12 +105,14 @@ def test_a_signal_after_the_end_of_the_coordinator_ends_the_devices_at_once() ->
     launch = with_devices()
     launch.coordinator_ended(0, now=2.0)
     assert launch.signalled(now=2.1) == [Send("devices", signal.SIGTERM)]
+    assert launch.tick(2.0 + Patience().departure) == [Send("devices", signal.SIGKILL)]
 
 
 def test_a_killed_coordinator_is_named_and_its_devices_are_ended_at_once() -> None:
     launch = with_devices()
     actions = launch.coordinator_ended(-signal.SIGKILL, now=3.0)
     assert actions == [Say(f"the coordinator was ended by {KILLED}"), Send("devices", signal.SIGTERM)]
+    assert launch.tick(3.0 + Patience().termination) == [Send("devices", signal.SIGKILL)]
     launch.devices_ended(4, now=3.5)
     assert launch.exit_code == INTERRUPTED
 
@@ -126,18 +128,23 @@ def test_a_coordinator_that_left_before_it_began_has_told_nobody() -> None:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGSEGV, INTERNAL_ERROR), (signal.SIGABRT, INTERNAL_ERROR), (signal.SIGRTMIN + 1, INTERRUPTED)],
+    [
+        (signal.SIGSEGV, INTERNAL_ERROR),
+        (signal.SIGBUS, INTERNAL_ERROR),  # such as for a page that a full /dev/shm does not give
+        (signal.SIGABRT, INTERNAL_ERROR),
+        (signal.SIGRTMIN + 1, INTERRUPTED),
+    ],
 )
 def test_a_coordinator_that_crashes_is_an_internal_error(number: int, code: int) -> None:
     """A signal of the real-time ones has no name, and is no crash."""
     launch = with_devices()
     launch.devices_ended(0, now=2.0)
-    launch.coordinator_ended(-number, now=3.0)
+    assert launch.coordinator_ended(-number, now=3.0) == [Say(f"the coordinator {ending(-number)}")]
     assert launch.exit_code == code
 
 
 @pytest.mark.parametrize(
-    ("last", "how", "told"), [(-signal.SIGTERM, "was ended by SIGTERM", False), (1, "ended with code 1", True)]
+    ("last", "how", "told"), [(-signal.SIGINT, "was ended by SIGINT", False), (1, "ended with code 1", True)]
 )
 def test_a_killed_supervisor_is_started_again_but_not_for_ever(last: int, how: str, told: bool) -> None:
     launch = with_devices()
@@ -164,6 +171,13 @@ def test_a_supervisor_that_gives_up_stops_the_coordinator_and_its_code_is_the_ru
     assert sends(launch.devices_ended(2, now=1.0)) == [Send("coordinator", signal.SIGINT)]
     launch.coordinator_ended(4, now=2.0)
     assert (launch.exit_code, launch.devices_said_why) == (2, True)
+
+
+def test_a_supervisor_that_gives_up_when_the_coordinator_has_done_its_work_changes_nothing() -> None:
+    launch = with_devices()
+    launch.devices_ended(2, now=1.0)
+    assert launch.coordinator_ended(0, now=1.1) == []
+    assert launch.exit_code == 0
 
 
 def test_a_supervisor_that_a_signal_of_others_ended_before_it_began_interrupts_the_run() -> None:
