@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
-from fedemu.protocol.host.idleness import Idleness, Stuckness, processor_seconds
+from fedemu.protocol.host.idleness import Idleness, Stuckness, facts_of, processor_seconds
+from fedemu.protocol.host.kernel import name_process
 
 
 def test_a_process_that_uses_no_processor_is_found_after_its_time_and_one_that_stays_is_found_again() -> None:
@@ -20,6 +22,18 @@ def test_a_process_that_uses_no_processor_is_found_after_its_time_and_one_that_s
         found.append(watch.look({1: 10, 2: 20}, float(second)))
         stuck.append(stuckness.look({1: (10, 5), 2: (20, second)}, float(second)))
     assert found == stuck == [[]] * 12 + [[1]] + [[]] * 11 + [[1]] + [[]] * 2
+
+
+def test_a_process_that_uses_less_than_a_hundredth_of_a_core_does_nothing() -> None:
+    """One that waits for ever may wake up now and then, and look whether it still has to wait."""
+    used = {10: 5.0, 20: 7.0}
+    watch = Idleness(60.0, used.get)
+    found = []
+    for second in range(0, 61, 5):
+        found.append(watch.look({1: 10, 2: 20}, float(second)))
+        used[10] += 0.04
+        used[20] += 0.06
+    assert found == [[]] * 12 + [[1]]
 
 
 def test_a_process_that_works_now_and_then_begins_anew() -> None:
@@ -57,6 +71,16 @@ def test_the_processor_time_is_that_of_the_kernel() -> None:
     assert after is not None
     assert after - before == pytest.approx(ended - began, abs=0.03)
     assert processor_seconds(2**22 + 1) is None
+
+
+def test_a_process_may_have_any_name() -> None:
+    former = Path("/proc/self/comm").read_text().strip()
+    name_process("a) Z 1 (b")
+    try:
+        facts = facts_of("self")
+    finally:
+        name_process(former)
+    assert (facts[0], int(facts[1])) == (b"R", os.getppid())
 
 
 def test_a_process_that_finishes_nothing_is_found_however_much_it_computes() -> None:
