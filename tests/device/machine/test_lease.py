@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from fedemu.device.machine.lease import KEPT, LIFE_BITS, LeaseSearch, create_lease
+from fedemu.device.machine.lease import KEPT, LIFE_BITS, LeaseRecord, LeaseSearch, create_lease
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.messages import BlobRef, Granted
 
@@ -48,6 +50,25 @@ def test_each_life_has_incarnations_above_those_of_the_former_one(tmp_path: Path
     assert second.folder == first.folder
     assert second.first_incarnation == 2 << LIFE_BITS
     second.close()
+
+
+def test_a_lease_that_is_granted_without_having_been_tried_goes_on_with_its_lives(tmp_path: Path) -> None:
+    for life in (1, 2, 3):
+        lease = LeaseSearch(tmp_path, 3).claim(a_grant())
+        assert lease.record.life == life
+        lease.close()
+
+
+def test_a_lease_has_as_many_lives_as_incarnations_of_31_bits_can_count(tmp_path: Path) -> None:
+    lease = LeaseSearch(tmp_path, 3).claim(a_grant())
+    lease.close()
+    last = LeaseRecord("L", "digits", 3, 2046)
+    (lease.folder / "lease.json").write_text(json.dumps(asdict(last)))
+    again = LeaseSearch(tmp_path, 3).claim(a_grant())
+    assert again.first_incarnation == 2**31 - 2**LIFE_BITS
+    again.close()
+    with pytest.raises(ConfigurationError, match=r"was taken up 2048 times, which is too often; remove the folder\.$"):
+        LeaseSearch(tmp_path, 3).claim(a_grant())
 
 
 def test_a_lease_that_a_living_supervisor_holds_is_not_found(
@@ -118,7 +139,7 @@ def test_a_search_leaves_nothing_locked(tmp_path: Path) -> None:
     assert found(tmp_path) == ["L"] == found(tmp_path)
 
 
-@pytest.mark.parametrize("content", ['{"lease": "L"', "[" * 100_000])
+@pytest.mark.parametrize("content", ['{"lease": "L"', '{"lease": "L"}', "[]", "[" * 100_000])
 def test_a_lease_file_that_was_damaged_counts_as_none(tmp_path: Path, content: str) -> None:
     lease = LeaseSearch(tmp_path, 3).claim(a_grant())
     lease.close()
@@ -126,7 +147,17 @@ def test_a_lease_file_that_was_damaged_counts_as_none(tmp_path: Path, content: s
     assert found(tmp_path) == []
 
 
-def test_old_leases_are_removed_with_all_they_hold(tmp_path: Path) -> None:
+def test_a_lease_that_another_supervisor_is_just_removing_counts_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = [tmp_path / "run" / "gone" / "lease.json"] * (KEPT + 1)
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(gone))
+    assert found(tmp_path) == []
+    LeaseSearch(tmp_path, 3).claim(a_grant()).close()
+
+
+def test_old_leases_are_removed_with_all_they_hold(tmp_path: Path, descriptors: Callable[[], set[str]]) -> None:
+    before = descriptors()
     for age in range(KEPT + 3):
         lease = LeaseSearch(tmp_path, 3).claim(a_grant(f"lease {age}", run=f"run {age}"))
         (lease.devices / "0").mkdir(parents=True)
@@ -137,6 +168,7 @@ def test_old_leases_are_removed_with_all_they_hold(tmp_path: Path) -> None:
     assert len(left) == KEPT
     assert "lease 0" not in left
     assert not (tmp_path / "run_0").exists()
+    assert not descriptors() - before
 
 
 def test_many_supervisors_of_a_run_that_goes_on_find_all_of_their_leases_one_after_another(tmp_path: Path) -> None:
@@ -152,7 +184,7 @@ def test_many_supervisors_of_a_run_that_goes_on_find_all_of_their_leases_one_aft
 
 
 def test_a_run_may_have_any_name(tmp_path: Path) -> None:
-    for run, folder in (("../../ö b/c", "_..___b_c"), ("..", "run"), ("digits-1", "digits-1")):
+    for run, folder in (("../../ö b/c", "_..___b_c"), ("..", "run"), ("digits-1", "digits-1"), (300 * "x", 64 * "x")):
         lease = LeaseSearch(tmp_path, 3).claim(a_grant(run=run))
         assert lease.folder.parent == tmp_path / folder
         lease.close()
