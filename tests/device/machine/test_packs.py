@@ -169,17 +169,34 @@ async def test_a_pack_that_begins_to_hear_has_the_lives_begin_that_waited(machin
     assert machine.news() == [(0, [life(4), life(7)])]
 
 
-async def test_whoever_is_asked_before_the_zygote_is_ready_has_a_pack_when_it_is(
+async def test_whoever_is_asked_before_packs_may_be_started_has_one_when_they_are(
     zygotes: list[Zygote], until: Callable[..., Any]
 ) -> None:
     machine = Machine(await start_zygote())
     machine.packs.wake([4])
     await machine.packs.prepare()
     assert zygotes[0].forked == []
+    machine.packs.wake([1, 2])
     machine.packs.launch()
-    await until(lambda: zygotes[0].forked, "a pack")
-    assert zygotes[0].forked == [Fork(number=0, lives=())]
+    await until(lambda: len(zygotes[0].forked) >= 2, "two packs")
+    assert zygotes[0].forked == [Fork(number=0, lives=()), Fork(number=1, lives=())]
     await machine.packs.stop(None, 0.0)
+
+
+async def test_no_pack_is_started_while_the_machine_stops(
+    machine: Machine, zygotes: list[Zygote], until: Callable[..., Any]
+) -> None:
+    machine.packs.launch()
+    machine.packs.wake([4])
+    zygotes[0].say(Forked(number=0, pid=7_777_777))
+    await until(lambda: machine.packs._pids, "the pack")
+
+    def farewell() -> None:
+        machine.packs.wake([1, 2])
+        zygotes[0].say(Ended(number=0, code=0))
+
+    await machine.packs.stop(farewell, 60.0)
+    assert zygotes[0].forked == [Fork(number=0, lives=())]
 
 
 async def test_a_device_that_falls_asleep_leaves_its_place_to_another(machine: Machine) -> None:
