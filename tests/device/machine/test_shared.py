@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -16,8 +17,10 @@ from msgspec.structs import replace
 
 from fedemu.device.machine import shared
 from fedemu.device.machine.shared import share_link
-from fedemu.protocol.codec import encode
-from fedemu.protocol.messages import Hello, TensorSpec, Work
+from fedemu.protocol.codec import DOWN, UP, encode
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.open_files import open_files
+from fedemu.protocol.messages import SILENT, Bye, Hello, Message, TensorSpec, Work
 from fedemu.protocol.sharing.trunk import Trunk
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.memory import MemoryNetwork
@@ -35,15 +38,17 @@ def a_link(folder: Path) -> tuple[str, socket.socket]:
     return str(folder / "s"), sock
 
 
+@pytest.mark.parametrize(("most", "heartbeat"), [(0.02, 60.0), (60.0, 0.02)])
 async def test_a_shared_connection_beats_until_it_was_removed_which_ends_the_machine_with_a_sentence(
-    socket_folder: Path, monkeypatch: pytest.MonkeyPatch, until: Callable[..., Any]
+    most: float, heartbeat: float, socket_folder: Path, monkeypatch: pytest.MonkeyPatch, until: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(shared, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(shared, "BEAT_SECONDS", most)
     loop = asyncio.get_running_loop()
     failed: asyncio.Future[Exception] = loop.create_future()
     beats = list[Trunk]()
     monkeypatch.setattr(Trunk, "beat", lambda trunk: beats.append(trunk))
-    granted = SimpleNamespace(heartbeat_seconds=0.1, patience=5)
+    granted = SimpleNamespace(heartbeat_seconds=heartbeat, patience=5)
     network, trunk = DirectNetwork(loop), Trunk(MemoryNetwork(), loop)
     here: Any = SimpleNamespace(trunk=trunk, granted=granted, fail=failed.set_result)
     path, sock = a_link(socket_folder)
@@ -51,9 +56,53 @@ async def test_a_shared_connection_beats_until_it_was_removed_which_ends_the_mac
         stack.callback(sock.close)
         stack.callback(network.close)
         share_link(here, network, f"ipc://{path}", 1, stack)
-        await until(lambda: len(beats) >= 2, "two beats")
+        await until(lambda: len(beats) >= 2, "two beats", 30.0)
         os.unlink(path)
         assert "was removed, so no process can connect there any more" in str(await asyncio.wait_for(failed, 30))
+
+
+async def test_a_device_that_falls_silent_is_gone_as_soon_as_was_granted_and_the_end_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, until: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(shared, "LOOK_SECONDS", 0.01)
+    loop, sent = asyncio.get_running_loop(), list[Message]()
+    network, trunk = MemoryNetwork(), Trunk(MemoryNetwork(), loop)
+    trunk.open = True
+    monkeypatch.setattr(trunk, "send", lambda channel, frames: sent.append(UP.decode(frames).message))
+    granted = SimpleNamespace(heartbeat_seconds=0.02, patience=2)
+    here: Any = SimpleNamespace(trunk=trunk, granted=granted, fail=pytest.fail)
+    async with AsyncExitStack() as stack:
+        share_link(here, network, "link", 1, stack)
+        device = network.connect("link", DOWN, lambda envelope: None, pytest.fail)
+        hello = Hello(device=0, incarnation=0, lease="lease")
+        device.send(hello)
+        await until(lambda: len(sent) == 2, "the end of the device", 5.0)
+        assert sent == [hello, Bye(reason=SILENT)]
+        device.close()
+    await asyncio.sleep(0)
+    assert network.routers == {}
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_machine_may_have_a_connection_for_each_of_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    granted = SimpleNamespace(heartbeat_seconds=60.0, patience=5)
+    here: Any = SimpleNamespace(trunk=Trunk(MemoryNetwork(), loop), granted=granted, fail=pytest.fail)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (600, before[1]))
+    try:
+        async with AsyncExitStack() as stack:
+            share_link(here, MemoryNetwork(), "link", 100, stack)
+            assert open_files() == 4 * 100 + 512
+            monkeypatch.setattr(shared, "most_open_files", lambda: 911)
+            with pytest.raises(ConfigurationError) as error:
+                share_link(here, MemoryNetwork(), "link", 100, stack)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert str(error.value) == (
+        "a shared connection needs 912 open files for the device processes of this machine, but at most 911 are "
+        "allowed; raise the limit (ulimit -Hn 912), or pack devices with --per-process"
+    )
 
 
 async def test_a_process_that_reads_late_gets_all_that_came_for_its_devices(
