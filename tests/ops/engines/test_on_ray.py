@@ -68,6 +68,10 @@ def test_a_place_without_a_node_goes_to_one_that_has_returned_or_was_added() -> 
     assert settle({0: None, 1: None}, {}, []) == {}
 
 
+def test_places_without_a_node_are_spread_and_one_that_goes_home_counts_there() -> None:
+    assert settle({0: "a", 1: "gone", 2: "gone"}, {0: "b"}, ["b", "a"]) == {0: "b", 1: "a", 2: "b"}
+
+
 def test_a_place_takes_the_cores_and_gpus_that_every_node_has_and_no_more_cores_than_trainers() -> None:
     nodes = [{"Resources": {"CPU": 8.0, "GPU": 2.0}}, {"Resources": {"CPU": 4.0, "GPU": 1.0}}]
     assert bundle(nodes, "auto") == {"CPU": 4.0, "GPU": 1.0}
