@@ -120,10 +120,7 @@ class CoordinatorLink:
             self._dealer.send(bye)
             self._dealer.close()
             self._dealer = None
-        if self._timer is not None:
-            self._timer.cancel()
         fail(self.ended, RunOver(bye.reason))
-        self._granted.cancel()
         if self._fetches is not None:
             self._fetches.store.close()
 
@@ -179,6 +176,8 @@ class CoordinatorLink:
 
     def _tick(self) -> None:
         self._timer = None
+        if self.ended.done():
+            return
         now = self._loop.time()
         try:
             self._perform(self._enrolment.tick(now))
@@ -237,8 +236,6 @@ class CoordinatorLink:
         return math.inf if due is None else due
 
     def _arm(self) -> None:
-        if self.ended.done():
-            return
         due = min(self._enrolment.due, self._fetch_due)
         if self._timer is not None:
             if self._timer.when() <= due:
