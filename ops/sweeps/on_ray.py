@@ -41,7 +41,8 @@ def slots(on: str) -> int:
     import ray
 
     connect(on)
-    os.environ.setdefault("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+    if os.environ.get("RAY_ADDRESS", "") in ("", "local"):  # each run would begin a cluster of its own
+        os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
     return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
