@@ -242,6 +242,20 @@ def find_criterion(name: str, model: Model | None = None) -> Criterion:
     return of_tasks
 
 
+def require_options(
+    what: str, table: str, name: str, known: Mapping[str, Any], options: Mapping[str, Any], arguments: int = 1
+) -> None:
+    """Raise ConfigurationError if ``known`` has no ``name``, or if the options in ``table`` do not fit it.
+
+    Nothing is built. Its builder is called with so many ``arguments`` before the options. What ``module:Name`` names is
+    left out, because its module would have to be run.
+    """
+    if ":" not in name:
+        builder = find(what, name, known)
+        _require_known(table, name, builder, arguments, options)
+        _checked(table, name, builder, options)
+
+
 def find(what: str, name: str, known: Mapping[str, Any]) -> Any:
     """The entry ``name`` of a table, or the function or class that ``module:Name`` names.
 
@@ -292,17 +306,7 @@ def _call(
     table: str, name: str, builder: Callable[..., Any], arguments: tuple[Any, ...], options: Mapping[str, Any]
 ) -> Any:
     """Call a builder with the options of an experiment file. Raises ConfigurationError if they do not fit it."""
-    try:
-        parameters = list(inspect.signature(builder).parameters.values())
-    except ValueError:
-        parameters = []
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    known = [parameter.name for parameter in parameters[len(arguments) :]]
-    for option in options:
-        if option not in known and not takes_any:
-            near = difflib.get_close_matches(option, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'no options'}"
-            raise ConfigurationError(f"{name!r} has no option {table}.{option}; {hint}")
+    _require_known(table, name, builder, len(arguments), options)
     try:
         return builder(*arguments, **_checked(table, name, builder, options))
     except ConfigurationError:
@@ -313,6 +317,23 @@ def _call(
                 f"{name!r} can't be built: {error}; it is called with {_words_of(table)}"
             ) from error
         raise ConfigurationError(f"{name!r} can't be built: {account(error)}") from error
+
+
+def _require_known(
+    table: str, name: str, builder: Callable[..., Any], arguments: int, options: Mapping[str, Any]
+) -> None:
+    """Raise ConfigurationError for an option that a builder does not take after its first ``arguments``."""
+    try:
+        parameters = list(inspect.signature(builder).parameters.values())
+    except ValueError:
+        parameters = []
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    known = [parameter.name for parameter in parameters[arguments:]]
+    for option in options:
+        if option not in known and not takes_any:
+            near = difflib.get_close_matches(option, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'no options'}"
+            raise ConfigurationError(f"{name!r} has no option {table}.{option}; {hint}")
 
 
 def _words_of(table: str) -> str:

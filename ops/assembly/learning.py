@@ -14,12 +14,16 @@ from fedemu.algorithms.interface import LOGITS, Algorithm, Ask, Context, Model, 
 from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.models.low_precision import with_precision
 from fedemu.algorithms.registry import (
+    ALGORITHMS,
     BIDIRECTIONAL,
     CLASSIFIERS,
+    MODELS,
+    TERMS,
     build_algorithm,
     build_model,
     build_terms,
     find_criterion,
+    require_options,
 )
 from fedemu.algorithms.replay.replay import with_replay
 from fedemu.algorithms.replay.settings import ReplaySettings
@@ -109,6 +113,18 @@ def open_model(experiment: Experiment, corpus: Corpus) -> Model:
         return model
     with _with_room_for_model(experiment):
         return growing(model, tasks, corpus.input_shape, corpus.tokens)
+
+
+def require_fitting_options(experiment: Experiment) -> None:
+    """Raise ConfigurationError if a built-in model, method or local term does not take the options that it is given.
+
+    It needs no data, and builds nothing. What is somebody's own is left out.
+    """
+    model, algorithm = experiment.model, experiment.algorithm
+    require_options("model", "model", model.name, MODELS, model.options, arguments=2)
+    require_options("algorithm", "algorithm.options", algorithm.name, ALGORITHMS, algorithm.options)
+    for name, options in algorithm.terms.items():
+        require_options("algorithm.terms", f"algorithm.terms.{name}", name, TERMS, options)
 
 
 def require_built_again(experiment: Experiment, corpus: Corpus, model: Model, algorithm: Algorithm[Any]) -> None:

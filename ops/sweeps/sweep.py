@@ -14,7 +14,7 @@ from fedemu.ops.data.apart import decode_apart, find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, load_experiment
 from fedemu.ops.experiment.without_effect import WithoutEffect
-from fedemu.ops.running.codes import INTERRUPTED
+from fedemu.ops.running.codes import INTERRUPTED, leaving_at_once
 from fedemu.ops.running.exits import complain
 from fedemu.ops.sweeps.hold import await_left, held
 from fedemu.ops.sweeps.machine import default_at_once
@@ -56,7 +56,8 @@ def loaded(
 def prepare(folder: Path, experiments: Loaded) -> None:
     """Check that data and trackers are there, and that no folder holds the run of another experiment.
 
-    The folder of the sweep itself may be no run directory.
+    Models, methods and local terms have to take the options that they get. The folder of the sweep itself may be no run
+    directory.
     """
     if is_file(folder):
         raise ConfigurationError(f"{folder} is a file; name a folder with --out")
@@ -66,6 +67,23 @@ def prepare(folder: Path, experiments: Loaded) -> None:
         check_trackers(runtime.track.to, runtime.track.out)
         find_data(experiment)
         require_same(folder / place, experiment)
+    _require_fitting_options(experiments)
+
+
+def _require_fitting_options(experiments: Loaded) -> None:
+    """Raise ConfigurationError, with the group of the run, for an option that would end the run as it begins."""
+    with leaving_at_once():  # this imports torch
+        from fedemu.ops.assembly.learning import require_fitting_options
+
+    seen = set()
+    for place, (experiment, _) in experiments.items():
+        key = (experiment.model.model_dump_json(), experiment.algorithm.model_dump_json())
+        if key not in seen:
+            seen.add(key)
+            try:
+                require_fitting_options(experiment)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{place.parent}: {error}") from None
 
 
 def run_sweep(

@@ -18,9 +18,11 @@ from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.ops.assembly import learning
-from fedemu.ops.assembly.learning import open_algorithm
+from fedemu.ops.assembly.learning import open_algorithm, require_fitting_options
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment.presets import example_of, part_names, preset, preset_names
+from fedemu.ops.experiment.sources import load_experiment
 from fedemu.protocol.code.named import load
 from fedemu.protocol.errors import ConfigurationError
 
@@ -28,6 +30,29 @@ from fedemu.protocol.errors import ConfigurationError
 @pytest.fixture(autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDEMU_CACHE", str(Path(tmp_path_factory.getbasetemp()) / "learning-cache"))
+
+
+def test_the_options_of_every_preset_fit_and_those_of_somebodys_own_are_left_to_the_run() -> None:
+    for name in [*preset_names(), *map(example_of, part_names())]:
+        require_fitting_options(Experiment.parse(preset(name)))
+    own = {"model": {"name": "nowhere:Net", "depth": 2}, "algorithm": {"name": "nowhere:Own", "options": {"x": 1}}}
+    require_fitting_options(Experiment.parse(own))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("model.hiden=[8]", "'mlp' has no option model.hiden; did you mean 'hidden'?"),
+        ("model.name=mlq", r"model 'mlq' is none of mlp, .*; did you mean 'mlp'\?"),
+        ("algorithm.options.mu=1", "'fedavg' has no option algorithm.options.mu; it has no options"),
+        ("algorithm.name=fedprox algorithm.options.mu=x", "algorithm.options.mu = 'x' does not fit 'fedprox': "),
+        ("algorithm.terms={ewc={lamda=1}}", "'ewc' has no option algorithm.terms.ewc.lamda; "),
+    ],
+)
+def test_an_option_that_does_not_fit_is_refused_before_there_are_data(settings: str, said: str) -> None:
+    experiment, _ = load_experiment("digits", settings.split(), {})
+    with pytest.raises(ConfigurationError, match=f"^{said}"):
+        require_fitting_options(experiment)
 
 
 def test_the_default_experiment_is_fedavg_on_digits() -> None:

@@ -49,9 +49,7 @@ def test_a_notebook_shows_the_warnings_of_a_comparison(tmp_path: Path) -> None:
     for folder in ("one", "again"):
         write_run(tmp_path / folder, "fedavg", 0, 0.5)
     compared = fedemu.compare(tmp_path / "one", tmp_path / "again")
-    warning = (
-        f"warning: {tmp_path / 'again'} is left out: it is the same experiment and seed as {tmp_path / 'one'}"
-    )
+    warning = f"warning: {tmp_path / 'again'} is left out: it is the same experiment and seed as {tmp_path / 'one'}"
     assert repr(compared).splitlines()[0] == warning
     assert compared._repr_html_().startswith(f"<div>{warning}</div>")
     assert warning not in compared.to_text(), "the tables alone, as the command prints them to stdout"

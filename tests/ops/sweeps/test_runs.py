@@ -196,6 +196,16 @@ def test_a_folder_in_which_no_run_has_begun_is_removed_when_its_run_starts_and_n
     assert 0 < seconds < time.monotonic() - began
 
 
+def test_an_option_that_a_method_lacks_is_told_with_its_runs_before_the_first_begins(tmp_path: Path) -> None:
+    good, wrong = (
+        Planned("good", "digits-small", 1, ()),
+        Planned("wrong", "digits-small", 1, ("algorithm.options.mu=1",)),
+    )
+    said = r"^wrong/digits-small: 'fedavg' has no option algorithm\.options\.mu; it has no options$"
+    with pytest.raises(ConfigurationError, match=said):
+        prepare(tmp_path, loaded([good, wrong]))
+
+
 def test_a_folder_with_the_run_of_another_experiment_is_refused_unless_only_rounds_are_added(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("device,start,end\na,0,100\n")
