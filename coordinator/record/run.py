@@ -19,7 +19,7 @@ from fedemu.coordinator.record.data_file import read_class_names
 from fedemu.coordinator.record.json_lines import read_lines, read_object
 from fedemu.coordinator.record.row import Row, read_rows
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.paths import is_file
+from fedemu.protocol.host.paths import exists, is_file
 
 Line = Mapping[str, Any]
 """One line of ``events.jsonl`` or of ``diagnosis.jsonl``."""
@@ -63,6 +63,8 @@ def read_run(path: Path) -> Run:
                 raise ConfigurationError(
                     f"{path} is a folder of runs and no run itself; name one of them, such as {found[0].parent}."
                 )
+        if not exists(path):
+            raise ConfigurationError(f"{path} does not exist; name the folder of a run.")
         raise ConfigurationError(f"{path} holds no run: it has neither config.toml nor metrics.jsonl.")
     try:
         return Run(

@@ -122,7 +122,7 @@ def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture
         (("run", "--resume", "nowhere"), "nowhere is no run directory"),
         (("run", "digits", "--resume", "nowhere"), "leave out an experiment"),
         (("run", "--out", "new", "--resume", "nowhere"), "leave out --out"),
-        (("report", "nowhere"), "nowhere holds no run"),
+        (("report", "nowhere"), "nowhere does not exist; name the folder of a run"),
         (("compare", "nowhere"), "nowhere is no folder"),
         (("validate", "--set", "data.dataset=./absent"), "there is no data set './absent'"),
     ],

@@ -48,7 +48,7 @@ def test_a_name_that_the_run_lacks_is_an_error_with_those_that_it_has(run: Path)
         figure(run, "accurcy")
     with pytest.raises(ConfigurationError, match='has no figure "outcomes"; it has accuracy'):
         figure(run, "outcomes")
-    with pytest.raises(ConfigurationError, match="holds no run"):
+    with pytest.raises(ConfigurationError, match="nowhere does not exist; name the folder of a run"):
         figure(run / "nowhere", "accuracy")
 
 
