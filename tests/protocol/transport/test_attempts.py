@@ -40,12 +40,7 @@ async def test_a_name_with_addresses_of_both_kinds_leads_to_the_one_where_the_co
         return [found for found in (six, four) if family in (0, found[0])]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    coordinator = tcp.listen()
-    tcp.dialer = DirectNetwork(asyncio.get_running_loop())
-    device = tcp.join(coordinator.router.address.replace("127.0.0.1", "localhost"))
-    device.dealer.send(Heartbeat())
-    await eventually(lambda: coordinator.messages)
-    tcp.dialer.close()
+    await require_found("localhost", tcp, eventually)
 
 
 async def test_a_name_in_brackets_that_has_addresses_of_ipv4_only_is_found_under_these_as_by_zeromq(
@@ -53,9 +48,14 @@ async def test_a_name_in_brackets_that_has_addresses_of_ipv4_only_is_found_under
 ) -> None:
     real = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **named: real("127.0.0.1", *more, **named))
+    await require_found("[coordinator.example]", tcp, eventually)
+
+
+async def require_found(host: str, tcp: Any, eventually: Any) -> None:
+    """A device finds a coordinator, which listens at an address of IPv4, by this name of its host."""
     coordinator = tcp.listen()
     tcp.dialer = DirectNetwork(asyncio.get_running_loop())
-    device = tcp.join(coordinator.router.address.replace("127.0.0.1", "[coordinator.example]"))
+    device = tcp.join(coordinator.router.address.replace("127.0.0.1", host))
     device.dealer.send(Heartbeat())
     await eventually(lambda: coordinator.messages)
     tcp.dialer.close()
