@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from fedemu.ops.running.launch import child_command
 from fedemu.ops.sweeps.plan import Planned
 from fedemu.ops.sweeps.runs import command_of
 from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.files import PARTIAL, named_failure
 from fedemu.protocol.host.paths import is_folder
 
 _THERE = "run"
@@ -69,12 +71,34 @@ def main(words: Sequence[str]) -> int:
         except ray.exceptions.RayError as error:
             raise FedemuError(f"the run was lost on the cluster ({' '.join(str(error).split())[:200]})") from error
         if packed:
-            with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-                archive.extractall(directory, filter="data")
+            take_back(packed, directory)
         sys.stderr.write(said)
         return int(code)
 
     return exit_code_of(action)
+
+
+def take_back(packed: bytes, directory: Path) -> None:
+    """Make ``directory`` what ``packed`` says. Other files in it stay. Raises FedemuError if the system refuses.
+
+    A kill leaves no cut file. A new directory comes whole. In another one the files are replaced in the order in which
+    the run wrote them, so what is missing after a kill is what the run wrote last.
+    """
+    coming = directory.with_name(f".{directory.name}{PARTIAL}")
+    with named_failure(directory):
+        shutil.rmtree(coming, ignore_errors=True)  # of a process that was killed
+        try:
+            _unpack(packed, coming)
+            if not is_folder(directory):
+                coming.rename(directory)
+                return
+            files = [path for path in coming.rglob("*") if not is_folder(path)]
+            for path in sorted(files, key=lambda path: path.lstat().st_mtime_ns):
+                place = directory / path.relative_to(coming)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(place)
+        finally:
+            shutil.rmtree(coming, ignore_errors=True)
 
 
 def _result(task: Any) -> tuple[int, str, bytes]:
@@ -113,8 +137,7 @@ def _play(words: list[str], packed: bytes, experiment: bytes, named: str, begun:
         there = Path(folder) / _THERE
         for content, place in ((packed, there), (experiment, Path(folder) / _EXPERIMENT)):
             if content:
-                with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-                    archive.extractall(place, filter="data")
+                _unpack(content, place)
         command, *options = words
         if experiment:
             options[0] = str(Path(folder) / _EXPERIMENT / CONFIG_FILE)
@@ -140,6 +163,11 @@ def _ended(process: subprocess.Popen[bytes]) -> int:
     except KeyboardInterrupt:
         process.terminate()
     return process.wait()
+
+
+def _unpack(packed: bytes, folder: Path) -> None:
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
 
 
 def _pack(directory: Path) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -18,6 +19,7 @@ import pytest
 from fedemu.ops.experiment.sources import CONFIG_FILE
 from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.sweeps import on_ray
+from fedemu.protocol.errors import FedemuError
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedemu[ray]'")
 
@@ -138,6 +140,41 @@ def test_a_run_that_goes_on_is_handed_to_the_cluster_and_taken_back_with_its_cod
     assert (seen_in(directory), named, begun) == ({"round": 1}, str(tmp_path), os.getcwd())
     assert json.loads((tmp_path / "seen.json").read_text()) == {"round": 2}
     assert capsys.readouterr().err == "it failed\n"
+
+
+def test_a_new_run_comes_whole_and_what_a_killed_process_left_beside_it_goes(tmp_path: Path) -> None:
+    leftover = tmp_path / ".seed-1.partial"
+    leftover.mkdir()
+    (leftover / "old.json").touch()
+    on_ray.take_back(packed(seen_json="{}"), tmp_path / "seed-1")
+    assert [each.name for each in tmp_path.iterdir()] == ["seed-1"]
+    assert [each.name for each in (tmp_path / "seed-1").iterdir()] == ["seen.json"]
+
+
+def test_files_come_back_in_the_order_in_which_they_were_written_and_never_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    for folder, text in ((there, "new"), (here, "old")):
+        (folder / "state").mkdir(parents=True)
+        for second, name in enumerate(("state/b", "metrics", "a")):
+            (folder / name).write_text(text)
+            os.utime(folder / name, (second, second))
+    (here / "state" / "b").chmod(0o444)
+    replaced: list[str] = []
+
+    def replace(path: Path, place: Path) -> None:
+        if len(replaced) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replaced.append(place.relative_to(here).as_posix())
+        os.replace(path, place)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(FedemuError, match="the disk is full"):
+        on_ray.take_back(on_ray._pack(there), here)
+    assert replaced == ["state/b", "metrics"]
+    assert [(here / name).read_text() for name in ("state/b", "metrics", "a")] == ["new", "new", "old"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["here", "there"]
 
 
 def test_a_new_run_is_handed_to_the_cluster_with_its_experiment_as_it_is_set_here(
