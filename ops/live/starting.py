@@ -26,24 +26,26 @@ def start_page(directory: Path) -> None:
     logs = directory / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     readable, writable = os.pipe()
-    with (logs / OUTPUT).open("ab") as output, starting():
-        subprocess.Popen(
-            [
-                *interpreter(),
-                "-m",
-                "fedemu.ops.live.serving",
-                str(os.getpid()),
-                str(writable),
-                str(directory.resolve()),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=(writable,),
-            start_new_session=True,
-        )
-    os.close(writable)
     with os.fdopen(readable, encoding="utf-8") as line:
+        try:
+            with (logs / OUTPUT).open("ab") as output, starting():
+                subprocess.Popen(
+                    [
+                        *interpreter(),
+                        "-m",
+                        "fedemu.ops.live.serving",
+                        str(os.getpid()),
+                        str(writable),
+                        str(directory.resolve()),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(writable,),
+                    start_new_session=True,
+                )
+        finally:
+            os.close(writable)
         told = line.read().splitlines()
     match told:
         case [address, token]:

@@ -210,11 +210,15 @@ def test_the_page_of_a_run_is_out_of_reach_of_ctrl_c_and_told_to_people(
     assert (told.out, bool(re.fullmatch(said, told.err))) == ("", True), told.err
 
 
-def test_a_machine_that_starts_no_process_for_a_page_is_told_so(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_starts_no_process_for_a_page_is_told_so(
+    made: Any, monkeypatch: pytest.MonkeyPatch, descriptors: Callable[[], set[str]]
+) -> None:
     refused = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
     monkeypatch.setattr(starting.subprocess, "Popen", MagicMock(side_effect=refused))
+    before = descriptors()
     with pytest.raises(ConfigurationError, match=r"^no process can be started on this machine: "):
         starting.start_page(made.directory)
+    assert not descriptors() - before
 
 
 @pytest.mark.parametrize("port", [None, 8160])
