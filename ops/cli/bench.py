@@ -103,8 +103,10 @@ def bench(
     from rich.console import Console  # No other command should have to wait for it.
 
     console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH
+    results = Console(highlight=False) if format is Format.TEXT else console
+    for each in (console, results):
+        if not each.is_terminal:
+            each.width = WIDTH
     effort = replace(QUICK if quick else Effort(), large=large)
     about = _facts()
     console.print(_in_words(about))
@@ -127,9 +129,9 @@ def bench(
         complete = True
     finally:  # what was measured before an error, or before Ctrl-C, is shown
         if figures:
-            console.print(table(figures))
+            results.print(table(figures))
         for study in studies.values():
-            console.print(study)
+            results.print(study)
         if format is Format.JSON and (complete or figures or studies):
             said = about | {"quick": quick, "complete": complete, "figures": [figure.table() for figure in figures]}
             print(json.dumps(said | {name: study.table() for name, study in studies.items()}, indent=1))
