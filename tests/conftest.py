@@ -96,7 +96,8 @@ def _own_logs() -> Iterator[None]:
     for handler in [handler for handler in root.handlers if handler not in before]:
         root.removeHandler(handler)
         handler.close()
-    root.setLevel(level)
+    if root.level != level:
+        root.setLevel(level)
     logging.captureWarnings(False)
 
 
@@ -106,9 +107,11 @@ def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     As fedemu looks for a user's code, it adds the working folder to the path.
     """
-    path, before = [*sys.path], {**sys.modules}
+    path, before = [*sys.path], sys.modules.copy()
     yield
     sys.path[:] = path
+    if sys.modules == before:  # going through thousands of modules takes milliseconds
+        return
     written = str(tmp_path_factory.getbasetemp())
     for name, module in [*sys.modules.items()]:
         if module is not before.get(name) and any(place.startswith(written) for place in _places(module)):
