@@ -30,8 +30,8 @@ DIGESTS = {
 """Model digests by method, with torch 2.13.0 and numpy 2.4.6. Seen on an Intel Xeon with AVX-512 and AMX, and the same
 on an AMD EPYC with AVX2 (family 25, model 1)."""
 SPECTRA = "d1c4240e755c19bcee71a824366ad2bf90b79a23779ad84a4b5658b3bc3e2ac5"
-"""The digest of a convolution by spectra and its gradients. Seen on an AMD EPYC (family 25, model 17), and on an Intel
-Haswell that QEMU 7.2 emulated."""
+"""The digest of a convolution by spectra and its gradients. Seen on AMD EPYCs (family 25, models 1 and 17), and on an
+Intel Haswell that QEMU 7.2 emulated."""
 RUNS = """
 import hashlib
 import sys
