@@ -18,7 +18,11 @@ _ASK_NUMBERS: Final = ("round", "attempt", "start", "end", "wanted")
 def is_row(line: Mapping[str, Any]) -> bool:
     """A line of ``metrics.jsonl``."""
     lists = (line.get(name) or [] for name in ("class_accuracy", "period_accuracy"))
-    return all(_is_number(line.get(name)) for name in COLUMNS) and all(_are(values, _is_number) for values in lists)
+    return (
+        all(_is_number(line.get(name)) for name in COLUMNS)
+        and all(_are(values, _is_number) for values in lists)
+        and all(isinstance(line.get(name) or {}, Mapping) for name in ("device_metrics", "remarks"))
+    )
 
 
 def is_event(line: Mapping[str, Any]) -> bool:

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from fedemu.ops.results.own_measures import OwnMeasure, first_of, measures_of
+
 COLUMNS: Final = (
     "round",
     "task",
@@ -35,7 +37,8 @@ COLUMNS: Final = (
     "coordinator_seconds",
     "server_seconds",
 )
-"""The columns of ``metrics.jsonl`` that the page draws. ``forgetting`` (F) comes to them."""
+"""The columns of ``metrics.jsonl`` that the page draws. To them come ``forgetting`` (F) and ``own``, the measures of
+the method by their columns, such as ``device_metrics.norm``."""
 MOST_POINTS: Final = 2000
 LATEST: Final = 10
 """The number of last rows that tell the pace of a run."""
@@ -59,6 +62,8 @@ class Rows:
         """The rows of the last group, which is not whole."""
         self._latest: deque[dict[str, Any]] = deque(maxlen=LATEST)
         self._best: list[float] = []
+        self._measures: list[OwnMeasure] = []
+        """The own measures so far that the page draws."""
         self.totals: dict[str, float] = {}
         """The sums over all rounds, by column."""
         self.best: float | None = None
@@ -80,6 +85,7 @@ class Rows:
         row["class_accuracy"] = _rounded(line.get("class_accuracy"))
         row["period_accuracy"] = _rounded(line.get("period_accuracy"))
         row["forgetting"] = self._forgotten(row["class_accuracy"])
+        row["own"] = self._measured(line)
         for name in ("selected", "accepted", "dropped", "late", "cancelled", "failed", "rejected", "round_seconds"):
             self.totals[name] = self.totals.get(name, 0) + (row[name] or 0)
         if row["accuracy"] is not None:
@@ -112,6 +118,11 @@ class Rows:
             else row
             for number, row in enumerate(kept)
         ]
+
+    def _measured(self, line: Mapping[str, Any]) -> dict[str, float]:
+        told = measures_of(line.get("device_metrics") or {}, line.get("remarks") or {})
+        self._measures = first_of([*self._measures, *told])
+        return {measure.column: told[measure] for measure in self._measures if measure in told}
 
     def _forgotten(self, now: Sequence[float | None] | None) -> float | None:
         """F after this row: the mean over classes of the best earlier accuracy minus the present one."""

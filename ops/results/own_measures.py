@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
@@ -29,13 +29,23 @@ class OwnMeasure(NamedTuple):
 
 
 def own_measures(row: Row) -> dict[OwnMeasure, float]:
-    """The own measures of a round that are finite numbers: from its ``device_metrics`` and its ``remarks``."""
-    return {**_numbers("devices", row.device_metrics), **_numbers("method", row.remarks)}
+    """The own measures of a round."""
+    return measures_of(row.device_metrics, row.remarks)
+
+
+def measures_of(device_metrics: Mapping[str, Any], remarks: Mapping[str, Any]) -> dict[OwnMeasure, float]:
+    """The own measures that are finite numbers: from the ``device_metrics`` and the ``remarks`` of a round."""
+    return {**_numbers("devices", device_metrics), **_numbers("method", remarks)}
 
 
 def first_measures(rows: Iterable[Row]) -> list[OwnMeasure]:
     """The first ``MOST`` own measures of some rounds, in the order of their names."""
-    return sorted({measure for row in rows for measure in own_measures(row)})[:MOST]
+    return first_of(measure for row in rows for measure in own_measures(row))
+
+
+def first_of(measures: Iterable[OwnMeasure]) -> list[OwnMeasure]:
+    """The first ``MOST`` of these measures, in the order of their names."""
+    return sorted({*measures})[:MOST]
 
 
 def last_measures(rows: Iterable[Row]) -> dict[OwnMeasure, float]:
@@ -52,7 +62,7 @@ def _numbers(teller: Teller, told: Mapping[str, Any]) -> dict[OwnMeasure, float]
         match value:
             case bool():
                 pass
-            case int() | float() if math.isfinite(value):
+            case int() | float() if abs(value) <= sys.float_info.max:
                 found[OwnMeasure(name, teller)] = float(value)
             case Mapping():
                 left += [(f"{name}.{inner}", of_inner) for inner, of_inner in value.items()][::-1]

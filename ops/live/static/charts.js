@@ -7,8 +7,10 @@ const size = (u, values) => values.map((value) => bytes(value));
 // A round may take milliseconds, and most of it may be one part of it.
 const brief = (seconds) => (known(seconds) && seconds < 1 ? (seconds > 0 ? `${Number((1000 * seconds).toPrecision(3))} ms` : "0 s") : span(seconds));
 const time = (u, values) => values.map((value) => (known(value) ? brief(value) : ""));
-const plain = (u, values) => values.map((value) => (known(value) ? value.toLocaleString("en", { maximumSignificantDigits: 4 }) : ""));
-export const FORMS = { share: [share, percent], size: [size, bytes], time: [time, brief], plain: [plain, (v) => (known(v) ? v.toLocaleString("en", { maximumSignificantDigits: 4 }) : "–")] };
+// Many zeros have no room beside an axis.
+const number = (value) => (value && (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e7) ? Number(value.toPrecision(4)).toExponential() : value.toLocaleString("en", { maximumSignificantDigits: 4 }));
+const plain = (u, values) => values.map((value) => (known(value) ? number(value) : ""));
+export const FORMS = { share: [share, percent], size: [size, bytes], time: [time, brief], plain: [plain, (v) => (known(v) ? number(v) : "–")] };
 
 // Rounds are whole numbers, which a browser would write in the form of its user's own language.
 const whole = (u, values) => values.map((value) => (known(value) ? value.toLocaleString("en") : ""));

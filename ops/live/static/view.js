@@ -16,6 +16,14 @@ const shares = (u, low, high) => (low === null ? [0, 1] : [Math.max(0, Math.floo
 // Forgetting is below 0 where a model is better than ever.
 export const fromZero = (u, low, high) => [low < 0 ? low * 1.1 : 0, high > 0 ? high * 1.1 : low < 0 ? 0 : 1];
 
+// The columns of the measures of a method's own that are drawn: the first ones by name, as in reports.
+const MOST_MEASURES = 8;
+const nameOf = (column) => column.slice(column.indexOf(".") + 1);
+function measuresIn(rows) {
+  const order = (column) => `${nameOf(column)}\0${column}`;
+  return [...new Set(rows.flatMap((row) => Object.keys(row.own)))].sort((a, b) => (order(a) < order(b) ? -1 : 1)).slice(0, MOST_MEASURES);
+}
+
 export function stateOf(run) {
   return WORDS[run.status.state] || [run.status.state || "…", ""];
 }
@@ -32,10 +40,11 @@ export class View {
     this.asks = new Asks(run, parts, (device) => this.story.open(device));
     this.log = new Log(run, parts);
     this.charts = this.makeCharts();
+    this.measures = new Map(); // the column of a measure -> its chart
     this.announced = 0;
     parts.settingsearch.addEventListener("input", () => this.settings());
     this.scheme = matchMedia("(prefers-color-scheme: dark)");
-    this.recolour = () => { this.field.all(); this.asks.draw(); for (const [chart] of this.charts) chart.restyle(); };
+    this.recolour = () => { this.field.all(); this.asks.draw(); for (const chart of this.allCharts()) chart.restyle(); };
     this.scheme.addEventListener("change", this.recolour);
     this.stop = follow(run, (changed) => this.draw(changed));
   }
@@ -43,7 +52,11 @@ export class View {
   close() {
     this.stop();
     this.scheme.removeEventListener("change", this.recolour);
-    for (const [chart] of this.charts) chart.close();
+    for (const chart of this.allCharts()) chart.close();
+  }
+
+  allCharts() {
+    return [...this.charts.map(([chart]) => chart), ...this.measures.values()];
   }
 
   makeCharts() {
@@ -79,6 +92,28 @@ export class View {
     if (changed.has("asks") || changed.has("status") || changed.has("all")) this.asks.draw();
     if (changed.has("events") || changed.has("all")) this.log.news();
     for (const [chart, part] of this.charts) if (changed.has(part) || changed.has("all")) chart.draw(this.run[part]);
+    if (changed.has("rows")) this.drawMeasures();
+  }
+
+  drawMeasures() {
+    const columns = measuresIn(this.run.rows), { own, ownbox } = this.parts;
+    ownbox.hidden = !columns.length;
+    for (const [column, chart] of this.measures) {
+      if (columns.includes(column)) continue;
+      chart.close();
+      chart.figure.remove();
+      this.measures.delete(column);
+    }
+    for (const column of columns) {
+      if (this.measures.has(column)) continue;
+      const line = column.startsWith("remarks.") ? ["told by the method", "purple"] : ["mean of the accepted devices", "orange"];
+      this.measures.set(column, new Chart(own, nameOf(column), "plain", [[...line, (row) => row.own[column]]]));
+    }
+    columns.forEach((column, place) => {
+      const { figure } = this.measures.get(column);
+      if (own.children[place] !== figure) own.insertBefore(figure, own.children[place]);
+    });
+    for (const chart of this.measures.values()) chart.draw(this.run.rows);
   }
 
   head() {

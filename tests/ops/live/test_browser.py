@@ -268,7 +268,7 @@ def test_the_use_of_all_supervisors_and_trainers_is_drawn_once_it_is_measured(
     made: Any, watched: Callable[..., Any]
 ) -> None:
     page = watched()
-    waiting = '#content .charts >> nth=1 >> .chart:has-text("for a trainer")'
+    waiting = '[data-part=traffic] .chart:has-text("for a trainer")'
     assert page.is_hidden(waiting), "nothing of it was measured"
     accuracy = page.locator("#content .chart >> nth=0")
     accuracy.scroll_into_view_if_needed()
@@ -335,6 +335,25 @@ def test_a_print_has_the_charts_that_were_never_in_the_window(made: Any, watched
     page.emulate_media(media="print")
     kept = "getComputedStyle(document.querySelector('.keys i')).getPropertyValue('print-color-adjust')"
     assert page.evaluate(kept) == "exact", "the colours of the lines are on paper, too"
+
+
+def test_measures_of_the_method_are_drawn_by_their_names_as_they_come(made: Any, watched: Callable[..., Any]) -> None:
+    made.append("metrics", {"round": 1, "device_metrics": {"loss": 0.5, "norm": 2.5}})
+    page = watched(viewport={"width": 1280, "height": 4000})
+    charts = page.locator("[data-part=own] .chart")
+    charts.locator("figcaption", has_text="mean of the accepted devices 2.5").wait_for()
+    assert (charts.count(), charts.locator("h3").all_text_contents()) == (1, ["norm"])
+    made.append("metrics", {"round": 2, "device_metrics": {"norm": 1.5}, "remarks": {"kept": 7, "norm": 0.5e-12}})
+    charts.locator("figcaption", has_text="told by the method 7").wait_for()
+    assert charts.locator("h3").all_text_contents() == ["kept", "norm", "norm"]
+    until(page, "document.querySelectorAll('[data-part=own] .uplot').length === 3")
+    sentences = ["told by the method 7", "mean of the accepted devices 1.5", "told by the method 5e-13"]
+    assert charts.locator("figcaption").all_text_contents() == sentences
+    # What comes before the others by name takes the place of the last of eight.
+    made.append("metrics", {"round": 3, "remarks": {f"a{digit}": digit for digit in range(6)}})
+    charts.locator("h3", has_text="a5").wait_for()
+    assert charts.locator("h3").all_text_contents() == [*(f"a{digit}" for digit in range(6)), "kept", "norm"]
+    assert page.locator("h2", has_text="Measures of the method").is_visible()
 
 
 def test_a_run_whose_folder_was_removed_is_not_offered_to_be_resumed(made: Any, watched: Callable[..., Any]) -> None:

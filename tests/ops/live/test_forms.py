@@ -20,6 +20,8 @@ WRONG: dict[str, list[Any]] = {
         {"round": 1, "class_accuracy": [0.5, "half"]},
         {"round": 10**400},
         {"round": 1, "round_seconds": float("inf")},
+        {"round": 1, "device_metrics": [0.5]},
+        {"round": 1, "remarks": "many"},
     ],
     "events": [
         {"event": 3},

@@ -60,3 +60,16 @@ def test_the_rows_of_a_very_long_run_take_no_more_memory_and_the_latest_tell_its
     assert all(row["accuracy"] is not None for row in shown)
     assert len({after["round"] - before["round"] for before, after in itertools.pairwise(shown[:-1])}) == 1
     assert found.totals["accepted"] == 50_000
+
+
+def test_rows_have_the_numbers_that_devices_and_the_method_tell_the_first_eight_by_name() -> None:
+    rows = Rows()
+    told = {"loss": 0.5, "norm": 2, "none": None, "far": 10**400, "odd": float("inf")}
+    remarks = {"norm": {"top": -1.5}, "text": "none", "yes": True}
+    first = rows.add({"round": 1, "device_metrics": told, "remarks": remarks})
+    assert first["own"] == {"device_metrics.norm": 2.0, "remarks.norm.top": -1.5}
+    assert rows.add({"round": 2, "device_metrics": None})["own"] == {}
+    many = {f"m{digit}": digit for digit in range(9)}
+    more = rows.add({"round": 3, "device_metrics": many, "remarks": {"a": 1, "z": 1}})
+    assert more["own"] == {"remarks.a": 1.0} | {f"device_metrics.m{digit}": float(digit) for digit in range(7)}
+    assert [row["own"] for row in rows.thinned()] == [first["own"], {}, more["own"]]
