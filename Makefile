@@ -102,3 +102,9 @@ $(VENV)/.documented: $(VENV)/.installed
 	@echo "Installing what the documentation needs"
 	@$(INSTALL) --no-build-isolation --editable '.[docs]'
 	@touch $@
+
+# All of these at once: pip looks at what all packages need once, and not three times.
+$(VENV)/.complete: $(VENV)/.installed
+	@echo "Installing what the tests, the linters and the documentation need"
+	@$(INSTALL) --no-build-isolation --editable '.[test,lint,docs]'
+	@touch $(VENV)/.tested $(VENV)/.linted $(VENV)/.documented $@
