@@ -3,7 +3,7 @@ import { takeToken } from "./breaking.js";
 import { Chart } from "./charts.js";
 import { Run, connect, follow } from "./model.js";
 import { DASHES, STATE_COLOURS, STATES, TONES, colour, counted, known, make, percent, prepare, span, swatch } from "./words.js";
-import { View, stateOf } from "./view.js";
+import { View, measuresIn, nameOf, stateOf, tellerOf } from "./view.js";
 
 const content = document.getElementById("content"), tabs = document.getElementById("tabs"), connection = document.getElementById("connection");
 const MOST_DRAWN = 2 * TONES.length; // of more runs the charts show the first ones until others are chosen
@@ -37,6 +37,8 @@ class SideBySide {
     this.runs = runs;
     this.names = namesOf(runs);
     this.charts = [];
+    this.chosen = [];
+    this.columns = []; // the measures of methods' own that have a chart
     this.cards = runs.map((run, number) => new Card(run, this.names[number], ticked.get(number) ?? number < MOST_DRAWN, () => open(number), () => this.choose()));
     this.place = make("div", { class: "charts" });
     place.replaceChildren(make("h1", {}, counted(runs.length, "run")), make("p", { class: "sub" }, "A click on a name shows the run. The charts below show those that are ticked."),
@@ -51,17 +53,25 @@ class SideBySide {
   // Makes the charts of the runs that are ticked.
   choose() {
     this.cards.forEach((card, number) => ticked.set(number, card.box.checked));
-    const chosen = this.runs.filter((run, number) => this.cards[number].box.checked);
+    const chosen = (this.chosen = this.runs.filter((run, number) => this.cards[number].box.checked));
     const look = (place) => [TONES[place % TONES.length], DASHES[Math.floor(place / TONES.length) % DASHES.length]];
     this.cards.forEach((card) => card.mark(...(card.box.checked ? look(chosen.indexOf(card.run)) : ["line"])));
-    const lines = (column) => chosen.map((run, place) => {
+    const lines = (value) => chosen.map((run, place) => {
       const [tone, dash] = look(place);
-      return [this.names[run.about.number], tone, (row) => row[run.about.number]?.[column], dash];
+      return [this.names[run.about.number], tone, (row) => value(row[run.about.number]), dash];
     });
+    this.columns = this.measures();
     for (const chart of this.charts) chart.close();
     this.place.replaceChildren();
-    this.charts = [["Accuracy", "share", "accuracy"], ["Loss", "plain", "loss"], ["Forgetting, F", "share", "forgetting"]].map(([title, form, column]) => new Chart(this.place, title, form, lines(column)));
+    this.charts = [
+      ...[["Accuracy", "share", "accuracy"], ["Loss", "plain", "loss"], ["Forgetting, F", "share", "forgetting"]].map(([title, form, column]) => [title, form, (row) => row?.[column]]),
+      ...this.columns.map((column) => [`${nameOf(column)} (${tellerOf(column)})`, "plain", (row) => row?.own[column]]),
+    ].map(([title, form, value]) => new Chart(this.place, title, form, lines(value)));
     this.chart();
+  }
+
+  measures() {
+    return measuresIn(this.chosen.flatMap((run) => run.rows));
   }
 
   close() {
@@ -76,6 +86,7 @@ class SideBySide {
   }
 
   chart() {
+    if (this.measures().join("\n") !== this.columns.join("\n")) return this.choose();
     const joined = new Map();
     this.runs.forEach((one, number) => one.rows.forEach((row) => joined.set(row.round, { ...joined.get(row.round), round: row.round, [number]: row })));
     const rows = [...joined.values()].sort((a, b) => a.round - b.round);

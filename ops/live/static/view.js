@@ -18,8 +18,9 @@ export const fromZero = (u, low, high) => [low < 0 ? low * 1.1 : 0, high > 0 ? h
 
 // The columns of the measures of a method's own that are drawn: the first ones by name, as in reports.
 const MOST_MEASURES = 8;
-const nameOf = (column) => column.slice(column.indexOf(".") + 1);
-function measuresIn(rows) {
+export const nameOf = (column) => column.slice(column.indexOf(".") + 1);
+export const tellerOf = (column) => (column.startsWith("remarks.") ? "told by the method" : "mean of the accepted devices");
+export function measuresIn(rows) {
   const order = (column) => `${nameOf(column)}\0${column}`;
   return [...new Set(rows.flatMap((row) => Object.keys(row.own)))].sort((a, b) => (order(a) < order(b) ? -1 : 1)).slice(0, MOST_MEASURES);
 }
@@ -106,8 +107,8 @@ export class View {
     }
     for (const column of columns) {
       if (this.measures.has(column)) continue;
-      const line = column.startsWith("remarks.") ? ["told by the method", "purple"] : ["mean of the accepted devices", "orange"];
-      this.measures.set(column, new Chart(own, nameOf(column), "plain", [[...line, (row) => row.own[column]]]));
+      const tone = column.startsWith("remarks.") ? "purple" : "orange";
+      this.measures.set(column, new Chart(own, nameOf(column), "plain", [[tellerOf(column), tone, (row) => row.own[column]]]));
     }
     columns.forEach((column, place) => {
       const { figure } = this.measures.get(column);

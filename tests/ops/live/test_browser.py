@@ -687,6 +687,29 @@ def test_runs_stand_side_by_side(
         shown.end()
 
 
+def test_measures_of_the_methods_of_several_runs_are_drawn_side_by_side_as_they_come(
+    make: Callable[[str], Any], visit: Callable[..., Any], tmp_path: Path, warm: WarmStart
+) -> None:
+    first, second = (make(f"run-{place}") for place in (1, 2))
+    first.append("metrics", {"round": 1, "device_metrics": {"norm": 2.5}})
+    shown = Shown(warm.start, "watch", str(first.directory), str(second.directory), log=tmp_path / "terminal")
+    try:
+        page = visit(shown.address, viewport={"width": 1280, "height": 4000})
+        titles = page.locator("#content .chart h3")
+        page.locator("h3", has_text="norm (mean of the accepted devices)").wait_for()
+        assert titles.count() == 4
+        second.append("metrics", {"round": 1, "device_metrics": {"norm": 1.5}, "remarks": {"kept": 7}})
+        page.locator("h3", has_text="kept (told by the method)").wait_for()
+        assert titles.all_text_contents()[3:] == ["kept (told by the method)", "norm (mean of the accepted devices)"]
+        page.locator("#content .chart >> nth=4 >> figcaption").filter(has_text="1.5").wait_for()
+        said = page.locator("#content .chart >> nth=4 >> figcaption").text_content()
+        assert re.fullmatch(r".*1 2\.5, .*2 1\.5", said), said
+        page.locator(".side input").nth(1).uncheck()
+        assert titles.all_text_contents()[3:] == ["norm (mean of the accepted devices)"]
+    finally:
+        shown.end()
+
+
 def test_charts_that_are_left_or_chosen_anew_are_not_kept(
     make: Callable[[str], Any], visit: Callable[..., Any], tmp_path: Path, warm: WarmStart
 ) -> None:
