@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import cvxpy
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -99,6 +98,8 @@ def test_no_samples_have_an_empty_solution(budget: float) -> None:
 @example(samples=15, seed=6861, part=0.25, pull=0.0)  # and more than 100,000
 @example(samples=11, seed=396, part=0.5, pull=1.0)  # flat directions, along which rounding can change the sum
 def test_a_convex_problem_is_solved_as_well_as_by_cvxpy(samples: int, seed: int, part: float, pull: float) -> None:
+    import cvxpy  # no other process of the tests should have to wait for it
+
     rows = gradients(samples, seed)
     gram, budget = rows @ rows.T, part * samples
     linear = pull * rows @ np.random.default_rng(seed).normal(size=6)
