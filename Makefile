@@ -28,7 +28,7 @@ run: install ## Install, then train 300 emulated devices (EXPERIMENT=digits, mor
 
 install: $(VENV)/.installed ## Create .venv and install fedemu there with the versions of constraints.txt
 
-test: $(VENV)/.tested ## Install what the tests need and run all in four processes, 10 to 14 minutes (or some: ARGS="-k fleet")
+test: $(VENV)/.tested ## Install what the tests need and run all in four processes, 10 to 20 minutes (or some: ARGS="-k fleet")
 	$(BIN)/pytest $(or $(ARGS),-n 4 --dist loadfile --no-loadscope-reorder)
 
 gpu: $(VENV)/.tested ## On a machine with an NVIDIA GPU: run the tests that need it, then the benchmarks
