@@ -1,6 +1,6 @@
 """Partitions drawn by flwr-datasets, an optional package: ``pip install 'fedemu[flwr]'``.
 
-Importing flwr-datasets takes seconds, so this file is imported only if an experiment has such a partition.
+Importing flwr-datasets takes seconds, so it is imported only if an experiment has such a partition.
 """
 
 from __future__ import annotations
@@ -13,11 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-# The package sends no usage reports to its makers.
-os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
-
-from datasets import Dataset  # type: ignore[import-untyped]
 
 from fedemu.algorithms.data.flat import Indices
 from fedemu.ops.data.source import LABEL
@@ -47,6 +42,8 @@ def flwr_shares(
     cannot divide these samples.
     """
     require_flwr()
+    os.environ["FLWR_TELEMETRY_ENABLED"] = "0"  # the package sends no usage reports to its makers
+    from datasets import Dataset  # type: ignore[import-untyped]
     from flwr_datasets import partitioner
 
     names = [known for known in partitioner.__all__ if known not in _NOT_ROWS]

@@ -14,6 +14,7 @@ from fedemu.algorithms.data.flat import Indices
 from fedemu.algorithms.data.partition import Partition
 from fedemu.algorithms.data.public_split import PublicSplit, public_split
 from fedemu.algorithms.interface import Labelled, PublicData
+from fedemu.ops.assembly.flwr import flwr_shares
 from fedemu.ops.experiment import Data, Dirichlet, DirichletEqual, Flwr, Iid, Natural, PartitionSpec, Resampled, Shards
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
@@ -93,9 +94,6 @@ def _shares(
         case Resampled(samples=samples):
             return partitioners.resampled(len(labels), devices, per_device=samples, generator=random)
         case Flwr(partitioner=name, options=options):
-            # It imports datasets and flwr-datasets, which takes seconds.
-            from fedemu.ops.assembly.flwr import flwr_shares
-
             return flwr_shares(labels, columns, devices, name, options, seeds.integer(seed, purpose="partition"))
         case _:
             assert_never(wanted)

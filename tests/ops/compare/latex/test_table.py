@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
 
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import Run
@@ -158,7 +158,7 @@ def test_own_measures_are_columns_which_are_tested_if_it_is_said_which_values_ar
     assert "The best mean of each column with an arrow is bold." in table
     (test,) = [line for line in table.splitlines() if line.startswith("% device_metrics.norm: ")]
     differences = np.subtract(GOOD, POOR)
-    p = float(stats.ttest_1samp(differences, 0.0).pvalue)
+    p = float(scipy.stats.ttest_1samp(differences, 0.0).pvalue)
     told = f"poor minus good: {differences.mean():+.4g} over 4 pairs, paired t p = {p:.3g}, after Holm {p:.3g}"
     assert test.startswith(f"% device_metrics.norm: {told}")
     assert "bold" not in latex(comparison(good, poor), own[1:])
@@ -211,7 +211,7 @@ def test_pairs_are_runs_of_the_same_seed_and_p_values_are_those_of_scipy() -> No
     (test,) = paired_tests([good, poor], "final_accuracy")
     assert (test.label, test.best, test.pairs) == ("poor", "good", 4)
     assert test.difference == pytest.approx(np.mean(np.subtract(POOR, GOOD)))
-    assert test.t == pytest.approx(stats.ttest_rel(POOR, GOOD).pvalue)
+    assert test.t == pytest.approx(scipy.stats.ttest_rel(POOR, GOOD).pvalue)
     assert test.wilcoxon == pytest.approx(0.125)
     assert test.adjusted == test.t
     assert "Wilcoxon p = 0.125 (never below 0.125 with so few pairs)" in latex(comparison(good, poor))
@@ -225,7 +225,7 @@ def test_pairs_are_runs_of_the_same_seed_and_p_values_are_those_of_scipy() -> No
 
 @pytest.mark.parametrize("counts", [(3, 1, -2, 5, 4, 6), (1, 2, 3, 4, 5, 6, 7, 8, 9, -10, 11, 12, 13, 14)])
 def test_without_ties_the_signed_rank_test_is_that_of_scipy(counts: Sequence[int]) -> None:
-    assert signed_rank_of(counts) == pytest.approx(stats.wilcoxon(counts, method="exact").pvalue)
+    assert signed_rank_of(counts) == pytest.approx(scipy.stats.wilcoxon(counts, method="exact").pvalue)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_without_ties_the_signed_rank_test_is_that_of_scipy(counts: Sequence[int
 )
 def test_with_ties_and_zeros_the_signed_rank_test_counts_all_signs(counts: Sequence[int]) -> None:
     signed = np.array([count for count in counts if count])
-    ranks = stats.rankdata(np.abs(signed))
+    ranks = scipy.stats.rankdata(np.abs(signed))
     sums = [ranks[np.array(signs)].sum() for signs in itertools.product((False, True), repeat=len(signed))]
     reached = ranks[signed > 0].sum()
     tail = min(np.mean([each <= reached for each in sums]), np.mean([each >= reached for each in sums]))
@@ -311,7 +311,7 @@ def test_the_terminals_table_sets_each_experiment_beside_the_best_of_each_figure
     assert (
         told[0] == "difference to the best in percentage points, over 4 shared seeds, and p of a paired t-test (Holm)"
     )
-    p = stats.ttest_rel(POOR, GOOD).pvalue
+    p = scipy.stats.ttest_rel(POOR, GOOD).pvalue
     assert told[1]["final accuracy"] == ["best", f"-10.5, p {p:.3f}" if p >= 0.001 else "-10.5, p < 0.001"]
     assert told[1]["forgetting"][1] == "best"
     assert beside_best([entry("good", GOOD[:1]), entry("poor", POOR[:1])]) is None, "one seed is no test"
@@ -328,7 +328,7 @@ def test_the_terminals_table_sets_each_experiment_beside_the_best_of_each_figure
 
 def test_two_pairs_are_enough_for_a_test() -> None:
     (test,) = paired_tests([entry("good", GOOD[:2]), entry("poor", POOR[:2])], "final_accuracy")
-    assert (test.t, test.wilcoxon) == (pytest.approx(stats.ttest_rel(POOR[:2], GOOD[:2]).pvalue), 0.5)
+    assert (test.t, test.wilcoxon) == (pytest.approx(scipy.stats.ttest_rel(POOR[:2], GOOD[:2]).pvalue), 0.5)
 
 
 def test_what_cannot_be_tested_is_not_and_says_why() -> None:
