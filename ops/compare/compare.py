@@ -34,6 +34,11 @@ class Comparison:
     last: int = LAST_ROUNDS
     command: tuple[str, ...] = ()
 
+    @property
+    def seeds_differ(self) -> bool:
+        """Whether some experiments have runs of other seeds than others, so that their means are not of the same."""
+        return len({frozenset(entry.seeds) for entry in self.entries}) > 1
+
     def table(self) -> dict[str, Any]:
         """The whole comparison in the form of JSON, as ``compare.json`` holds it."""
         own = measured(self.entries)

@@ -121,6 +121,8 @@ def explanation(comparison: Comparison) -> list[str]:
     lines = []
     if any(len(entry.runs) > 1 for entry in comparison.entries):
         lines.append("mean ± sample standard deviation over the seeds")
+    if comparison.seeds_differ:
+        lines.append("the rows have different seeds")
     if comparison.target is not None:
         lines.append(
             f"rounds to a share of the target accuracy {percent(comparison.target)}; {NEVER} if it was never reached"

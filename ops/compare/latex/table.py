@@ -120,6 +120,8 @@ def _head(comparison: Comparison, columns: int, wanted: Sequence[str]) -> list[s
 def _caption(comparison: Comparison, columns: Sequence[Column], untested: bool) -> str:
     several = any(len(entry.runs) > 1 for entry in comparison.entries)
     told = ["Mean $\\pm$ sample standard deviation over the seeds." if several else "One run each."]
+    if comparison.seeds_differ:
+        told.append("The rows have different seeds.")
     if any(some(figure) for column in columns for figure in column.figures):
         told.append("In parentheses: the number of seeds that have a value, where some have none.")
     if all(column.better for column in columns):

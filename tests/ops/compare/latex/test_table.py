@@ -23,6 +23,7 @@ from fedemu.ops.compare.entry import FIGURES, Entry, Statistic
 from fedemu.ops.compare.latex.column import escaped
 from fedemu.ops.compare.latex.table import latex
 from fedemu.ops.compare.paired import best_of, least_wilcoxon, paired_tests
+from fedemu.ops.compare.text import explanation
 from fedemu.protocol.errors import ConfigurationError
 
 GOOD = (0.91, 0.93, 0.95, 0.92)
@@ -69,6 +70,14 @@ def test_a_mean_over_some_of_the_seeds_says_over_how_many_and_the_caption_explai
     told = "In parentheses: the number of seeds that have a value, where some have none."
     assert told in table
     assert told not in latex(comparison(entry("good", GOOD), entry("none", none)))
+
+
+def test_rows_of_different_seeds_are_told() -> None:
+    told = "The rows have different seeds."
+    assert told in latex(comparison(entry("three", GOOD[:3]), entry("four", POOR)))
+    assert told in latex(comparison(entry("0", GOOD[:1]), replace(entry("1", POOR[:1]), seeds=(1,))))
+    assert told not in latex(comparison(entry("good", GOOD), entry("poor", POOR)))
+    assert explanation(comparison(entry("three", GOOD[:3]), entry("four", POOR)))[1] == "the rows have different seeds"
 
 
 def test_the_best_mean_is_bold_and_one_that_is_not_clearly_worse_has_a_dagger() -> None:
