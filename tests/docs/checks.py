@@ -97,7 +97,7 @@ def _names(page: Page) -> Iterator[tuple[int, str]]:
             if not _is_importable(text):
                 yield line, f"there is no {text}"
         elif member := re.match(r"([A-Z][a-z]\w*)\.([a-z_]\w*)", text):
-            if member[2] not in members().get(member[1], ()):
+            if member[2] not in members(member[1]):
                 yield line, f"there is no {member[0]}"
         elif re.fullmatch(r"[\w./*-]+", text) and not re.search(r"[A-Z]{3}", text.removesuffix(".md")):
             first, slash, _ = text.partition("/")
@@ -114,17 +114,24 @@ def _exists(path: str) -> bool:
 @cache
 def file_names() -> set[str]:
     """The file names of all modules."""
-    return {path.name for part in PARTS for path in (ROOT / part).rglob("*.py")}
+    return {Path(path).name for path in _modules()}
 
 
 @cache
-def members() -> dict[str, set[str]]:
-    """The names that the classes of all modules define, by class."""
-    found: dict[str, set[str]] = {}
-    for path in (path for part in PARTS for path in (ROOT / part).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, set()).update(_defined(node))
+def _modules() -> dict[str, str]:
+    """The text of all modules, by their paths."""
+    paths = (path for part in PARTS for path in (ROOT / part).rglob("*.py"))
+    return {str(path): path.read_text(encoding="utf-8") for path in paths}
+
+
+@cache
+def members(name: str) -> set[str]:
+    """The names that the classes called ``name`` define, in whatever module."""
+    found: set[str] = set()
+    for text in (text for text in _modules().values() if f"class {name}" in text):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                found.update(_defined(node))
     return found
 
 
