@@ -6,7 +6,7 @@ import random
 import sys
 from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, NoneType
 
 import numpy as np
 import torch
@@ -28,26 +28,37 @@ def difference(one: object, other: object) -> str | None:
 
 
 class Original:
-    """What an object of somebody's own code holds when it has just been built: what another one would hold, too.
+    """What an object of somebody's own code holds now, so that later changes are seen.
 
     It looks at plain values, tensors, generators, arrays of up to ``LARGE`` bytes and the sizes of collections, in
-    attributes, in items, and in variables around functions. What objects of fedemu and of libraries hold does not
-    count, and neither does an attribute that is added later, which may be a cache.
+    attributes of objects and of their classes, in items, and in variables around functions. What objects of fedemu and
+    of libraries hold does not count, unless ``everything`` does.
     """
 
-    def __init__(self, thing: object) -> None:
+    def __init__(self, thing: object, everything: bool = False) -> None:
+        self._everything = everything
         self._held = self._all(thing)
 
+    @property
+    def has_own(self) -> bool:
+        """Whether there is anything of somebody's own."""
+        return bool(self._held)
+
     def changed(self, thing: object) -> str | None:
-        """The name of what the object holds otherwise by now, such as ``seen`` or ``memory.3``; None if nothing."""
+        """The name of what the object holds otherwise by now, such as ``seen`` or ``memory.3``; None if nothing.
+
+        What was added since the last call is no change yet, because it may be a cache. If it is another thing at the
+        next call, it has changed.
+        """
         if not self._held:
             return None
         now = self._all(thing)
-        return next((name for name, value in self._held.items() if now.get(name) != value), None)
+        name = next((name for name, value in self._held.items() if now.get(name) != value), None)
+        self._held = now
+        return "its size" if name == "" else name
 
-    @staticmethod
-    def _all(thing: object) -> dict[str, object]:
-        return dict(_held("", thing, False, set()))
+    def _all(self, thing: object) -> dict[str, object]:
+        return dict(_held("", thing, self._everything, self._everything, set()))
 
 
 class _Tensor:
@@ -96,8 +107,8 @@ def _content(thing: object) -> object:
     return None
 
 
-def _held(name: str, thing: object, own: bool, seen: set[int]) -> Iterator[tuple[str, object]]:
-    """All values inside of ``thing`` by their names. ``own`` says whether somebody's own object holds it."""
+def _held(name: str, thing: object, own: bool, everything: bool, seen: set[int]) -> Iterator[tuple[str, object]]:
+    """All values inside of ``thing`` by their names, or those that somebody's ``own`` object holds."""
     match thing:
         case None | bool() | int() | float() | complex() | str() | bytes():
             found: object = repr(thing)
@@ -109,19 +120,31 @@ def _held(name: str, thing: object, own: bool, seen: set[int]) -> Iterator[tuple
             found = len(thing)
         case _:
             found = _content(thing)
-            own = own if found is not None else _is_own(thing)
+            own = everything or (own if found is not None else _is_own(thing))
+            found = type(thing) if own and found is None else found
     if own and found is not None:
         yield name, found
     if id(thing) not in seen and not isinstance(thing, Tensor | torch.nn.Module):
         seen.add(id(thing))
-        for part, value in _parts(thing):
-            yield from _held(f"{name}.{part}" if name else str(part), value, own, seen)
+        for part, value in (*_parts_of_classes(thing), *_parts(thing)):
+            yield from _held(f"{name}.{part}" if name else str(part), value, own, everything, seen)
 
 
 def _is_own(thing: object) -> bool:
     """Whether a function or the class of an object is somebody's own, and no part of fedemu or of a library."""
     module = sys.modules.get(thing.__module__ if isinstance(thing, FunctionType) else type(thing).__module__)
     return is_own(getattr(module, "__file__", None) or "")
+
+
+def _parts_of_classes(thing: object) -> Iterator[tuple[object, object]]:
+    """The data that all objects of somebody's own classes share, unless one has something else by the same name."""
+    for kind in reversed(type(thing).__mro__):
+        if is_own(getattr(sys.modules.get(kind.__module__), "__file__", None) or ""):
+            shared = ((name, value) for name, value in vars(kind).items() if not name.startswith("__"))
+            yield from ((name, value) for name, value in shared if isinstance(value, _DATA))
+
+
+_DATA = (NoneType, bool, int, float, complex, str, bytes, Tensor, np.ndarray, Mapping, list, tuple, Set)
 
 
 def _parts(thing: object) -> Iterator[tuple[object, object]]:

@@ -57,13 +57,15 @@ class Ask:
     """A request to a cohort.
 
     ``program`` is a key of ``Algorithm.programs``. All devices get the trees of ``shared``, each of which is one blob;
-    a device also gets its tree of ``each``. ``reduce`` says what the reply holds, and from which payload key.
-    ``cohort`` is drawn (``selected``), all devices that are on-line (``online``), or named.
+    a device also gets its tree of ``each``, which its program finds as ``shared["each"]``. ``reduce`` says what the
+    reply holds, and from which payload key. ``cohort`` is drawn (``selected``), all devices that are on-line
+    (``online``), or named.
 
     The round fails if fewer devices reply than the quorum needs. An ``optional`` ask accepts any number of replies; if
     nobody replied, ``Reply.values`` is empty.
 
-    Raises ConfigurationError if ``shared``, ``reduce``, ``cohort`` or ``each`` is something else.
+    Raises ConfigurationError if ``shared``, ``reduce``, ``cohort`` or ``each`` is something else, or if ``shared`` has
+    a tree called ``each`` beside those of ``each``.
     """
 
     program: str
@@ -95,6 +97,11 @@ class Ask:
         ):
             raise ConfigurationError(
                 f'{self._with("each")} must be trees by device, as in {{0: {{"weight": torch.ones(())}}}}'
+            )
+        if each and "each" in shared:
+            raise ConfigurationError(
+                f'{self._with("shared")} has a tree "each", and programs find the trees of \'each\' by this name; give '
+                "the tree in 'shared' another one"
             )
 
     def _with(self, field: str) -> str:

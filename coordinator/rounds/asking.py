@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedemu.algorithms.interface import (
     Ask,
@@ -24,6 +22,7 @@ from fedemu.coordinator.asks.ask import AskMachine, Terms
 from fedemu.coordinator.asks.at_edges import AtEdges
 from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.asks.folding import Folding, collects
+from fedemu.coordinator.asks.naming import named_devices
 from fedemu.coordinator.asks.parts import AskParts
 from fedemu.coordinator.asks.payload import PayloadTemplate
 from fedemu.coordinator.asks.tensors import require_tensors, told_payload
@@ -154,15 +153,7 @@ class Asking:
 
     async def _cohort(self, ask_id: AskId, ask: Ask, tally: Tally) -> tuple[tuple[DeviceId, ...], int]:
         """The devices to ask, and how many replies are wanted. Waits or moves the clock until a device is there."""
-        among: tuple[DeviceId, ...] | None = None
-        if not isinstance(ask.cohort, str):
-            named = dict.fromkeys(_numbers(ask))
-            among = tuple(device for device in named if 0 <= device < self._settings.devices)
-        if among == () and not ask.optional:
-            raise ConfigurationError(
-                f"the algorithm asks for the program {ask.program!r}, and 'cohort' of this Ask names no device of the "
-                "fleet; name one, or make the Ask optional"
-            )
+        among = named_devices(ask, self._settings.devices)
         if among == ():  # nobody is named, so there is nobody to wait for
             eligible = self._service.roster.eligible(self._service.timeline.time)
         elif self._settings.clock == "virtual":
@@ -306,24 +297,6 @@ class Asking:
             for contribution in contributions:
                 assert contribution.payload is not None, "edges keep nothing of a round that is diagnosed"
                 await self._numerics.compute(diagnosis.examine, program, ask.shared, contribution.payload)
-
-
-def _numbers(ask: Ask) -> Iterator[DeviceId]:
-    """The devices that an ask names. Those of numpy become numbers of Python, which messages and checkpoints can hold.
-
-    Raises ConfigurationError for anything but whole numbers, such as a mask.
-    """
-    devices: Any = ask.cohort
-    for device in devices:
-        try:
-            if isinstance(device, bool | np.bool_) or getattr(device, "dtype", None) == torch.bool:
-                raise TypeError
-            yield DeviceId(operator.index(device))
-        except TypeError:
-            raise ConfigurationError(
-                f"the algorithm asks for the program {ask.program!r}, and 'cohort' of this Ask has {device!r}; it must "
-                "be a list of devices, which are whole numbers from 0"
-            ) from None
 
 
 def _line(exchange: Exchange) -> dict[str, Any]:

@@ -59,6 +59,7 @@ class Rounds(Generic[S]):
         self._settings = plan.settings
         self._algorithm: Algorithm[S] = plan.algorithm
         self._original: Original | None = Original(plan.algorithm)
+        self._watches_state = self._original.has_own
         self._service = service
         self._run = run
         self._numerics = numerics
@@ -105,12 +106,13 @@ class Rounds(Generic[S]):
         )
         service = self._service
         tally = Tally(began=service.timeline.spent, wire=service.traffic())
+        before = await self._numerics.compute(Original, self._state, True) if self._watches_state else None
         try:
             state = await self._attempts.play(self._state, context, tally)
         finally:
             self.perturbed |= tally.perturbed or service.reception.perturbed
+        await self._tell_changes(round, before)
         state = await self._numerics.compute(self._settle, context, state)
-        await self._tell_change(round)
         found = await self._examine(tally.diagnosis, state)
         if round == 1 or self._settings.task_of_round(round - 1) != task:
             await self._show(task, state)
@@ -165,14 +167,21 @@ class Rounds(Generic[S]):
                 raise Diverged(f"{name} has values that are not finite after round {context.round}")
         return settled
 
-    async def _tell_change(self, round: int) -> None:
-        """Tell once if the method keeps something beside its state, which a resumed run would not find again."""
-        if self._original is None:
-            return
-        changed = await self._numerics.compute(self._original.changed, self._algorithm)
-        if changed is not None:
-            self._original = None
-            self._observers.event("kept_outside", round=round, what=changed)
+    async def _tell_changes(self, round: int, before: Original | None) -> None:
+        """Tell once if the method keeps something beside its state, which a resumed run would not find again.
+
+        And once if it has changed the state ``before`` the round, from which a round that is tried again begins.
+        """
+        if self._original is not None:
+            changed = await self._numerics.compute(self._original.changed, self._algorithm)
+            if changed is not None:
+                self._original = None
+                self._observers.event("kept_outside", round=round, what=changed)
+        if before is not None:
+            changed = await self._numerics.compute(before.changed, self._state)
+            if changed is not None:
+                self._watches_state = False
+                self._observers.event("state_changed", round=round, what=changed)
 
     def _remarks(self, context: Context, state: S) -> dict[str, Any]:
         """What the method says of the round. Raises ConfigurationError if this has no names, or is not for JSON."""

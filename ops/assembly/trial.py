@@ -24,6 +24,7 @@ from fedemu.algorithms.terms.importance import AskImportance
 from fedemu.algorithms.terms.remembering import IMPORTANCE, kept_at_first
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.trees import flatten
+from fedemu.coordinator.asks.naming import named_devices
 from fedemu.coordinator.asks.payload import PayloadTemplate
 from fedemu.coordinator.asks.tensors import lacks_tree, require_tensors, told_payload
 from fedemu.coordinator.rounds.server_job_worker import settle
@@ -193,6 +194,7 @@ def _first_request(parts: Parts) -> Ask | None:
     if ask is None:
         return None
     require_tensors(ask)
+    named_devices(ask, parts.experiment.fleet.devices)
     program = parts.algorithm.programs.get(ask.program)
     if program is None:
         raise ConfigurationError(f"algorithm {name!r} asks for the program {ask.program!r}, which it does not have")

@@ -103,6 +103,11 @@ class Display(Observers):
                 f"round {fields['round']}: the method has changed {fields['what']!r}, which is no part of its state; a "
                 "run that is resumed would go on without the change, and perhaps to another model"
             )
+        if name == "state_changed":
+            self._print(
+                f"round {fields['round']}: the method has changed {fields['what']!r} of its state in place; a round "
+                "that is tried again would begin with the change, so make a new tensor or collection instead"
+            )
         if name == "own_states_lost":
             self._print(f"{counted(fields['devices'], 'device')} lost their own states and begin anew")
 

@@ -150,7 +150,7 @@ class LogObserver(Observers):
 
 _WARNINGS = (
     *("connections_closed", "server_job_died", "pictures_failed", "damage", "arithmetic", "own_states_lost", "unable"),
-    "kept_outside",
+    *("kept_outside", "state_changed"),
 )
 _TOLD = ("accuracy", "loss", *OUTCOMES, "round_seconds", "server_seconds")
 """The columns of a row that the log gets."""

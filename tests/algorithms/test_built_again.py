@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -60,6 +60,9 @@ def test_objects_that_hold_each_other_and_what_cannot_be_compared_are_no_differe
 
 class Keeping:
     """A method that may keep all sorts of things in itself."""
+
+    momentum: Any = None
+    history: ClassVar[dict[int, float]] = {}
 
     def __init__(self) -> None:
         self.velocity: Any = None
@@ -117,6 +120,48 @@ def test_what_an_own_object_has_changed_in_itself_is_named(
     original = Original(method)
     change(method)
     assert original.changed(method) == name
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda method: setattr(method, "momentum", torch.ones(1)), "momentum"),
+        (lambda method: method.history.update({1: 0.5}), "history"),
+    ],
+)
+def test_what_its_class_holds_counts_too(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], object], name: str
+) -> None:
+    monkeypatch.setattr(built_again, "is_own", lambda file: file == __file__)
+    monkeypatch.setattr(Keeping, "history", {})
+    method = Keeping()
+    original = Original(method)
+    assert original.changed(method) is None
+    change(method)
+    assert original.changed(method) == name
+
+
+def test_what_was_added_later_has_changed_once_it_is_another_thing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(built_again, "is_own", lambda file: file == __file__)
+    method: Any = Keeping()
+    original = Original(method)
+    method.later = {"w": torch.zeros(1)}
+    assert [original.changed(method) for _ in range(2)] == [None, None]
+    method.later["w"].add_(1)
+    assert original.changed(method) == "later.w"
+
+
+def test_a_state_is_watched_whatever_it_is_made_of() -> None:
+    for state, change, name in (
+        ({"w": torch.zeros(1)}, lambda state: state["w"].mul_(2), "w"),
+        ({"w": torch.zeros(1)}, lambda state: state.update(v=1), "its size"),
+        (FedAvgState({"w": torch.zeros(1)}), lambda state: state.variables["w"].add_(1), "variables.w"),
+        ([np.zeros(2)], lambda state: np.add(state[0], 1, out=state[0]), "0"),
+        ({"w": torch.zeros(1)}, lambda state: state["w"].add(1), None),
+    ):
+        before = Original(state, everything=True)
+        change(state)
+        assert before.changed(state) == name
 
 
 def test_what_objects_of_fedemu_change_in_themselves_is_theirs() -> None:

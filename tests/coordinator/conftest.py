@@ -95,8 +95,10 @@ class Mean:
 
     programs: Mapping[str, Any] = MappingProxyType({"train": Train()})
 
-    def __init__(self, asks: int = 1, cohort: Any = "selected", job: ServerJob | None = None) -> None:
-        self.asks, self.cohort, self.job = asks, cohort, job
+    def __init__(
+        self, asks: int = 1, cohort: Any = "selected", job: ServerJob | None = None, devices: int = 6
+    ) -> None:
+        self.asks, self.cohort, self.job, self.devices = asks, cohort, job, devices
         self.carries: list[Tree] = []
 
     def init(self, variables: Tree, context: Context) -> MeanState:
@@ -107,7 +109,7 @@ class Mean:
         for place in range(self.asks):
             if self.job is not None:
                 self.carries.append((yield self.job))
-            each = {DeviceId(index): {"own": torch.full((2,), float(index))} for index in range(20)}
+            each = {DeviceId(index): {"own": torch.full((2,), float(index))} for index in range(self.devices)}
             reply = yield Ask("train", {"model": model}, {"model": weighted_mean}, self.cohort, each if place else None)
             model = reply.values["model"]
         return MeanState(model)
@@ -418,8 +420,8 @@ def make_plan(network: MemoryNetwork, tmp_path: Path) -> Callable[..., Coordinat
         plan = CoordinatorPlan(
             address="here",
             network=network,
-            settings=replace(settings, **known),
-            algorithm=Mean(**script),
+            settings=(settings := replace(settings, **known)),
+            algorithm=Mean(**script, devices=settings.devices),
             variables={"w": torch.zeros(3), "b": torch.ones(1)},
             evaluator=Judge(),
             experiment=b"{}",

@@ -31,6 +31,7 @@ MODEL = {"w": torch.zeros(2)}
         ({"each": [MODEL]}, "'each' of this Ask must be trees by device, as in {0: {"),
         ({"each": {"0": MODEL}}, "'each' of this Ask must be trees by device"),
         ({"each": {0: MODEL["w"]}}, "'each' of this Ask must be trees by device"),
+        ({"shared": {"each": MODEL}, "each": {0: MODEL}}, "'shared' of this Ask has a tree \"each\""),
     ],
 )
 def test_an_ask_that_cannot_be_asked_is_refused_in_one_sentence(fields: dict[str, Any], said: str) -> None:

@@ -211,6 +211,15 @@ def test_what_a_method_keeps_outside_of_its_state_is_told(progress: Progress, cl
     )
 
 
+def test_a_state_that_a_method_changes_in_place_is_told(progress: Progress, clock: Clock) -> None:
+    display, written = plain(progress, clock)
+    display.event("state_changed", round=2, what="velocity.w")
+    assert written.getvalue() == (
+        "round 2: the method has changed 'velocity.w' of its state in place; a round that is tried again would begin "
+        "with the change, so make a new tensor or collection instead\n"
+    )
+
+
 def test_under_the_wall_clock_no_virtual_time_is_told(progress: Progress, clock: Clock) -> None:
     for virtual in (True, False):
         progress.virtual = virtual
