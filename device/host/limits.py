@@ -6,7 +6,7 @@ import os
 import resource
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -105,9 +105,9 @@ def this_machine() -> MachineLimits:
 def _threads() -> int | None:
     """The number of threads that can still be started: the least that a limit of user, container or kernel leaves."""
     left = []
-    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if soft != resource.RLIM_INFINITY and os.geteuid() != 0:
-        with suppress(OSError, IndexError):  # psutil takes for granted that an existing /proc is not empty
+    with suppress(OSError, IndexError):  # psutil takes for granted that an existing /proc is not empty
+        soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+        if soft != resource.RLIM_INFINITY and os.geteuid() != 0:
             left.append(soft - _threads_of_user())
     for folder in control_groups("pids"):
         if (most := kernel_number(folder / "pids.max")) is not None:
@@ -147,18 +147,15 @@ def only_free_memory() -> Iterator[None]:
     Without this Linux may grant memory that it does not have (``vm.overcommit_memory``), and end the process, or
     another one, when it is used.
     """
-    with _limiting:
-        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    with _limiting, ExitStack() as stack:
         with suppress(OSError, ValueError, psutil.Error):  # a system that tells too little, or refuses limits
+            soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
             if (free := free_memory()) is not None:
                 most = psutil.Process().memory_info().data + free
                 known = [limit for limit in (most, soft) if limit != resource.RLIM_INFINITY]
                 resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
-        try:
-            yield
-        finally:
-            with suppress(OSError, ValueError):
-                resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+                stack.callback(resource.setrlimit, resource.RLIMIT_DATA, (soft, hard))
+        yield
 
 
 def _cached(group: Path) -> int:

@@ -17,7 +17,7 @@ from fedemu.protocol.code.named import load, restrict
 from fedemu.protocol.code.own_code import Told, account, own_frames, retold, told
 from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError
-from fedemu.protocol.host.files import shortage
+from fedemu.protocol.host.files import refusal_of, shortage
 from fedemu.protocol.host.kernel import end_with_parent
 from fedemu.protocol.host.phases import mark
 from fedemu.protocol.host.starting import starting
@@ -50,7 +50,10 @@ async def prepare_data(prepare: str, experiment: Path, expected: str, allow_code
     if code == SAID:
         raise error_on(said)
     if code != 0:
-        raise ConfigurationError(f"The process that prepares the data {ending(code)}; see the output above.")
+        raise ConfigurationError(
+            f"The process that prepares the data {ending(code)}; see its error output, which fedemu run keeps in "
+            "logs/devices.out of the run"
+        )
     compare_data(said, expected)
 
 
@@ -118,7 +121,7 @@ def _answer(function: str, experiment: Path, allow_code: Sequence[str] | None, a
         prepare = load(function)
         restrict(allow_code)
         mark("data check", "imports")
-        digest = prepare(experiment.read_bytes())
+        digest = prepare(_read(experiment))
         print(digest, file=answer)
         mark("data check", "data")
         return 0
@@ -133,6 +136,13 @@ def _answer(function: str, experiment: Path, allow_code: Sequence[str] | None, a
             raise
     print(json.dumps(said), file=answer)
     return SAID
+
+
+def _read(experiment: Path) -> bytes:
+    try:
+        return experiment.read_bytes()
+    except OSError as error:  # somebody has moved or removed the folder of the devices
+        raise FedemuError(f"the coordinator's experiment can't be read ({experiment}: {refusal_of(error)})") from error
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
@@ -10,6 +9,8 @@ from fedemu.coordinator.record.row import Row
 
 Teller = Literal["devices", "method"]
 
+LARGEST: Final = 1e150
+"""The square of a larger number does not fit into a float. So it has no deviation, and nothing can draw the largest."""
 MOST: Final = 8
 """The number of own measures that pictures show, in the order of their names."""
 _ELSEWHERE: Final = frozenset({"loss", "replay_samples", "replay", "coordination", "generator", "importance"})
@@ -34,7 +35,7 @@ def own_measures(row: Row) -> dict[OwnMeasure, float]:
 
 
 def measures_of(device_metrics: Mapping[str, Any], remarks: Mapping[str, Any]) -> dict[OwnMeasure, float]:
-    """The own measures that are finite numbers: from the ``device_metrics`` and the ``remarks`` of a round."""
+    """The own measures: the numbers up to ``LARGEST`` in the ``device_metrics`` and the ``remarks`` of a round."""
     return {**_numbers("devices", device_metrics), **_numbers("method", remarks)}
 
 
@@ -54,7 +55,7 @@ def last_measures(rows: Iterable[Row]) -> dict[OwnMeasure, float]:
 
 
 def _numbers(teller: Teller, told: Mapping[str, Any]) -> dict[OwnMeasure, float]:
-    """The finite numbers of what was told. Those of a mapping have its name before theirs: ``norm.first_layer``."""
+    """The numbers up to ``LARGEST`` of what was told. Those of a mapping have its name before them: ``norm.first``."""
     found: dict[OwnMeasure, float] = {}
     left = [(name, value) for name, value in told.items() if name not in _ELSEWHERE][::-1]
     while left:
@@ -62,7 +63,7 @@ def _numbers(teller: Teller, told: Mapping[str, Any]) -> dict[OwnMeasure, float]
         match value:
             case bool():
                 pass
-            case int() | float() if abs(value) <= sys.float_info.max:
+            case int() | float() if abs(value) <= LARGEST:
                 found[OwnMeasure(name, teller)] = float(value)
             case Mapping():
                 left += [(f"{name}.{inner}", of_inner) for inner, of_inner in value.items()][::-1]

@@ -21,6 +21,7 @@ from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.rounds.server_job_worker import leave_gpu_to_jobs
 from fedemu.coordinator.serve import serve
+from fedemu.coordinator.service.open_files import allow_files, files_for
 from fedemu.device.host.computing import how_it_coordinates
 from fedemu.device.host.processors import ask_for_cuda
 from fedemu.ops.assembly.coordinator import assemble
@@ -49,7 +50,6 @@ from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError
 from fedemu.protocol.host.files import shortage, write_whole
 from fedemu.protocol.host.garbage import settle
 from fedemu.protocol.host.kernel import stop_signals
-from fedemu.protocol.host.open_files import allow_open_files, most_open_files
 from fedemu.protocol.host.phases import mark, part
 from fedemu.protocol.host.private import leave_private
 from fedemu.protocol.host.streams import printed_for_people
@@ -60,14 +60,6 @@ from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 ADDRESS = "address"
 """The file of a run directory that has the address of the coordinator while it listens."""
-LEAST_FILES = 4096
-"""Where strangers can connect, they do so in bursts, faster than their connections are closed."""
-MOST_FILES = 2**20
-"""A higher limit of open files is of no use."""
-MOST_MACHINES = 1024
-"""So many connections have to be possible if devices share those of their machines."""
-SPARE_FILES = 256
-"""Open files that a coordinator needs beside the connections of the devices: libraries, data, logs, checkpoints."""
 
 
 def coordinate_alone(
@@ -121,10 +113,9 @@ def coordinate(
     INTERRUPTED is returned.
     """
     open_log(directory / "logs" / "coordinator.log", runtime.log_level)
-    shares = experiment.fleet.link == "shared" or experiment.tree.edges
-    connections = min(experiment.fleet.devices, MOST_MACHINES) if shares else experiment.fleet.devices
     if runtime.transport != "memory":
-        allow_files(files_for(connections, runtime.bind))
+        shared = experiment.fleet.link == "shared" or bool(experiment.tree.edges)
+        allow_files(files_for(experiment.fleet.devices, shared, runtime.bind), runtime.bind)
     state = Progress(
         experiment.name,
         experiment.rounds,
@@ -222,26 +213,6 @@ def _network(runtime: Runtime) -> Network:
     if keys is None and runtime.bind.startswith("ipc://"):
         return DirectNetwork(asyncio.get_running_loop())
     return ZmqNetwork(keys=keys)
-
-
-def files_for(connections: int, address: str) -> int:
-    """The open files that a coordinator needs. Where strangers can come, their connections must not use up all."""
-    wanted = connections + SPARE_FILES
-    return max(2 * wanted, LEAST_FILES) if address.startswith("tcp://") else wanted
-
-
-def allow_files(wanted: int) -> None:
-    """Raise this process's soft limit of open files to the hard limit, so that strangers cannot use up all.
-
-    Raises ConfigurationError if the hard limit is below ``wanted``.
-    """
-    if (most := most_open_files()) < wanted:
-        raise ConfigurationError(
-            f"the coordinator needs {wanted} open files, but at most {most} are allowed; "
-            f"raise the limit (ulimit -Hn {wanted}); fewer fleet.devices, fleet.link=shared, or an ipc:// address, "
-            "need fewer"
-        )
-    allow_open_files(max(wanted, MOST_FILES))
 
 
 def _report(directory: Path) -> int:

@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fedemu.device.host.limits import require_room
+from fedemu.coordinator.service.open_files import files_for, require_files
+from fedemu.device.host.limits import demand, require_room
 from fedemu.device.host.processors import likely_trainers, require_processor
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.keys.choice import in_words, server_keys
@@ -83,7 +84,7 @@ def require_metrics_ports(runtime: Runtime) -> None:
 
 
 def require_room_here(experiment: Experiment, runtime: Runtime) -> None:
-    """Raise ConfigurationError if this machine cannot hold the devices of ``fedemu run``, before anything is written.
+    """Raise ConfigurationError if this machine cannot hold the fleet of ``fedemu run``, before anything is written.
 
     A supervisor looks again when it has been told how many devices it gets, and is the first to look if devices sleep,
     if there are edges, and if an engine places the devices.
@@ -92,6 +93,11 @@ def require_room_here(experiment: Experiment, runtime: Runtime) -> None:
     if runtime.transport == "memory" or runtime.on or experiment.tree.edges or fleet.wake == "on-demand":
         return
     trainers = runtime.trainers or likely_trainers(runtime.device_type)
+    address = runtime.bind if "bind" in runtime.model_fields_set else "ipc://"
+    of_coordinator = files_for(fleet.devices, fleet.link == "shared", address)
+    of_devices, _, _ = demand(fleet.devices, runtime.per_process, trainers)
+    if of_coordinator > of_devices:  # both inherit one limit: the larger need is told
+        require_files(of_coordinator, address)
     require_room(fleet.devices, runtime.per_process, trainers, bool(runtime.keys))
 
 

@@ -52,7 +52,10 @@ def cores() -> int:
 
     A part of a core counts as one.
     """
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        allowed = len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # a system without it, or a sandbox that refuses it
+        allowed = os.cpu_count() or 1
     quotas = [quota for folder in control_groups("cpu") if (quota := _quota(folder)) is not None]
     return max(1, min([allowed, *map(math.ceil, quotas)]))
 

@@ -14,12 +14,12 @@ UNLIMITED: Final = 2**31
 
 def open_files() -> int:
     """The limit of this process."""
-    return _number(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    return _limits()[0]
 
 
 def most_open_files() -> int:
     """What the limit of this process may be raised to."""
-    return _number(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    return _limits()[1]
 
 
 def allow_open_files(wanted: int) -> int:
@@ -28,6 +28,15 @@ def allow_open_files(wanted: int) -> int:
     if open_files() < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     return open_files()
+
+
+def _limits() -> tuple[int, int]:
+    """What holds, and what it may be raised to. A sandbox that does not tell them is taken to have none."""
+    try:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    except OSError:
+        return UNLIMITED, UNLIMITED
+    return _number(soft), _number(hard)
 
 
 def _number(limit: int) -> int:

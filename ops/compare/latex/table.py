@@ -113,8 +113,8 @@ def _head(comparison: Comparison, columns: int, wanted: Sequence[str]) -> list[s
     chosen = ["--columns", ",".join(wanted)] if wanted else []
     command = shlex.join([*comparison.command, "--latex", *chosen])
     wide = f"{columns} columns may be too wide; choose some with --columns" if columns > _FIT else ""
-    lines = [command.replace("\n", " "), r"The preamble needs \usepackage{booktabs}.", wide]
-    return [line for line in lines if line]
+    lines = [command, r"The preamble needs \usepackage{booktabs}.", wide]
+    return [line.replace("\n", " ") for line in (*lines, *comparison.warnings) if line]
 
 
 def _caption(comparison: Comparison, columns: Sequence[Column], untested: bool) -> str:

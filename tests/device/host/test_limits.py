@@ -6,6 +6,7 @@ import os
 import resource
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -25,6 +26,7 @@ from fedemu.device.host.limits import (
 from fedemu.device.host.processors import default_trainers
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host import hardware
+from fedemu.protocol.host.open_files import UNLIMITED, allow_open_files
 
 LARGE = MachineLimits(files_hard=10**6, threads=10**6, memory=2**40)
 
@@ -107,6 +109,20 @@ def test_a_system_without_proc_tells_neither_memory_nor_threads(
     monkeypatch.setattr(limits, "kernel_number", lambda path: None)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
     assert this_machine() == MachineLimits(files_hard=100, threads=None, memory=None)
+
+
+def test_a_sandbox_that_tells_neither_limits_nor_cores_is_taken_to_have_no_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object) -> Any:
+        raise PermissionError(1, "Operation not permitted")
+
+    for module, name in ((resource, "getrlimit"), (resource, "setrlimit"), (os, "sched_getaffinity")):
+        monkeypatch.setattr(module, name, refused)
+    assert this_machine().files_hard == allow_open_files(10**6) == UNLIMITED
+    with only_free_memory():
+        np.empty(2**20, np.uint8)
+    assert 1 <= hardware.cores() <= (os.cpu_count() or 1)
 
 
 def test_no_more_than_the_free_memory_is_allocated_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

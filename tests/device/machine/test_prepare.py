@@ -98,6 +98,14 @@ async def test_a_bug_in_somebodys_own_code_comes_back_with_its_file_and_line(
     assert isinstance(caught.value.__cause__, kind)
 
 
+async def test_a_folder_that_has_vanished_is_told_and_is_no_fault_of_the_configuration(
+    code: str, tmp_path: Path
+) -> None:
+    with pytest.raises(FedemuError, match=r"experiment can't be read \(.*gone: No such file or directory\)$") as caught:
+        await prepare_data(code, tmp_path / "gone", HERE)
+    assert caught.value.exit_code == 5
+
+
 def test_a_machine_that_lacks_open_files_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "load", MagicMock(side_effect=OSError(errno.EMFILE, "Too many open files")))
     answer = io.StringIO()
@@ -118,7 +126,7 @@ def test_a_machine_that_lacks_open_files_is_told_as_that(monkeypatch: pytest.Mon
 async def test_every_other_end_is_told(
     code: str, experiment: Callable[[bytes], Path], content: bytes, end: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=f"prepares the data {end}.*; see the output"):
+    with pytest.raises(ConfigurationError, match=f"prepares the data {end}.*; see its error output"):
         await prepare_data(code, experiment(content), HERE)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedemu.coordinator.service import open_files
 from fedemu.device.host import limits
 from fedemu.ops.assembly.learning import open_algorithm
 from fedemu.ops.cli import commands
@@ -191,6 +193,23 @@ def test_devices_are_not_counted_here_if_they_share_processes_or_begin_elsewhere
     require_room_here(Experiment.parse(settings), Runtime(trainers=1, **machine))
 
 
+@pytest.mark.parametrize(
+    ("devices", "machine", "said"),
+    [
+        (20, {}, "the coordinator needs 276 open files"),
+        (300, {}, "300 devices need 730 open files in one process"),
+        (20, {"bind": "tcp://127.0.0.1:5577"}, "the coordinator needs 4096 open files"),
+    ],
+)
+def test_of_what_coordinator_and_devices_need_the_larger_is_told(
+    devices: int, machine: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
+    experiment = Experiment.parse({"fleet": {"devices": devices, "per_round": 5}})
+    with pytest.raises(ConfigurationError, match=f"^{said}, but at most 100 are allowed"):
+        require_room_here(experiment, Runtime(trainers=1, **machine))
+
+
 @pytest.mark.parametrize("command", ALONE)
 @pytest.mark.parametrize(("setting", "said"), IMPOSSIBLE)
 def test_a_coordinator_by_itself_refuses_in_the_same_words(
@@ -260,7 +279,7 @@ def test_a_refused_resume_with_more_rounds_changes_nothing(
     new = ("run", "digits-small", "--transport", "memory", "--rounds", "1", "--set", "runtime.report=false")
     written: list[str] = []
     with monkeypatch.context() as few:
-        few.setattr(coordinator, "most_open_files", lambda: 200)  # without sockets none are needed
+        few.setattr(open_files, "most_open_files", lambda: 200)  # without sockets none are needed
         few.setattr(coordinator, "write_whole", lambda path, content: written.append(path.name))
         assert call(*new, "--out", "done") == 0
     assert written == [], "without sockets there is no address"

@@ -72,6 +72,12 @@ def test_a_mean_over_some_of_the_seeds_says_over_how_many_and_the_caption_explai
     assert told not in latex(comparison(entry("good", GOOD), entry("none", none)))
 
 
+def test_what_does_not_compare_is_told_in_comments_above_the_table() -> None:
+    table = latex(replace(comparison(entry("good", GOOD)), warnings=("the runs differ in rounds (8, 4)", "two\nlines")))
+    above, _ = table.split(r"\begin{table}")
+    assert above.splitlines()[-2:] == ["% the runs differ in rounds (8, 4)", "% two lines"]
+
+
 def test_rows_of_different_seeds_are_told() -> None:
     told = "The rows have different seeds."
     assert told in latex(comparison(entry("three", GOOD[:3]), entry("four", POOR)))

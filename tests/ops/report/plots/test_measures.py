@@ -9,9 +9,9 @@ from fedemu.coordinator.record.row import Row
 from fedemu.ops.pages.behind import data_behind
 from fedemu.ops.pages.colours import ORANGE, PURPLE
 from fedemu.ops.pages.fitted import fit
-from fedemu.ops.pages.style import drawn
+from fedemu.ops.pages.style import drawn, saved
 from fedemu.ops.report.plots.measures import measures
-from fedemu.ops.results.own_measures import MOST, own_measures
+from fedemu.ops.results.own_measures import LARGEST, MOST, own_measures
 
 
 def row(round: int, devices: dict[str, Any], method: dict[str, Any]) -> Row:
@@ -39,6 +39,14 @@ def test_numbers_within_a_remark_have_its_name_before_theirs_and_what_fedemu_rem
     named = {("best", 1.0), ("norm.top", 2.0), ("norm.inner.first", 0.5)}
     assert {(measure.name, value) for measure, value in remarked.items()} == named
     assert [measure.column for measure in remarked] == ["remarks.best", "remarks.norm.top", "remarks.norm.inner.first"]
+
+
+def test_numbers_whose_squares_do_not_fit_into_a_float_are_left_out() -> None:
+    large = {"a": LARGEST, "b": -LARGEST, "c": 1e151, "d": -1.7e308, "e": 10**400, "f": math.nan}
+    assert {measure.name for measure in own_measures(row(1, large, {}))} == {"a", "b"}
+    figure = drawn(measures, [row(1, large, {}), row(2, {"a": -LARGEST, "b": LARGEST}, {})])
+    assert figure is not None
+    assert saved(figure, "png")
 
 
 def test_a_single_measure_names_the_axis_because_papers_have_no_title() -> None:
