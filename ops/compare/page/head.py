@@ -25,11 +25,12 @@ def head(comparison: Comparison, out: Path) -> list[Fact]:
     runs = [run for entry in comparison.entries for run in entry.runs]
     rounds = [f"{len(run.rows):,}" for run in runs]
     seeds = [str(seed) for entry in comparison.entries for seed in entry.seeds if seed is not None]
+    differ = " (not all in each experiment)" if comparison.seeds_differ else ""
     dates = sorted(date for run in runs if (date := date_of(run)))
     span = dates[:1] if dates[:1] == dates[-1:] else [dates[0], dates[-1]]
     facts += [
         ("rounds", _all(rounds)),
-        ("seeds" if len(set(seeds)) > 1 else "seed", ", ".join(sorted(set(seeds), key=int))),
+        ("seeds" if len(set(seeds)) > 1 else "seed", ", ".join(sorted(set(seeds), key=int)) + differ),
         ("date", " to ".join(span)),
     ]
     again = shlex.join([*comparison.command, "--out", str(out)]) if comparison.command else ""
