@@ -109,9 +109,11 @@ def _content(thing: object) -> object:
 
 def _held(name: str, thing: object, own: bool, everything: bool, seen: set[int]) -> Iterator[tuple[str, object]]:
     """All values inside of ``thing`` by their names, or those that somebody's ``own`` object holds."""
+    inside = id(thing) not in seen
     match thing:
         case None | bool() | int() | float() | complex() | str() | bytes():
             found: object = repr(thing)
+            inside = False
         case Tensor():
             found = _Tensor(thing)
         case np.ndarray():
@@ -124,7 +126,7 @@ def _held(name: str, thing: object, own: bool, everything: bool, seen: set[int])
             found = type(thing) if own and found is None else found
     if own and found is not None:
         yield name, found
-    if id(thing) not in seen and not isinstance(thing, Tensor | torch.nn.Module):
+    if inside and not isinstance(thing, Tensor | torch.nn.Module):
         seen.add(id(thing))
         for part, value in (*_parts_of_classes(thing), *_parts(thing)):
             yield from _held(f"{name}.{part}" if name else str(part), value, own, everything, seen)
@@ -138,7 +140,7 @@ def _is_own(thing: object) -> bool:
 
 def _parts_of_classes(thing: object) -> Iterator[tuple[object, object]]:
     """The data that all objects of somebody's own classes share, unless one has something else by the same name."""
-    for kind in reversed(type(thing).__mro__):
+    for kind in () if type(thing).__module__ == "builtins" else reversed(type(thing).__mro__):
         if is_own(getattr(sys.modules.get(kind.__module__), "__file__", None) or ""):
             shared = ((name, value) for name, value in vars(kind).items() if not name.startswith("__"))
             yield from ((name, value) for name, value in shared if isinstance(value, _DATA))
