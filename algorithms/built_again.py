@@ -1,4 +1,7 @@
-"""Whether what is built again is the same, as all processes of a run have to build it, and a resumed run has to."""
+"""Whether what is built again is the same, as all processes of a run have to build it, and a resumed run has to.
+
+And whether what was built has changed since.
+"""
 
 from __future__ import annotations
 
