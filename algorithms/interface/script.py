@@ -79,33 +79,34 @@ class Ask:
         # Somebody else's code gives these, and no type checker has seen it.
         shared: Any = self.shared
         if not isinstance(shared, Mapping) or not all(isinstance(tree, Mapping) for tree in shared.values()):
-            raise ConfigurationError(f'{self._with("shared")} must be trees by name, as in {{"model": state.model}}')
+            raise ConfigurationError(f'{self.field("shared")} must be trees by name, as in {{"model": state.model}}')
         reduce: Any = self.reduce
         if not isinstance(reduce, Mapping) or not all(isinstance(reducer, Reducer) for reducer in reduce.values()):
             raise ConfigurationError(
-                f"{self._with('reduce')} must be reducers by key of the payload, as in "
+                f"{self.field('reduce')} must be reducers by key of the payload, as in "
                 '{"delta": weighted_mean}; the others are mean, total and collect'
             )
         cohort: Any = self.cohort
         if (isinstance(cohort, str) and cohort not in ("selected", "online")) or not isinstance(cohort, Iterable):
             raise ConfigurationError(
-                f"{self._with('cohort')} is {cohort!r}; it must be 'selected', 'online' or a list of devices"
+                f"{self.field('cohort')} is {cohort!r}; it must be 'selected', 'online' or a list of devices"
             )
         each: Any = {} if self.each is None else self.each
         if not isinstance(each, Mapping) or not all(
             isinstance(device, Integral) and isinstance(tree, Mapping) for device, tree in each.items()
         ):
             raise ConfigurationError(
-                f'{self._with("each")} must be trees by device, as in {{0: {{"weight": torch.ones(())}}}}'
+                f'{self.field("each")} must be trees by device, as in {{0: {{"weight": torch.ones(())}}}}'
             )
         if each and "each" in shared:
             raise ConfigurationError(
-                f'{self._with("shared")} has a tree "each", and programs find the trees of \'each\' by this name; give '
+                f'{self.field("shared")} has a tree "each", and programs find the trees of \'each\' by this name; give '
                 "the tree in 'shared' another one"
             )
 
-    def _with(self, field: str) -> str:
-        return f"the algorithm asks for the program {self.program!r}, and {field!r} of this Ask"
+    def field(self, name: str) -> str:
+        """The beginning of a sentence about what the method has put into this field."""
+        return f"the algorithm asks for the program {self.program!r}, and {name!r} of this Ask"
 
 
 @dataclass(frozen=True)

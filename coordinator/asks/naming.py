@@ -25,7 +25,7 @@ def named_devices(ask: Ask, devices: int) -> tuple[DeviceId, ...] | None:
     named = tuple(dict.fromkeys(_numbers(ask)))
     _require_in_fleet(ask, "cohort", named, devices)
     if not named and not ask.optional:
-        raise ConfigurationError(f"{_of(ask, 'cohort')} names no device; name one, or make the Ask optional")
+        raise ConfigurationError(f"{ask.field('cohort')} names no device; name one, or make the Ask optional")
     return named
 
 
@@ -42,7 +42,7 @@ def _numbers(ask: Ask) -> Iterator[DeviceId]:
             yield DeviceId(operator.index(device))
         except TypeError:
             raise ConfigurationError(
-                f"{_of(ask, 'cohort')} has {device!r}; it must be a list of devices, which are whole numbers from 0"
+                f"{ask.field('cohort')} has {device!r}; it must be a list of devices, which are whole numbers from 0"
             ) from None
 
 
@@ -50,9 +50,5 @@ def _require_in_fleet(ask: Ask, field: str, named: Iterable[int], devices: int) 
     for device in named:
         if not 0 <= device < devices:
             raise ConfigurationError(
-                f"{_of(ask, field)} names device {device}; the devices of this fleet are 0 to {devices - 1}"
+                f"{ask.field(field)} names device {device}; the devices of this fleet are 0 to {devices - 1}"
             )
-
-
-def _of(ask: Ask, field: str) -> str:
-    return f"the algorithm asks for the program {ask.program!r}, and {field!r} of this Ask"

@@ -21,6 +21,7 @@ from fedemu.protocol.code.named import load
 from fedemu.protocol.code.own_code import account
 from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.host.paths import is_file
+from fedemu.protocol.wording import counted
 
 SYNTHETIC_SAMPLES = 20_000
 """The number of samples of ``synthetic``. ``synthetic#N`` has N."""
@@ -189,12 +190,14 @@ def _checked(said: str, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any],
     y = y.astype(np.int64) if y.dtype == bool else y
     if not x.size and x.ndim > 1 and not len(y):
         raise DataError(f"{said} has no samples")
-    if x.ndim > 1 and y.ndim == 1 and len(x) != len(y):
-        raise DataError(f"{said} has {len(x):,} samples in x and {len(y):,} labels in y; give one for each sample")
-    if x.ndim > 1 and y.ndim == 1 and y.dtype.kind == "f":
-        if not (known := np.isfinite(y)).all():
+    if x.ndim > 1 and y.ndim == 1:
+        if len(x) != len(y):
+            found = f"{counted(len(x), 'sample')} in x and {counted(len(y), 'label')} in y"
+            raise DataError(f"{said} has {found}; give one label for each sample")
+        if y.dtype.kind == "f" and not (known := np.isfinite(y)).all():
             raise DataError(f"{said} has the label {y[known.argmin()]} in row {int(known.argmin())}, which is no class")
-        raise DataError(f"{said} has labels of {y.dtype}; labels are whole numbers, which y.astype(int) makes")
+        if y.dtype.kind == "f":
+            raise DataError(f"{said} has labels of {y.dtype}; labels are whole numbers, which y.astype(int) makes")
     if x.dtype.kind not in "fiub" or x.ndim < 2 or y.dtype.kind not in "iu" or y.shape != x.shape[:1] or not len(y):
         raise DataError(
             f"{said} has x of {x.dtype} {list(x.shape)} and y of {y.dtype} {list(y.shape)}; "

@@ -105,8 +105,8 @@ class Display(Observers):
             )
         if name == "state_changed":
             self._print(
-                f"round {fields['round']}: the method has changed {fields['what']!r} of its state in place; a round "
-                "that is tried again would begin with the change, so make a new tensor or collection instead"
+                f"round {fields['round']}: the method has changed its state in place ({fields['what']}); a round that "
+                "is tried again would begin with the change, so make a new tensor or collection instead"
             )
         if name == "own_states_lost":
             self._print(f"{counted(fields['devices'], 'device')} lost their own states and begin anew")

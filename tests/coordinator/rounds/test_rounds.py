@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedemu.algorithms import built_again
 from fedemu.algorithms.interface import Context, Tree
 from fedemu.coordinator.evaluation.evaluate import Evaluation
 from fedemu.coordinator.plan import CoordinatorPlan
@@ -122,6 +123,29 @@ async def test_a_method_is_told_where_a_period_ends_and_its_remarks_are_in_the_r
     # The fake evaluator's loss is the model's first value.
     assert [row.remarks for row in left.rows] == [{"first": [row.loss]} for row in left.rows]
     assert threads == {"numerics_0"}, "meanwhile the event loop hears the fleet"
+
+
+async def test_a_method_that_keeps_something_outside_of_its_state_or_changes_it_in_place_is_told_of_once(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(built_again, "is_own", lambda file: file == __file__)
+    make_fleet()
+    plan = make_plan(rounds=3)
+
+    class Careless(type(plan.algorithm)):  # type: ignore[misc]
+        seen = 0
+
+        def round(self, state: Any, context: Context) -> Any:
+            self.seen += 1
+            state.model["b"].mul_(0.5)
+            return (yield from super().round(state, context))
+
+    _, left = await play(replace(plan, algorithm=Careless()))
+    told = [(event["event"], event["round"], event["what"]) for event in left.events if "what" in event]
+    assert told == [("kept_outside", 1, "seen"), ("state_changed", 1, "model.b")]
+    make_fleet()
+    _, left = await play(make_plan("careful", rounds=2))
+    assert not [event for event in left.events if "what" in event]
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_a_function_without_a_test_split_gets_a_stratified_one(own_data):
         ("return dict(x=[1], y=[0])", r"x of int64 \[1\]"),
         ("return dict(x=[[1]], y=[0.5])", r"labels of float64; labels are whole numbers, which y\.astype\(int\) makes"),
         ("return dict(x=[[1], [2]], y=[0.0, np.nan])", "has the label nan in row 1, which is no class"),
-        ("return dict(x=[[1], [2]], y=[0])", "2 samples in x and 1 labels in y; give one for each sample"),
+        ("return dict(x=[[1], [2]], y=[0])", "2 samples in x and 1 label in y; give one label for each sample"),
         ("return dict(x=[[1], [2]], y=[[0, 1], [1, 0]])", r"y of int64 \[2, 2\]"),
         ("return dict(x=np.zeros((0, 2)), y=np.zeros(0, int))", "has no samples"),
         ("return dict(x=np.zeros((9, 0)), y=[0] * 9, columns=dict(who=[1] * 9))", r"shape \[0\] hold no numbers"),

@@ -215,8 +215,8 @@ def test_a_state_that_a_method_changes_in_place_is_told(progress: Progress, cloc
     display, written = plain(progress, clock)
     display.event("state_changed", round=2, what="velocity.w")
     assert written.getvalue() == (
-        "round 2: the method has changed 'velocity.w' of its state in place; a round that is tried again would begin "
-        "with the change, so make a new tensor or collection instead\n"
+        "round 2: the method has changed its state in place (velocity.w); a round that is tried again would begin with "
+        "the change, so make a new tensor or collection instead\n"
     )
 
 
