@@ -17,13 +17,14 @@ from fedemu.ops.experiment import Runtime
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE
 
 WAITS = """
-import signal, sys
+import signal, sys, time
 def leave(*_):
     open(sys.argv[1], "a").write("fedemu: The devices were stopped by SIGTERM\\n")
     sys.exit(4)
 signal.signal(signal.SIGTERM, leave)
 open(sys.argv[1] + ".ready", "a").write("!")
-signal.pause()
+while True:  # pause() misses a signal that comes just before it
+    time.sleep(0.02)
 """
 FAILS = """
 import pathlib, sys, time

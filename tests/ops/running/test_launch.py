@@ -24,7 +24,7 @@ BEGIN = (
     "import signal, sys; from fedemu.ops.running.processes import begin_child; begin_child('toy', int(sys.argv[1]))\n"
 )
 OPEN = "import sys; from fedemu.ops.running.processes import announce; announce(int(sys.argv[2]))\n"
-WAIT = "while True: signal.pause()"
+WAIT = "import time\nwhile True: time.sleep(0.02)"  # pause() misses a signal that comes just before it
 WAITS_FOR_SIGTERM = BEGIN + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n" + WAIT
 
 

@@ -21,7 +21,7 @@ PARENT = textwrap.dedent("""
     os._exit(0)
 """)
 CHILD = textwrap.dedent("""
-    import os, signal, sys
+    import os, signal, sys, time
     from fedemu.protocol.host.kernel import end_with_parent
 
     def heard(*_):
@@ -31,7 +31,8 @@ CHILD = textwrap.dedent("""
     signal.signal(signal.SIGTERM, heard)
     end_with_parent(int(sys.argv[1]){signal})
     print(os.getpid(), flush=True)
-    signal.pause()
+    while True:  # pause() misses a signal that comes just before it
+        time.sleep(0.02)
 """)
 
 
