@@ -8,10 +8,10 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := .ci/install $(BIN)/python
 TORCH := $(shell grep '^torch==' constraints.txt)
 # Modules are compiled when they are first imported, most of them never. What a run imports is compiled at once, so that it starts in
 # half the time also where PYTHONDONTWRITEBYTECODE is set.
-INSTALL := $(PIP) install --quiet --no-compile --constraint constraints.txt
 COMPILED := fedemu.ops.running.coordinator, fedemu.ops.assembly.trainer, fedemu.ops.assembly.behaviours, fedemu.ops.report.report, fedemu.ops.cli.commands
 unexport PYTHONDONTWRITEBYTECODE
 TYPED := build/typed
@@ -56,7 +56,7 @@ wheel: $(VENV)/.installed ## Build dist/fedemu-*.whl
 
 pins: ## Renew constraints.txt from what an installation without it brings (torch stays as it is)
 	@rm -rf build/pins && $(PYTHON) -m venv build/pins
-	@build/pins/bin/python -m pip install --quiet $(TORCH) '.[flwr,language,test,lint,docs]'
+	@build/pins/bin/python -m pip install --quiet uv $(TORCH) '.[flwr,language,test,lint,docs]'
 	@{ head -2 constraints.txt; build/pins/bin/python -m pip freeze --all | grep -v -E '^(pip|fedemu)[ =]' \
 		| sed -E 's/\+[a-z0-9.]+$$//' | sort -f; } > build/pins/constraints.txt
 	@mv build/pins/constraints.txt constraints.txt && rm -rf build/pins
@@ -81,9 +81,9 @@ $(BIN)/python:
 # With these stamps `make` installs again only if constraints.txt or pyproject.toml changed. The installation is editable, so changed
 # sources need no new one.
 $(VENV)/.installed: constraints.txt pyproject.toml | $(BIN)/python
-	@echo "Installing $(TORCH), then fedemu and the rest (some minutes the first time)"
-	@$(INSTALL) setuptools
-	@$(INSTALL) $(TORCH)
+	@echo "Installing $(TORCH), then fedemu and the rest (up to some minutes the first time)"
+	@$(PIP) install --quiet --no-compile --constraint constraints.txt setuptools $(TORCH)
+	@$(PIP) install --quiet --only-binary :all: --constraint constraints.txt uv || echo "uv is not to be had; pip takes minutes"
 	@$(INSTALL) --no-build-isolation --editable .
 	@$(BIN)/python -c 'import $(COMPILED)'
 	@touch $@
@@ -103,7 +103,7 @@ $(VENV)/.documented: $(VENV)/.installed
 	@$(INSTALL) --no-build-isolation --editable '.[docs]'
 	@touch $@
 
-# All of these at once: pip looks at what all packages need once, and not three times.
+# All of these at once: what all packages need is looked at once, and not three times.
 $(VENV)/.complete: $(VENV)/.installed
 	@echo "Installing what the tests, the linters and the documentation need"
 	@$(INSTALL) --no-build-isolation --editable '.[test,lint,docs]'

@@ -58,6 +58,34 @@ def test_make_takes_every_python3_that_the_package_allows(project: dict[str, Any
         assert taken.stdout.strip() == "python3", version
 
 
+@pytest.mark.parametrize(
+    ("settings", "uv", "installers"),
+    [
+        ("", "exit 0", ["uv"]),
+        ("global.extra-index-url='https://packages.example'", "exit 0", ["uv"]),
+        ("", "exit 2", ["uv", "pip"]),
+        ("global.index-url='https://packages.example'", "exit 0", ["pip"]),
+        (":env:.no-index='1'", "exit 0", ["pip"]),
+        ("", None, ["pip"]),
+    ],
+    ids=["alone", "one more index", "uv fails", "another index", "no index", "without uv"],
+)
+def test_uv_installs_packages_unless_only_pip_can(
+    tmp_path: Path, settings: str, uv: str | None, installers: list[str]
+) -> None:
+    called = tmp_path / "called"
+    scripts = {"python": f'case "$*" in "-m pip config list") echo "{settings}";; *) echo "pip $*" >> {called};; esac'}
+    if uv:
+        scripts["uv"] = f'echo "uv $*" >> {called}; {uv}'
+    for name, lines in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (tmp_path / name).chmod(0o755)
+    subprocess.run([".ci/install", str(tmp_path / "python"), "numpy"], cwd=ROOT, timeout=60, check=True)
+    lines = called.read_text().splitlines()
+    assert [line.split()[0] for line in lines] == installers
+    assert all(line.endswith("--constraint constraints.txt numpy") for line in lines)
+
+
 def test_the_package_is_found_beside_a_checkout_of_its_name(tmp_path: Path) -> None:
     """Python takes a folder ``fedemu`` of the working folder for the package, as after ``git clone`` of the project."""
     (tmp_path / "fedemu").symlink_to(ROOT, target_is_directory=True)
