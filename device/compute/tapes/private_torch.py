@@ -136,11 +136,13 @@ unwatched = torch._C._DisableTorchDispatch
 # Only an operator's schema, which is private, tells what the operator writes to.
 
 
+@cache
 def operator_name(operator: Any) -> str:
     """The name of an operator without its overload, such as ``aten::add``."""
     return str(operator._schema.name)
 
 
+@cache
 def changes_memory(operator: Any) -> bool:
     """Whether the operator writes to any of its arguments."""
     return bool(operator._schema.is_mutable)

@@ -17,7 +17,7 @@ from fedemu.device.compute.tapes.private_torch import (
     operator_name,
     reference_to_memory,
 )
-from fedemu.device.compute.tapes.tape import Operation, Value, mapped, values
+from fedemu.device.compute.tapes.tape import Operation, Value, mapped
 
 CONSTANT_BYTES: Final = 64 * 1024
 """The size up to which a constant result is kept. A larger one is made anew at each call."""
@@ -37,12 +37,23 @@ class Recording:
 
     def note(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Note an operation that was done."""
-        args, kwargs = mapped(Tensor, self.value, (args, kwargs))
+        inputs: list[Value] = []
+        outputs: list[Value] = []
         results: list[Tensor] = []
+
+        def taken(tensor: Tensor) -> Value:
+            inputs.append(self.value(tensor))
+            return inputs[-1]
+
+        def given(tensor: Tensor) -> Value:
+            outputs.append(self.made(tensor, varies))
+            return outputs[-1]
+
+        args, kwargs = mapped(Tensor, taken, (args, kwargs))
         mapped(Tensor, results.append, result)
-        varies = self._varies(operator, values((args, kwargs)), results)
-        result = mapped(Tensor, lambda tensor: self.made(tensor, varies), result)
-        self.operations.append(Operation(operator, args, kwargs, result))
+        varies = self._varies(operator, inputs, results)
+        result = mapped(Tensor, given, result)
+        self.operations.append(Operation(operator, args, kwargs, result, inputs, outputs))
 
     def value(self, tensor: Tensor) -> Value:
         """The value of a tensor. One that was not seen before comes from outside."""
@@ -66,11 +77,9 @@ class Recording:
 
     def _varies(self, operator: Any, inputs: Sequence[Value], results: Sequence[Tensor]) -> bool:
         """Whether the results depend on the values of the inputs, or are too large to be kept."""
-        if sum(tensor.untyped_storage().nbytes() for tensor in results) > CONSTANT_BYTES:
+        if operator_name(operator) not in _SHAPE_ONLY and any(id(value) in self._varying for value in inputs):
             return True
-        if operator_name(operator) in _SHAPE_ONLY:
-            return False
-        return any(id(value) in self._varying for value in inputs)
+        return sum(tensor.untyped_storage().nbytes() for tensor in results) > CONSTANT_BYTES
 
 
 _SHAPE_ONLY = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from types import NoneType
 from typing import Any, Final
 
 import torch
@@ -41,46 +41,37 @@ class Value:
         return (self.memory, self.offset, self.layout) if self.layout.shape.numel() else id(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Operation:
-    """A call of the operator ``function``, with its result. Values stand for plain tensors."""
+    """A call of the operator ``function``, with its result. Values stand for plain tensors.
+
+    ``inputs`` are the values among the arguments, and ``outputs`` those of the result.
+    """
 
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
+    inputs: Sequence[Value]
+    outputs: Sequence[Value]
 
-    @cached_property
-    def inputs(self) -> list[Value]:
-        """The values among the arguments."""
-        return values((self.args, self.kwargs))
-
-    @cached_property
-    def outputs(self) -> list[Value]:
-        """The values of the result."""
-        return values(self.result)
+    @staticmethod
+    def of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Operation:
+        """The operation with this call and this result."""
+        return Operation(function, args, kwargs, result, values((args, kwargs)), values(result))
 
 
 def values(tree: Any) -> list[Value]:
     """The values among the leaves of ``tree``."""
     found: list[Value] = []
-    _gather(tree, found)
+    mapped(Value, found.append, tree)
     return found
-
-
-def _gather(tree: Any, found: list[Value]) -> None:
-    if isinstance(tree, Value):
-        found.append(tree)
-    elif isinstance(tree, _SEQUENCES):
-        for part in tree:
-            _gather(part, found)
-    elif isinstance(tree, dict):
-        for part in tree.values():
-            _gather(part, found)
 
 
 _SEQUENCES: Final = (list, tuple)
 """As ``isinstance`` takes them fastest."""
+_NUMBERS: Final = frozenset({int, float, bool, str, NoneType})
+"""The types of most arguments that are no tensors."""
 
 
 def mapped(kind: type, function: Callable[[Any], Any], tree: Any) -> Any:
@@ -92,9 +83,9 @@ def mapped(kind: type, function: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, kind):
         return function(tree)
     if isinstance(tree, _SEQUENCES):
-        found = [mapped(kind, function, part) for part in tree]
+        found = [part if type(part) in _NUMBERS else mapped(kind, function, part) for part in tree]
         return found if isinstance(tree, list) else tuple(found)
-    if isinstance(tree, dict):
+    if tree and isinstance(tree, dict):
         return {name: mapped(kind, function, part) for name, part in tree.items()}
     return tree
 
@@ -113,6 +104,7 @@ def simplify(tape: Sequence[Operation], outputs: Sequence[Value]) -> tuple[list[
     if any(changes_memory(operation.function) for operation in tape):
         return list(tape), list(outputs)
     same: dict[int, Value] = {}
+    """By id: what stands in the place of a value."""
     memories: dict[int, int] = {}
     """Where what is not done again would have lain, and where it lies."""
     views: dict[Hashable, Value] = {}
@@ -126,15 +118,19 @@ def simplify(tape: Sequence[Operation], outputs: Sequence[Value]) -> tuple[list[
         return replace(value, memory=memories[value.memory]) if value.memory in memories else value
 
     for recorded in tape:
-        args, kwargs = mapped(Value, original, (recorded.args, recorded.kwargs))
-        operation = Operation(recorded.function, args, kwargs, mapped(Value, lying, recorded.result))
+        operation = recorded
+        if any(id(value) in same for value in recorded.inputs) or any(
+            value.memory in memories for value in recorded.outputs
+        ):
+            args, kwargs = mapped(Value, original, (recorded.args, recorded.kwargs))
+            operation = Operation.of(recorded.function, args, kwargs, mapped(Value, lying, recorded.result))
         for value in operation.inputs:
             views.setdefault(value.geometry, value)
         if all(value.geometry in views for value in operation.outputs):
-            found = [views[value.geometry] for value in operation.outputs]
+            found: Sequence[Value] = [views[value.geometry] for value in operation.outputs]
         else:
             found = done.setdefault(_identity(operation), operation).outputs
-        same.update((id(value), its) for value, its in zip(recorded.outputs, found, strict=True))
+        same.update((id(value), its) for value, its in zip(recorded.outputs, found, strict=True) if its is not value)
         if found is not operation.outputs:
             pairs = [(mine.memory, its.memory) for mine, its in zip(operation.outputs, found, strict=True)]
             memories.update((mine, its) for mine, its in pairs if mine != its)
@@ -171,4 +167,4 @@ def _named(tree: Any) -> Hashable:
         return (type(tree), *map(_named, tree))
     if isinstance(tree, dict):
         return (dict, *((name, _named(part)) for name, part in tree.items()))
-    return type(tree), repr(tree)
+    return type(tree), repr(tree)  # by their signs, as those of 0.0 and -0.0, numbers differ that are equal

@@ -68,7 +68,7 @@ def _apart(
     for i, output in enumerate(outputs[:count]):
         if output.memory not in made - taken:
             outputs[i] = recording.made(output.layout.blank().clone())
-            tape.append(Operation(torch.ops.aten.clone.default, (output,), {}, outputs[i]))
+            tape.append(Operation.of(torch.ops.aten.clone.default, (output,), {}, outputs[i]))
         taken.add(outputs[i].memory)
     return tape, outputs
 
