@@ -31,10 +31,7 @@ SYNTHESIS = (
     "student_steps=3, student_batch=16, synthetic_batch=4}"
 )
 METHODS = {
-    "mfcl": ("algorithm.name='mfcl'", GENERATOR),
     "mfcl with samples": ("algorithm.name='mfcl'", GENERATOR, "algorithm.options.samples=4"),
-    "fedavg_gen": ("algorithm.name='fedavg_gen'", GENERATOR),
-    "target": ("algorithm.name='target'", SYNTHESIS),
     "lander": ("algorithm.name='lander'", SYNTHESIS, "algorithm.options.anchor_width=8"),
     "fedlwf_2t": ("algorithm.name='fedlwf_2t'",),
     "fedcil": (
