@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
+from types import CodeType
 from typing import Any, Final
 
 import torch
@@ -105,7 +106,7 @@ def emit(
                 assert value.held is not None
                 names[id(value)] = constant(value.held)
             return names[id(value)]
-        if value is None or isinstance(value, bool | int):
+        if value is None or isinstance(value, bool):
             return repr(value)
         if isinstance(value, list | tuple) and values(value):
             return f"[{', '.join(written(element) for element in value)}]"
@@ -134,9 +135,15 @@ def emit(
     lines.append(f"return ({''.join(written(value) + ', ' for value in outputs)})")
     body = "\n    ".join(lines)
     source = f"def run({', '.join(f'a{i}' for i in range(len(inputs)))}):\n    {body}"
-    exec(compile(source, "<traced program>", "exec"), scope)
+    exec(_compiled(source), scope)
     run: Flat = scope["run"]
     return run
+
+
+@lru_cache(maxsize=64)
+def _compiled(source: str) -> CodeType:
+    """Compiling is a fifth of a recording. The same steps of other sizes have the same source."""
+    return compile(source, "<traced program>", "exec")
 
 
 _BINDINGS: Mapping[str, Callable[..., Any]] = {
