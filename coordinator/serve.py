@@ -87,6 +87,7 @@ class Coordinator:
         self._take_up(computed)
         self._timeline = Timeline(settings.clock, record.get("time", 0.0), record.get("spent", 0.0))
         admission, planned = Admission(settings.devices, plan.quotas), plan.planned
+        admission.asked(record.get("largest_reply", 0), 0)  # devices send again what the life before asked for
         roster = Roster(settings, journal.write, bool(granted_before), admission, planned, journal.replace)
         # A supervisor that was there before gets a while to come back before its indices can go to others.
         grace = min(settings.give_up, settings.start_timeout / 4)
@@ -106,6 +107,7 @@ class Coordinator:
         if loaded is not None:
             roster.columns.restore(record["roster"])
             lost = sum(roster.columns.forget_states(*span) for span in _granted_since(record, roster.leases))
+            roster.leases.go_on_from(record.get("leases", 0))
         shelf = Shelf(BlobStore(plan.directory / "blobs"))
         granted = partial(
             Granted,

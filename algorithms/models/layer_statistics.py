@@ -48,7 +48,8 @@ class Watched(ModelAround):
     """An observed model that keeps running statistics of ``layers``, which are (name, number of channels).
 
     As in batch normalisation, means begin with 0 and variances with 1, and the newest batch has the share
-    BATCH_NORM_MOMENTUM. They are float32, also if a layer is of half precision.
+    BATCH_NORM_MOMENTUM. They are float32, also if a layer is of half precision. A batch of one sample, also if padding
+    repeats it, changes nothing: it has no variance.
     """
 
     model: Model
@@ -80,9 +81,10 @@ class Watched(ModelAround):
         outputs, buffers = self.model.apply(inner, x, train)
         kept = {name: variables[name] for name in self.added}
         if train:
+            single = (x == x[:1]).all()
             for name, leaf in kept.items():
                 newest = outputs.statistics[name.removeprefix(WATCHED)].detach().to(leaf.dtype)
-                kept[name] = torch.lerp(leaf, newest, BATCH_NORM_MOMENTUM)
+                kept[name] = torch.where(single, leaf, torch.lerp(leaf, newest, BATCH_NORM_MOMENTUM))
         return outputs, {**buffers, **kept}
 
 

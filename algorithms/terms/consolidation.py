@@ -9,7 +9,8 @@ the end of the last task. The importance F_k of a variable is a mean over sample
   latest model, with the sum of the diagonals, is the online form (Schwarz et al., "Progress & Compress", 2018), whose
   ``decay`` lets earlier tasks fade.
 - MAS (Aljundi et al., "Memory Aware Synapses: Learning what (not) to forget", 2018) takes the absolute value of the
-  gradient of the squared norm of the logits. It needs no labels. The paper has the coefficient λ without the half.
+  gradient of the squared norm of the logits. It needs no labels. The paper has the coefficient λ without the half. Of
+  texts all positions count but those that only fill up a sample.
 
 Neither paper is about federated learning. Here each device sums over its own samples of the task that ends, and the
 coordinator divides the fleet's sum by the fleet's number of samples. So F is what one machine with the samples of all
@@ -27,6 +28,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
+from fedemu.algorithms.data.language import PAD
 from fedemu.algorithms.interface import Batch, Facts, Model, Tree
 from fedemu.algorithms.terms.local_term import PREVIOUS, Importance, LocalTerm, importance_key
 from fedemu.algorithms.training.ingredients import Ingredients
@@ -61,8 +63,11 @@ def _decay(ingredients: Ingredients, decay: float) -> float:
 
 
 def squared_length(logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
-    """The squared Euclidean norm of the logits."""
-    return logits.square().sum()
+    """The squared Euclidean norm of the logits. Those of padding are left out: ``[batch, length, tokens]`` of texts."""
+    squares = logits.square()
+    if logits.dim() == 3:
+        squares = torch.where((batch.x[:, 0] == PAD)[..., None], 0.0, squares)
+    return squares.sum()
 
 
 def held(name: str, coefficient: float) -> Term:

@@ -10,6 +10,7 @@ import torch
 
 from fedemu.algorithms.interface import Augment, Model, Outputs
 from fedemu.algorithms.models.growing import MOST_HEAT, Growing
+from fedemu.algorithms.models.layer_statistics import WATCHED
 from fedemu.algorithms.training.asymmetric import AsymmetricCrossEntropy
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import (
@@ -72,9 +73,15 @@ class Ingredients:
     def training(self, program: type[P], *terms: Term, **settings: Any) -> P:
         """Local training by ``program``, a subclass of LocalSGD; ``settings`` may contain the fields of the subclass.
 
-        Raises ConfigurationError if the model has batch normalisation, but a batch is a single sample.
+        Raises ConfigurationError if a batch is a single sample, but the model has batch normalisation or keeps
+        statistics of its layers.
         """
         require_variance(self.model, "local.batch_size", self.batch_size)
+        if self.batch_size < 2 and any(name.startswith(WATCHED) for name in self.model.buffers):
+            raise ConfigurationError(
+                "the statistics of a model's layers can't be taken with local.batch_size = 1, because a single sample "
+                "has no variance; set a larger local.batch_size, or algorithm.options.batch_statistics = 0"
+            )
         fields: dict[str, Any] = {
             "model": self.model,
             "loss": Objective(self.model, self.criterion, terms),

@@ -59,6 +59,8 @@ class Exchange:
         """The reasons of the devices that failed, and not by plan, and how often each was given."""
         self.rejections: Counter[str] = Counter()
         """The reasons for which replies were rejected, and how often each was."""
+        self.forgotten = 0
+        """The devices whose own states of the round's beginning are gone, once the exchange is committed."""
         self._contributions: dict[DeviceId, Contribution] = {}
         self._roster = roster
         self._send = send
@@ -93,7 +95,7 @@ class Exchange:
         now: float,
     ) -> None:
         """Handle a device's message about this ask."""
-        self._heard_of(device)
+        self.heard_of(device)
         if self._turns.busy:
             # At most one reply of each device waits with its tensors. A copy gets its answer, or comes again.
             kept = None if isinstance(message, Result) and device in self._heard else frames
@@ -163,9 +165,14 @@ class Exchange:
 
     def joined(self, device: DeviceId, now: float) -> None:
         """The device or its next incarnation is connected."""
-        self._heard_of(device)
+        self.heard_of(device)
         self._away.came(device)
         self._turns.take(lambda: self._perform(self.machine.joined(device, now)))
+
+    def heard_of(self, device: DeviceId) -> None:
+        """The device has shown that it lives. If it was given up, it is not lost all the same."""
+        if device in self.machine.given_up:
+            self._alive.add(device)
 
     def left(self, device: DeviceId, now: float, cause: DropCause | None = None) -> None:
         """The device is no longer connected."""
@@ -209,8 +216,7 @@ class Exchange:
         # A device that comes and goes may be given up sooner than one that stays away.
         long = [device for device in lost if self.machine.given_up[device].seconds >= self.machine.terms.give_up]
         columns.lost |= self._away.as_long(long, self._roster.here())
-        for device in self._stateless:
-            columns.forget_state(device)
+        self.forgotten = sum(map(columns.forget_state, self._stateless))
 
     def discard(self) -> None:
         """Free the memory and the files of the payloads, and break the references that would keep this exchange."""
@@ -218,10 +224,6 @@ class Exchange:
         for contribution in self._contributions.values():
             if contribution.payload is not None:
                 contribution.payload.discard()
-
-    def _heard_of(self, device: DeviceId) -> None:
-        if device in self.machine.given_up:
-            self._alive.add(device)
 
     def _stalled(self, seconds: float) -> None:
         self.machine.stalled(seconds)

@@ -51,6 +51,7 @@ class Upward:
         self._began = self._heard = self._connected = now()
         self._asked = self._beat = -math.inf
         self._barred, self._anew = "", False
+        trunk.heard = self._lives
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -111,6 +112,9 @@ class Upward:
     def _ask(self, now: float) -> None:
         self._asked = now
         self.say(edge.Station(host=self._plan.host))
+
+    def _lives(self) -> None:
+        self._heard = self._now()
 
     def _received(self, envelope: Envelope) -> None:
         now = self._heard = self._now()

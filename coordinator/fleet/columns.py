@@ -55,10 +55,10 @@ class Columns:
         """The round is tried again, from the own states with which it began. What was lost meanwhile stays lost."""
         self.states = dict(self._begun)
 
-    def forget_state(self, device: DeviceId) -> None:
-        """The own state of a device is gone, so that it begins anew."""
+    def forget_state(self, device: DeviceId) -> bool:
+        """The own state of a device is gone, so that it begins anew. Returns whether it had one as the round began."""
         self.states.pop(device, None)
-        self._begun.pop(device, None)
+        return self._begun.pop(device, None) is not None
 
     def forget_states(self, first: int, stop: int) -> int:
         """The own states of devices [first, stop) are gone, so that they begin anew. Returns how many had one."""

@@ -237,6 +237,17 @@ class Leases:
                 raise UnfitChangeError(number) from error
             self._lines += 1
 
+    def go_on_from(self, changes: int) -> None:
+        """Count further changes from this number, if the journal knows fewer, because it was removed or cut.
+
+        Otherwise the changes from now on could come to a number that is known already, and look like those before.
+        """
+        if self.changes < changes:
+            self.changes = changes
+            if self.renew is not None:
+                self.renew(self._standing())
+                self._lines = 1
+
     def _restore(self, change: Grant | Release | Owned | Standing, left: float) -> bool:
         """Take one change of the journal. Returns whether it fits those before it."""
         match change:

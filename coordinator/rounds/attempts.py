@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -72,11 +73,12 @@ class Attempts(Generic[S]):
 
         Raises QuorumError if every attempt had too few replies, or if no device will be on-line any more, Diverged if
         the last one had enough with those that were not finite. Before it another cohort is asked, because such a reply
-        may be a single device's damage.
+        may be a single device's damage. Attempts in which own states turn out to be lost are further ones.
         """
         columns, shortfall = self._service.roster.columns, Shortfall()
         columns.begin_round()
-        for attempt in range(self._settings.attempts):
+        left = self._settings.attempts
+        for attempt in itertools.count():
             tally.attempts += 1
             tally.diagnosis = self._open_diagnosis(context.round, state)
             try:
@@ -85,15 +87,19 @@ class Attempts(Generic[S]):
                 columns.begin_again()
                 last = short.shortfall
                 shortfall.add(last)
-                if attempt + 1 < self._settings.attempts:
-                    short_of = {"accepted": last.accepted, "needed": last.needed}
-                    self._observers.event("retry", round=context.round, attempt=attempt, **short_of)
+                # Where own states are lost, each device fails once. If that could end the run, a resumed one would fail
+                # in the same way, because its checkpoint knows those states still.
+                left -= not last.forgotten
+                if not left:
+                    break
+                short_of = {"accepted": last.accepted, "needed": last.needed}
+                self._observers.event("retry", round=context.round, attempt=attempt, **short_of)
         if last.diverged:
             raise Diverged(
                 f"{last.exploded} of the {last.accepted + last.exploded} replies of round {context.round} "
                 f"{'was' if last.exploded == 1 else 'were'} not finite, or beyond limits.max_norm"
             )
-        tries = self._settings.attempts
+        tries = tally.attempts
         when = f"in the last of its {tries} tries" if tries > 1 else "in its only try"
         raise QuorumError(
             f"Round {context.round} got {last.accepted} of the {last.needed} replies that it needs {when}; "

@@ -136,6 +136,7 @@ class Rounds(Generic[S]):
             "perturbed": self.perturbed,
             "roster": self._service.roster.columns.to_record(),
             "leases": self._service.roster.leases.changes,
+            "largest_reply": self._service.roster.admission.largest_reply,
             "cursor": self._run.cursor(),
             "frozen": self._run.frozen,
             "data": self._plan.data,

@@ -14,7 +14,8 @@ class Shortfall:
     """What became of the devices that were asked in vain, over all tries of a round.
 
     ``most_asked`` is the size of the largest cohort. ``given_up`` devices had no connection, or were silent, for
-    ``fleet.give_up``. ``failures`` and ``rejections`` count devices by the reason that was told.
+    ``fleet.give_up``. ``failures`` and ``rejections`` count devices by the reason that was told. ``forgotten`` devices
+    had own states as the round began, which are gone.
     """
 
     needed: int = 0
@@ -23,6 +24,7 @@ class Shortfall:
     given_up: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     rejections: Counter[str] = field(default_factory=Counter)
+    forgotten: int = 0
 
     @classmethod
     def of(cls, exchange: Exchange, needed: int) -> Shortfall:
@@ -35,6 +37,7 @@ class Shortfall:
             len(machine.given_up),
             Counter(exchange.failures),
             Counter(exchange.rejections),
+            exchange.forgotten,
         )
 
     def add(self, other: Shortfall) -> None:
@@ -42,6 +45,7 @@ class Shortfall:
         self.needed = other.needed
         self.most_asked = max(self.most_asked, other.most_asked)
         self.given_up += other.given_up
+        self.forgotten += other.forgotten
         for mine, more in (
             (self.outcomes, other.outcomes),
             (self.failures, other.failures),

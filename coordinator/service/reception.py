@@ -196,6 +196,8 @@ class Reception:
             case wire.Presence():
                 self._presence(peer, message)
             case wire.Bye(reason=wire.ASLEEP) if self.roster.was_told_to_rest(peer):
+                if (device := self.roster.resting.get(peer)) is not None:
+                    self._obeyed(device)
                 self.roster.leave(peer, now)  # so this is no event
             case wire.Bye(reason=wire.SILENT):
                 self._leave(peer, "silence", now)
@@ -218,6 +220,12 @@ class Reception:
                     self._gone(peer, device, "death", now, incarnation=message.incarnation)
             case _:
                 assert_never(message)
+
+    def _obeyed(self, device: DeviceId) -> None:
+        """A device sleeps as it was told, which is an answer. Nobody would wake it if it counted as lost."""
+        self.roster.answers(device)
+        if self.exchange is not None:
+            self.exchange.heard_of(device)
 
     def _need(self, peer: bytes, message: wire.Need) -> None:
         """Send the chunk of a blob. A large one is read apart from the event loop."""

@@ -173,7 +173,9 @@ async def arrive(plan: MachinePlan, network: Network, host: str, stack: AsyncExi
         connect_seconds=plan.connect_seconds,
         lost_seconds=plan.lost_seconds,
     )
-    trunk = Trunk(network, asyncio.get_running_loop())
+    loop = asyncio.get_running_loop()
+    trunk = Trunk(network, loop)
+    trunk.heard = lambda: enrolment.heard(loop.time())
     link = CoordinatorLink(trunk, plan.address, enrolment, plan.observer)
     stack.push(lambda kind, error, traceback: link.close(error))
     granted = await link.enrol()

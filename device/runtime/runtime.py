@@ -186,7 +186,7 @@ class DeviceRuntime:
             # until its own comes, because it may be on the way.
             over = [ask for ask, other in self._in_hand.items() if other.ask < held.ask]
             for ask in over:
-                if self._wall is None or self._in_hand[ask].phase == "scheduled":
+                if self._wall is None or self._in_hand[ask].phase == "scheduled" or self._in_hand[ask].failed:
                     actions += self._settle(ask)
             self._in_hand[work.ask] = held
         if held.schedule.reply == "decline":

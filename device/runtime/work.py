@@ -43,6 +43,11 @@ class WorkInHand:
     due: float = math.inf
     """The time on the monotonic clock at which to do the next thing: drop out as planned, or send the result."""
 
+    @property
+    def failed(self) -> bool:
+        """Whether the job failed, of which the coordinator is told, and for which it has no verdict."""
+        return any(isinstance(reply.message, Failed) for reply in self.replies)
+
     def renew(self, work: Work, frames: Sequence[Buffer]) -> bool:
         """Take ``work`` for the work in hand if it asks the same. Otherwise return False, and change nothing.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from fedemu.coordinator.record.run import Run
+from fedemu.ops.compare.entry import BY_PERIOD, ROUNDS_TO
 from fedemu.ops.experiment.tables.section import AUTO
 from fedemu.ops.results.words import Keys, Table, at, shown
 
@@ -25,17 +26,30 @@ _TEST_DATA: Final[tuple[Keys, ...]] = tuple(
 """The settings that decide which samples are used for tests, and what has to be predicted of them."""
 _FROM_TEST_TO_TEST: Final = ("forgetting", "round_forgetting", "consistency")
 """The figures that depend on how often the classes are tested."""
+_FROM_SEVERAL_ROUNDS: Final = ("best_accuracy", "last_accuracy", *ROUNDS_TO)
+"""The figures that depend on which rounds are tested, and on how many samples. The best of many tests is better."""
+_DIVIDING: Final = {
+    "classes": ("kind", "tasks", "order", "order_by"),
+    "drift": ("kind", "periods", "column", "cut", "alpha"),
+    "window": ("kind", "periods", "column", "cut", "width"),
+}
+"""By kind of stream: the settings by which it divides the test split into periods."""
 
 
 def compares(one: Table, other: Table, key: str) -> bool:
     """Whether the figure ``key`` of two experiments compares, as far as their settings tell.
 
     They have to predict the same of the same test samples. If the figure tells what changes from test to test, their
-    classes have to be tested at the same intervals, too.
+    classes have to be tested at the same intervals, too. If it comes from the tests of several rounds, these have to be
+    tested alike, and if it is one by period, the periods have to have the same tests.
     """
     if any(at(one, path) != at(other, path) for path in _TEST_DATA):
         return False
     if _people(one) != _people(other) or _held_out(one) != _held_out(other):
+        return False
+    if key in BY_PERIOD and _divided(one) != _divided(other):
+        return False
+    if key in _FROM_SEVERAL_ROUNDS and _tests(one) != _tests(other):
         return False
     return key not in _FROM_TEST_TO_TEST or _interval(one) == _interval(other)
 
@@ -96,6 +110,19 @@ def _held_out(table: Table) -> Table:
     return {key: stream.get(key) for key in ("kind", "periods", "order", "cut", "test_fraction")}
 
 
+def _divided(table: Table) -> Table:
+    """The settings by which a stream divides the test split into periods. Empty if it is not divided."""
+    stream = table.get("stream") or {}
+    return {key: stream[key] for key in _DIVIDING.get(str(stream.get("kind")), ()) if key in stream}
+
+
+def _tests(table: Table) -> Table:
+    """The settings that tell which rounds are tested, and on how many samples. Empty if it is not known."""
+    evaluate = table.get("evaluate") or {}
+    keys = ("every", "samples", "full_every") if evaluate.get("samples") else ("every",)
+    return {key: evaluate[key] for key in keys if key in evaluate}
+
+
 def _interval(table: Table) -> Any:
     """The number of rounds from one test by class to the next. None if the settings do not tell it."""
     evaluate = table.get("evaluate") or {}
@@ -113,5 +140,11 @@ _DIFFERENCES: Final[Sequence[tuple[str, Callable[[Table], str | None], str]]] = 
         lambda table: str(_interval(table)),
         "their forgetting, round forgetting and consistency",
     ),
+    (
+        "evaluate",
+        lambda table: shown(_tests(table)) or None,
+        "their best accuracies, those of the last rounds and the rounds to a target",
+    ),
+    ("the periods of their tests", lambda table: shown(_divided(table)) or None, "their figures by period"),
 )
 """What may differ, its value in words (None if it plays no part), and the figures that do not compare then."""

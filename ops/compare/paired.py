@@ -15,6 +15,7 @@ from fedemu.coordinator.record.run import Run
 from fedemu.ops.compare.comparable import compares, data_of
 from fedemu.ops.compare.entry import OF_DIAGNOSED, Entry, cut_short
 from fedemu.ops.results.periods import Floats
+from fedemu.ops.results.words import at, table_of
 
 Better = Literal["higher", "lower"]
 BETTER: Final[Mapping[str, Better]] = {
@@ -84,8 +85,8 @@ def paired_tests(entries: Sequence[Entry], key: str, better: Better | None = Non
     """Every entry beside the best one, in the order of ``entries``. ``better`` is as for ``best_of``.
 
     Those without a shared seed are left out, and those whose figure does not compare (``comparable.py``), or whose data
-    set had another content. Runs that were cut short take no part, nor do two runs that were diagnosed in other rounds,
-    if the figure is a mean over these.
+    set had another content. Runs that were cut short take no part, nor do two runs that were diagnosed in other rounds
+    or on other numbers of samples, if the figure is a mean over these rounds.
     """
     place = best_of(entries, key, better)
     if place is None:
@@ -95,7 +96,7 @@ def paired_tests(entries: Sequence[Entry], key: str, better: Better | None = Non
     tests = []
     for entry in entries:
         own = _by_seed(entry, key, short)
-        shared = [seed for seed in own if seed in of_best and own[seed].rounds == of_best[seed].rounds]
+        shared = [seed for seed in own if seed in of_best and own[seed].diagnosed == of_best[seed].diagnosed]
         comparable = compares(entry.experiment, best.experiment, key) and not _of_other_data(entry, best)
         if entry is not best and shared and comparable:
             values, beside = (np.array([each[seed].value for seed in shared]) for each in (own, of_best))
@@ -123,10 +124,10 @@ def _cut_short(entries: Sequence[Entry]) -> set[Path]:
 
 
 class _Value(NamedTuple):
-    """A figure of one run. ``rounds`` are those that were diagnosed, if the figure is a mean over them."""
+    """A figure of one run. If it is a mean over diagnosed rounds, ``diagnosed`` has their test samples, and them."""
 
     value: float
-    rounds: tuple[int, ...]
+    diagnosed: tuple[int, ...]
 
 
 def _by_seed(entry: Entry, key: str, short: set[Path]) -> dict[int, _Value]:
@@ -139,7 +140,8 @@ def _by_seed(entry: Entry, key: str, short: set[Path]) -> dict[int, _Value]:
 
 
 def _diagnosed(run: Run, key: str) -> tuple[int, ...]:
-    return tuple(row.round for row in run.rows if row.number(key) is not None)
+    samples = at(table_of(run), ("diagnose", "samples")) or 0
+    return (samples, *(row.round for row in run.rows if row.number(key) is not None))
 
 
 def _p_values(values: Floats, beside: Floats) -> tuple[float | None, float | None]:

@@ -134,8 +134,8 @@ class _Found:
     """A run, where it was found, and its experiment with all defaults, but without the settings ``_NOT_SCIENCE``.
 
     ``code`` is empty if the experiment names none, or if it is not known (yet). ``traces`` is the digest of what the
-    run keeps of the trace files that the experiment names, empty if it names none. ``diagnosed`` is the number of
-    rounds from one diagnosis to the next, 0 if there are none.
+    run keeps of the trace files that the experiment names, empty if it names none. ``diagnosed`` is the table
+    ``[diagnose]``, empty if no round is diagnosed.
     """
 
     run: Run
@@ -144,7 +144,7 @@ class _Found:
     seed: int | None
     code: Mapping[str, str]
     traces: str
-    diagnosed: int
+    diagnosed: Table
 
     @property
     def settings(self) -> str:
@@ -187,7 +187,8 @@ def _read(directory: Path, place: Path) -> _Found:
     experiment = {key: value for key, value in table.items() if key not in _NOT_SCIENCE}
     traces = directory / TRACES_FILE
     digest = digest_of_file(traces) if is_file(traces) else ""
-    diagnosed = at(table, ("diagnose", "every")) or 0
+    diagnose = table.get("diagnose") or {}
+    diagnosed = diagnose if diagnose.get("every") else {}
     return _Found(run, place, experiment, table.get("seed"), _code(directory / "code.json"), digest, diagnosed)
 
 
@@ -199,10 +200,13 @@ def _code(path: Path) -> dict[str, str]:
 
 
 def _other_diagnosis(every: Sequence[_Found]) -> list[str]:
-    """A warning if runs were diagnosed at different intervals. What training loses is most in the first rounds."""
-    intervals = ", ".join(map(str, sorted({found.diagnosed for found in every} - {0})))
+    """A warning if runs were diagnosed at other intervals, or on other numbers of samples.
+
+    What training loses is most in the first rounds. It is a mean of losses alone, which few samples make larger.
+    """
+    ways = dict.fromkeys(shown(found.diagnosed) for found in every if found.diagnosed)
     figures = "their local forgetting, aggregation forgetting and alignments do not compare"
-    return [f"the runs differ in diagnose.every ({intervals}), so {figures}"] if "," in intervals else []
+    return [f"the runs differ in diagnose ({', '.join(ways)}), so {figures}"] if len(ways) > 1 else []
 
 
 def _cut_short(groups: Sequence[Group]) -> list[str]:

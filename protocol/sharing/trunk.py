@@ -25,6 +25,8 @@ class Trunk:
         """Called with each message for a channel, in frames."""
         self.closed: Callable[[int], None] = lambda channel: None
         """Called with each channel that the other side closes."""
+        self.heard: Callable[[], None] = lambda: None
+        """Called when anything came for channels. So the owner knows that the other side lives."""
         self.began: Callable[[], None] = lambda: None
         self.ended: Callable[[], None] = lambda: None
         self.open = False
@@ -87,6 +89,7 @@ class Trunk:
     def _take(self, envelope: Envelope, received: Callable[[Envelope], None]) -> None:
         message = envelope.message
         if isinstance(message, Bundle):
+            self.heard()
             for channel, frames in parts_of(message, envelope.frames):
                 self.received(channel, frames)
             for channel in message.closed:

@@ -26,6 +26,7 @@ from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
+from fedemu.coordinator.service.service import Service
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN
 from fedemu.protocol.errors import ConfigurationError, Interrupted, UnreachableError
@@ -259,6 +260,29 @@ async def test_a_finished_run_can_go_on_with_more_rounds(
     assert [event["round"] for event in left.named("resume")] == [6]
     assert summary.totals["accepted"] == sum(row.accepted or 0 for row in left.rows)
     assert summary.wall_time > (left.rows[4].wall_time or 0.0)
+
+
+async def test_a_resumed_coordinator_lets_devices_send_again_what_the_life_before_has_asked_for(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_fleet()
+    await play(make_plan(rounds=2))
+    folder = make_plan().directory / "checkpoint"
+    largest = read_record(folder, 2)["record"]["largest_reply"]
+    begun: list[int] = []
+
+    class Opened(Service):
+        def open(self, network: Any, address: str) -> Any:
+            begun.append(self.roster.admission.largest_reply)
+            return super().open(network, address)
+
+    monkeypatch.setattr("fedemu.coordinator.serve.Service", Opened)
+    [grant] = LeaseJournal(folder / "leases.jsonl").entries()
+    network = MemoryNetwork()
+    make_fleet(network=network, lease=grant["grant"])
+    await play(make_plan(network=network))
+    assert begun == [largest]
+    assert largest > 0
 
 
 @pytest.mark.parametrize("line", [b"{}", b'{"release": "nobody\'s"}'])

@@ -70,6 +70,17 @@ def test_a_watched_layer_moves_a_tenth_towards_each_batch_in_training_and_not_in
     assert all(torch.equal(leaf, variables[name]) for name, leaf in still.items())
 
 
+def test_a_batch_of_one_sample_changes_no_running_statistics_also_if_padding_repeats_it() -> None:
+    model = watched(mlp(SHAPE, 3, (2,)), SHAPE)
+    variables, x = model.init(0), images(2)
+    for batch in (x[:1], x[:1].expand(5, *SHAPE)):
+        _, buffers = model.apply(variables, batch, True)
+        assert buffers.keys() == model.buffers
+        assert all(torch.equal(leaf, variables[name]) for name, leaf in buffers.items())
+    _, buffers = model.apply(variables, x, True)
+    assert not any(torch.equal(leaf, variables[name]) for name, leaf in buffers.items())
+
+
 def test_running_statistics_of_a_frozen_layer_in_half_precision_are_float32() -> None:
     class Tuned(nn.Module):
         def __init__(self) -> None:

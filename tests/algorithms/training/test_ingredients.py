@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedemu.algorithms.interface import Model
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import Head, growing
+from fedemu.algorithms.models.layer_statistics import watched
 from fedemu.algorithms.models.resnet import resnet18
 from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.registry import build_algorithm
@@ -35,6 +36,13 @@ def normalised() -> nn.Module:
 @pytest.mark.parametrize("model", [resnet18(SHAPE, 3, norm="batch", width=2), from_module(normalised)])
 def test_batches_of_one_sample_are_refused_if_the_model_normalises_by_batches(model: Model) -> None:
     with pytest.raises(ConfigurationError, match=r"batch normalisation can't work with local\.batch_size = 1"):
+        ingredients(model, 1).local_sgd()
+    assert ingredients(model, 2).local_sgd().batch_size == 2
+
+
+def test_batches_of_one_sample_are_refused_if_the_model_keeps_statistics_of_its_layers() -> None:
+    model = watched(mlp(SHAPE, 3), SHAPE)
+    with pytest.raises(ConfigurationError, match=r"^the statistics of a model's layers can't be taken with"):
         ingredients(model, 1).local_sgd()
     assert ingredients(model, 2).local_sgd().batch_size == 2
 

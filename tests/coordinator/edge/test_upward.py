@@ -62,6 +62,20 @@ async def test_an_edge_connects_anew_when_its_coordinator_fell_silent_and_ends_w
     made.trunk.close()
 
 
+async def test_what_comes_for_channels_shows_an_edge_that_its_coordinator_lives(
+    network: Any, root: Any, settle: Any
+) -> None:
+    made = Clocked(network, "root")
+    made.upward.connect()
+    await settle()
+    network.routers["root"].close()
+    for _ in range(10):
+        await made.pass_to(made.now + 3, settle)
+        made.trunk.heard()
+    assert (made.told, made.ended) == (["an edge of run"], [])
+    made.trunk.close()
+
+
 async def test_an_edge_whose_key_was_refused_connects_anew_so_that_it_comes_in_once_it_is_approved(
     network: Any, settle: Any
 ) -> None:

@@ -270,6 +270,23 @@ def test_the_journal_of_strangers_who_come_and_go_stays_short_and_a_kill_at_any_
     assert grants.changes > 100
 
 
+def test_after_a_journal_that_was_removed_no_new_lease_looks_like_one_of_before() -> None:
+    lines: list[Any] = []
+
+    def renew(entry: Any) -> None:
+        lines[:] = [entry]
+
+    known = 5
+    grants = Leases(8, hold=60.0, journal=lines.append, renew=renew)
+    grants.go_on_from(known)
+    grants.enroll(A, 3, None, "", 0.0)
+    again = Leases(8, hold=60.0, journal=lines.append, renew=renew)
+    again.replay(json.loads(json.dumps(lines)), left=0.0)
+    assert (again.changes, again.granted_since(known)) == (known + 1, ((0, 3),))
+    again.go_on_from(known)
+    assert len(lines) == 2, "a journal that knows them all stays as it is"
+
+
 GRANT = {"grant": "a", "ranges": [[0, 3]], "host": ""}
 
 

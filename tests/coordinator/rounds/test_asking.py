@@ -517,7 +517,7 @@ async def test_a_device_that_lost_its_own_state_fails_once_and_begins_anew(
     assert summary.perturbed
 
 
-async def test_own_states_that_cost_a_try_its_quorum_are_not_asked_for_again(
+async def test_own_states_that_cost_a_try_its_quorum_are_not_asked_for_again_and_the_try_does_not_count(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
     given: dict[str, set[str | None]] = {}
@@ -527,9 +527,26 @@ async def test_own_states_that_cost_a_try_its_quorum_are_not_asked_for_again(
         return {"after": 10.0, "reply": "own_state" if work.state == "1.0.0" else "good"}
 
     make_fleet(2, script=script)
-    _, left = await play(make_plan(devices=2, per_round=2, over_selection=1.0, rounds=3, replay=True))
+    _, left = await play(make_plan(devices=2, per_round=2, over_selection=1.0, rounds=3, replay=True, attempts=1))
     assert given == {"1.0.0": {None}, "2.0.0": {"1.0.0"}, "2.1.0": {None}, "3.0.0": {"2.1.0"}}
     assert [row.accepted for row in left.rows] == [2, 2, 2]
+    assert [row.attempts for row in left.rows] == [1, 2, 1]
+
+
+async def test_devices_that_say_again_and_again_that_their_states_are_lost_do_not_hold_a_round_up_for_ever(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    asked: dict[str, None] = {}
+
+    def script(index: int, work: wire.Work) -> dict[str, Any]:
+        asked[work.ask] = None
+        return {"after": 10.0, "reply": "good" if work.ask == "1.0.0" else "own_state"}
+
+    make_fleet(2, script=script)
+    plan = make_plan(devices=2, per_round=2, over_selection=1.0, rounds=3, replay=True, attempts=2)
+    with pytest.raises(QuorumError, match=r"^Round 2 got 0 of the \d replies that it needs in the last of its 3 tries"):
+        await play(plan)
+    assert [*asked] == ["1.0.0", "2.0.0", "2.1.0", "2.2.0"]
 
 
 async def test_a_program_whose_own_state_is_empty_keeps_none(

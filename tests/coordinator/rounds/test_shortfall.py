@@ -104,9 +104,9 @@ def test_the_shortfall_of_an_ask_is_read_from_its_end() -> None:
     machine = SimpleNamespace(
         terms=terms, verdicts={1: "failed", 2: "failed", 3: "rejected", 4: "late"}, given_up={2: "missed"}
     )
-    exchange: Any = SimpleNamespace(machine=machine, failures=Counter(x=1), rejections=Counter(norm=1))
+    exchange: Any = SimpleNamespace(machine=machine, failures=Counter(x=1), rejections=Counter(norm=1), forgotten=1)
     outcomes = Counter(failed=2, rejected=1, late=1)
-    assert Shortfall.of(exchange, 3) == Shortfall(3, 4, outcomes, 1, Counter(x=1), Counter(norm=1))
+    assert Shortfall.of(exchange, 3) == Shortfall(3, 4, outcomes, 1, Counter(x=1), Counter(norm=1), 1)
 
 
 @pytest.mark.parametrize(("needed", "diverged"), [(6, True), (7, False)])

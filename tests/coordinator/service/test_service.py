@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -429,8 +430,13 @@ async def test_what_a_device_has_said_before_it_heard_that_it_is_to_sleep_is_no_
         service.reception.received(b"0", Envelope(message, []))
     assert (sent, told) == ([], [])
     assert not roster.columns.lost[0], "it has answered, so it may be asked again"
+    roster.columns.lost[0] = True
+    alive = service.reception.exchange = Mock()
     service.reception.received(b"0", Envelope(Bye(reason=ASLEEP), []))
     assert (sent, told, roster.resting) == ([], [], {})
+    assert not roster.columns.lost[0], "it sleeps as it was told, and nobody would wake it"
+    alive.heard_of.assert_called_once_with(0)
+    service.reception.exchange = None
     service.reception.received(b"0", Envelope(Presence(until=0.0, intervals=()), []))
     assert told == ["refusal"], "it has left, and nobody knows it any more"
     assert not service.reception.broken.done()

@@ -43,6 +43,10 @@ async def test_a_machine_that_arrived_has_its_devices_and_its_files(memory_coord
         assert here.devices == [0, 1, 2]
         assert json.loads(here.experiment.read_bytes()) == {"slow": 0.5}
         assert here.stream.parent == here.folder.blobs
+        before = here.link._enrolment._heard
+        await asyncio.sleep(0)
+        here.trunk.heard()
+        assert here.link._enrolment._heard > before, "what comes for devices shows that the coordinator lives"
     assert server.heard_of(Enroll) == [Enroll(count=3, host="here")]
 
 

@@ -13,7 +13,7 @@ import pytest
 from fedemu.algorithms.streams.arrivals import Arrivals
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.device.behaviour.behaviour import Assignment, Schedule
-from fedemu.device.bus import Done, Joined, Submit
+from fedemu.device.bus import Done, JobFailed, Joined, Submit
 from fedemu.device.memory.store import OwnStore
 from fedemu.device.memory.stream import DeviceStream
 from fedemu.device.runtime.actions import Action, Connect, Crash, Disconnect, Leave, Send, Tell
@@ -21,7 +21,7 @@ from fedemu.device.runtime.membership import Membership
 from fedemu.device.runtime.runtime import DeviceRuntime
 from fedemu.device.runtime.wall import WallClock
 from fedemu.protocol.ids import DeviceId
-from fedemu.protocol.messages import Beat, Bye, Hello, Result, Welcome, Work
+from fedemu.protocol.messages import Beat, Bye, Failed, Hello, Result, Welcome, Work
 
 START = 500.0
 PLAN = StreamPlan(Arrivals(np.array([0, 1]), np.array([1]), np.array([0]), np.zeros(1), period_count=1))
@@ -61,9 +61,9 @@ class Device:
         )
         return said(self.get(message, time))
 
-    def work(self, time: float) -> list[Any]:
+    def work(self, time: float, ask: str = "1.0.0") -> list[Any]:
         message = Work(
-            ask="1.0.0", program="train", task=0, start=time, shared=(), state=None, download_bytes=0, upload_bytes=0,
+            ask=ask, program="train", task=0, start=time, shared=(), state=None, download_bytes=0, upload_bytes=0,
             passes=1.0, deadline=60.0, durable_round=0,
         )  # fmt: skip
         return said(self.get(message, time))
@@ -73,6 +73,10 @@ class Device:
             device=0, ask="1.0.0", examples=1, steps=1, metrics={}, label_counts=None, wrote_own=False, tensors=()
         )
         return said(self.machine.trained(done, (), START + time))
+
+    def failed(self, time: float) -> list[Any]:
+        failed = JobFailed(device=0, ask="1.0.0", reason="training", detail="")
+        return said(self.machine.trained(failed, (), START + time))
 
     def run_until(self, end: float) -> list[tuple[float, Any]]:
         """The messages that the device sends by itself until ``end``, with their times. Its heartbeats are answered."""
@@ -104,6 +108,18 @@ def test_a_device_announces_neither_presence_nor_schedule_and_begins_at_once(new
     assert device.welcome() == [Joined(device=0, incarnation=1)]
     (job,) = device.work(10.0)
     assert isinstance(job, Submit)
+
+
+def test_a_failure_is_told_until_the_next_work_comes(new: Callable[..., Device]) -> None:
+    device = new(Schedule("finish", 20.0))
+    device.welcome()
+    device.work(10.0)
+    failure = Failed(ask="1.0.0", reason="training", detail="")
+    device.run_until(20.0)
+    assert device.failed(21.0) == [failure]
+    assert device.run_until(40.0) == [(31.0, failure)], "it may have been lost on its way"
+    device.work(40.0, "2.0.0")
+    assert device.run_until(400.0) == []
 
 
 def test_a_result_leaves_when_the_emulated_work_is_over(new: Callable[..., Device]) -> None:

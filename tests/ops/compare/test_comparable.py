@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from fedemu.ops.compare.comparable import compares, incomparable
+from fedemu.ops.compare.entry import BY_PERIOD
+from fedemu.ops.compare.paired import BETTER
 from fedemu.ops.experiment import Experiment
 
 TEXT = {
@@ -43,14 +45,6 @@ def table(settings: dict[str, Any], section: str = "name", change: Any = "other"
         (TEXT, "data", {"text": {"kind": "next", "length": 16}}, "data.text (next length 32 vocabulary", ACCURACIES),
         (PERIODS, "stream", {"test_fraction": 0.5}, f"the test samples ({HELD_OUT} 0.2, {HELD_OUT} 0.5)", ACCURACIES),
         ({}, "stream", {"kind": "periods", "periods": 3}, f"the test samples (the test split, {HELD_OUT}", ACCURACIES),
-        ({}, "evaluate", {"every": 5}, "the rounds between two tests by class (1, 5)", BY_CLASS),
-        (
-            {},
-            "evaluate",
-            {"every": 2, "samples": 50, "full_every": 20},
-            "the rounds between two tests by class (1, 20)",
-            BY_CLASS,
-        ),
     ],
 )
 def test_what_does_not_compare_is_told_and_not_tested(
@@ -60,9 +54,57 @@ def test_what_does_not_compare_is_told_and_not_tested(
     (warning,) = incomparable([one, other, one])
     assert warning.startswith(f"the runs differ in {said}")
     assert warning.endswith(f"), so {figures} do not compare")
-    assert compares(one, other, "final_accuracy") == (figures == BY_CLASS)
-    assert not compares(one, other, "round_forgetting")
-    assert compares(other, other, "round_forgetting")
+    assert not any(compares(one, other, key) for key in BETTER)
+    assert all(compares(other, other, key) for key in BETTER)
+
+
+TASKS = {"stream": {"kind": "classes", "tasks": 5}}
+DRIFT = {"stream": {"kind": "drift", "periods": 4}}
+ROUNDS = "their best accuracies, those of the last rounds and the rounds to a target"
+FIVE = "the periods of their tests (classes tasks 5 order []"
+FOUR = "the periods of their tests (drift periods 4 column label cut fleet alpha 0.3"
+AT_INTERVALS = {"forgetting", "round_forgetting", "consistency"}
+OF_ROUNDS = {"best_accuracy", "last_accuracy"}
+EVERY_TENTH = {"samples": 50, "full_every": 10}
+
+
+@pytest.mark.parametrize(
+    ("settings", "section", "change", "said", "untested"),
+    [
+        (
+            {},
+            "evaluate",
+            {"every": 5},
+            [
+                f"the rounds between two tests by class (1, 5), so {BY_CLASS}",
+                f"evaluate (every 1, every 5), so {ROUNDS}",
+            ],
+            AT_INTERVALS | OF_ROUNDS,
+        ),
+        (
+            {"evaluate": {"every": 10}},
+            "evaluate",
+            {"every": 1, **EVERY_TENTH},
+            [f"evaluate (every 10, every 1 samples 50 full_every 10), so {ROUNDS}"],
+            OF_ROUNDS,
+        ),
+        (TASKS, "stream", {"tasks": 2}, [f"{FIVE}, classes tasks 2 order []), so"], {}),
+        (TASKS, "stream", {"order_by": "device"}, [f"{FIVE}, classes tasks 5 order [] order_by"], {}),
+        (DRIFT, "stream", {"alpha": 3.0}, [f"{FOUR}, drift"], {}),
+        (DRIFT, "stream", {"kind": "window"}, [f"{FOUR}, window"], {}),
+    ],
+)
+def test_figures_that_other_tests_would_change_are_told_and_not_tested_and_the_last_accuracies_are(
+    settings: dict[str, Any], section: str, change: Any, said: list[str], untested: set[str]
+) -> None:
+    one, other = table(settings), table(settings, section, change)
+    told = incomparable([one, other, one])
+    assert len(told) == len(said)
+    for warning, start in zip(told, said, strict=True):
+        assert warning.startswith(f"the runs differ in {start}")
+        assert warning.endswith(" do not compare")
+    assert {key for key in BETTER if not compares(one, other, key)} == (untested or {*BY_PERIOD} & {*BETTER})
+    assert all(compares(other, other, key) for key in BETTER)
 
 
 def test_the_number_of_rounds_is_told_and_tested_all_the_same() -> None:
@@ -76,6 +118,8 @@ def test_the_number_of_rounds_is_told_and_tested_all_the_same() -> None:
     ("settings", "section", "change"),
     [
         ({}, "evaluate", {"full_every": 5}),
+        (TASKS, "stream", {"rounds_per_task": 9}),
+        (DRIFT, "stream", {"rounds_per_period": 9}),
         ({}, "local", {"lr": 0.5}),
         (OF_WRITERS, "data", {"id_column": "speaker"}),
         (TESTED_WRITERS, "data", {"id_column": "auto", "partition": {"kind": "natural", "column": "writer"}}),
@@ -87,7 +131,7 @@ def test_what_changes_no_test_is_no_difference(settings: dict[str, Any], section
     one, other = table(settings), table(settings, section, change)
     assert one != other
     assert incomparable([one, other]) == []
-    assert compares(one, other, "round_forgetting")
+    assert all(compares(one, other, key) for key in BETTER)
 
 
 def test_the_options_of_a_model_say_the_same_in_any_order() -> None:

@@ -346,16 +346,26 @@ def test_runs_with_other_data_behind_one_name_are_rows_of_their_own_and_are_not_
     assert len(paired_tests(compare(alike).entries, "final_accuracy")) == 1
 
 
-def test_runs_that_were_diagnosed_in_other_rounds_are_not_tested_by_what_was_found_there(tmp_path: Path) -> None:
-    for method, interval in (("fedavg", 1), ("fedprox", 2)):
-        run = write_run(tmp_path / method, [0.5, 0.6], algorithm={"name": method}, diagnose={"every": interval})
+@pytest.mark.parametrize(
+    ("ways", "said"),
+    [
+        (({"every": 1}, {"every": 2}), "every 1 samples 0, every 2 samples 0"),
+        (({"every": 1}, {"every": 1, "samples": 9}), "every 1 samples 0, every 1 samples 9"),
+    ],
+    ids=["in other rounds", "on other samples"],
+)
+def test_runs_that_were_diagnosed_otherwise_are_not_tested_by_what_was_found(
+    tmp_path: Path, ways: Sequence[dict[str, int]], said: str
+) -> None:
+    for method, diagnose in zip(("fedavg", "fedprox"), ways, strict=True):
+        run = write_run(tmp_path / method, [0.5, 0.6], algorithm={"name": method}, diagnose=diagnose)
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        found = [{"local_forgetting": 0.1 if row["round"] % interval == 0 else None} for row in rows]
+        found = [{"local_forgetting": 0.1 if row["round"] % diagnose["every"] == 0 else None} for row in rows]
         lines = [json.dumps(row | more) for row, more in zip(rows, found, strict=True)]
         (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     comparison = compare([tmp_path])
     assert comparison.warnings == (
-        "the runs differ in diagnose.every (1, 2), so their local forgetting, aggregation forgetting and alignments "
+        f"the runs differ in diagnose ({said}), so their local forgetting, aggregation forgetting and alignments "
         "do not compare",
     )
     assert [test.label for test in paired_tests(comparison.entries, "final_accuracy")] == ["fedprox"]

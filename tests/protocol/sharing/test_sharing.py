@@ -140,8 +140,11 @@ async def test_each_device_behind_a_relay_is_a_peer_of_the_hub(top: Top) -> None
     assert sorted(hellos) == [0, 1, 2]
     assert len({*hellos.values()}) == 3
     assert {top.hub.connection_of(peer) for peer in hellos.values()} == top.known
+    signs: list[None] = []
+    below.trunk.heard = lambda: signs.append(None)
     top.hub.send(hellos[1], wire.Proceed(ask="1.0.0"))
     await settle()
+    assert len(signs) == 1, "the owner knows that the other side lives"
     assert [kinds(got) for _, got in devices] == [["welcome"], ["welcome", "proceed"], ["welcome"]]
 
 
