@@ -117,11 +117,18 @@ class Exchange:
                 self._heard.discard(device)
                 self._result(device, message, frames, now)
             case Scheduled():
-                self._perform(self.machine.scheduled(device, message, now))
+                self._scheduled(device, message, now)
             case Failed() | Declined() if self._may_fail(device):
                 self._unwilling.add(device)
                 self._failed(device, message, now)
         self._perform(self._at_edges.collect(now))
+
+    def _scheduled(self, device: DeviceId, message: Scheduled, now: float) -> None:
+        waited = self.machine.pending(device)
+        self._perform(self.machine.scheduled(device, message, now))
+        if waited and self.machine.verdicts.get(device) == "failed":
+            start = self.machine.terms.start
+            self._tell_failure(device, "schedule", f"it is scheduled for {message.at:g}, before its start at {start:g}")
 
     def held(self, device: DeviceId, message: Held, station: bytes, now: float) -> None:
         """An edge keeps the result of a device, or says that it cannot be used."""
@@ -281,13 +288,16 @@ class Exchange:
             # The event names the device, and equal reasons of several devices are to be counted as one.
             detail = readable(message.detail.removeprefix(f"device {device}: "))
             reason = readable(message.reason) or "unknown"  # a device of one's own may say neither
-            self.failures[detail or reason] += 1
-            self._observers.event("failure", device=device, ask=self.text, reason=reason, detail=detail)
+            self._tell_failure(device, reason, detail)
             if message.reason not in REPEATABLE:
                 self.machine.perturbed = True
             if message.reason == "own_state":
                 self._stateless.add(device)  # it begins anew next time, and does not fail for ever
         self._perform(self.machine.failed(device, now))
+
+    def _tell_failure(self, device: DeviceId, reason: str, detail: str) -> None:
+        self.failures[detail or reason] += 1
+        self._observers.event("failure", device=device, ask=self.text, reason=reason, detail=detail)
 
     def _work(self, device: DeviceId) -> Work:
         columns = self._roster.columns

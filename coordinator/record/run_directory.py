@@ -324,5 +324,5 @@ def _require_empty(path: Path) -> None:
         raise ConfigurationError(f"{path} exists and is not a folder; choose another --out.")
     if any(path.iterdir()):
         begun = is_file(path / CONFIG)
-        hint = f", or continue its run (fedemu run --resume {shlex.quote(str(path))})" if begun else ""
+        hint = f", or continue its run (--resume {shlex.quote(str(path))})" if begun else ""
         raise ConfigurationError(f"{path} exists and is not empty; choose another folder (--out){hint}.")

@@ -32,5 +32,5 @@ def measured_table(entries: Sequence[Entry]) -> tuple[str, dict[str, list[str]]]
         return None
     table = {"experiment": [entry.label for entry in entries]}
     for measure, figures in found:
-        table[measure.column] = [cells.any_number(figure) for figure in figures]
+        table[measure.title] = [cells.any_number(figure) for figure in figures]
     return "what devices and methods measured, in the last round that has it", table

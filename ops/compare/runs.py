@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.sources import CONFIG_FILE
 from fedemu.ops.experiment.traces import TRACES_FILE
+from fedemu.ops.results.doubts import last_test
 from fedemu.ops.results.listing import counting_order, find
 from fedemu.ops.results.words import Keys, Table, at, shown, without_settings
 from fedemu.protocol.code.named import SHOWN, without_cells
@@ -104,7 +107,8 @@ def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
     ]
     warnings += incomparable([group.experiment for group in groups if group.experiment])
     warnings += _other_diagnosis(every)
-    return groups, [*warnings, *_cut_short(groups), *_other_code(groups), *_other_traces(every), *_other_data(every)]
+    warnings += [*_cut_short(groups), *_untested(groups), *_tested_in_other_rounds(groups)]
+    return groups, [*warnings, *_other_code(groups), *_other_traces(every), *_other_data(every)]
 
 
 def labels(groups: Sequence[Group]) -> list[str]:
@@ -215,6 +219,39 @@ def _cut_short(groups: Sequence[Group]) -> list[str]:
     told = ", ".join(f"{len(run.rows)} of {most} in {run.path}" for run, most in short)
     lasts = "so the figures of their last models do not compare"
     return [f"the runs differ in the rounds that they got through ({told}), {lasts}"] if told else []
+
+
+def _untested(groups: Sequence[Group]) -> list[str]:
+    """A warning if runs ended early, and their last models were not tested, or not on all samples."""
+    ended = [run for group in groups for run in group.runs if run.summary and run.outcome != "completed"]
+    told = ", ".join(f"{words} in {run.path}" for run in ended if (words := last_test(run.rows)))
+    return [f"the last models of some runs were not tested: their final accuracies are those {told}"] if told else []
+
+
+def _tested_in_other_rounds(groups: Sequence[Group]) -> list[str]:
+    """A warning for each experiment whose seeds were tested in other rounds.
+
+    A run is tested in its last round. If it goes on with more rounds, that test stays. Periods by the clock, after each
+    of which there is a test, end in other rounds with each seed.
+    """
+    found = []
+    for group in groups:
+        if at(group.experiment, ("stream", "period_seconds")):
+            continue
+        until = min(len(run.rows) for run in group.runs)
+        ways: dict[tuple[int, ...], Path] = {}
+        for run in group.runs:
+            ways.setdefault(tuple(row.round for row in run.rows[: until - 1] if row.accuracy is not None), run.path)
+        if len(ways) > 1:
+            counts = Counter(itertools.chain(*ways))
+            extra = sorted(round for round, count in counts.items() if count < len(ways))
+            rounds = f"round{'' if len(extra) == 1 else 's'} {', '.join(map(str, extra))}"
+            places = ", ".join(map(str, ways.values()))
+            found.append(
+                f"not all seeds of one experiment were tested in {rounds} ({places}), so their means over rounds and "
+                "their rounds to a target do not compare"
+            )
+    return found
 
 
 def _other_code(groups: Sequence[Group]) -> list[str]:

@@ -1,6 +1,7 @@
 """Sentences for people about a run whose result is to be doubted, and the cause of one that has none.
 
-It has learnt nothing, many replies were lost, or machines computed differently. A run without a result has diverged.
+It has learnt nothing, many replies were lost, machines computed differently, or its last model was not tested. A run
+without a result has diverged.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.figures import percent
+from fedemu.protocol.wording import counted
 
 ERRORS = 2.0
 """An accuracy counts as better than chance if it is more than this number of standard errors above it."""
@@ -23,9 +25,24 @@ def doubts(rows: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:
 
     A run has learnt nothing if its last accuracy is not more than two standard errors above the share of the most
     frequent class among the test samples. Devices that dropped out, were late or were not needed do not count as lost.
-    Machines that compute differently make a run that cannot be repeated to the bit.
+    Machines that compute differently make a run that cannot be repeated to the bit. The last model of a run that ended
+    early may never have been tested.
     """
-    return [*_learnt_nothing(rows, summary), *_lost_replies(rows), *_mixed(summary)]
+    early = last_test(rows) if summary.get("outcome", "completed") != "completed" else ""
+    untested = [f"the accuracy is that {early}, and not that of the last model"] if early else []
+    return [*untested, *_learnt_nothing(rows, summary), *_lost_replies(rows), *_mixed(summary)]
+
+
+def last_test(rows: Sequence[Row]) -> str:
+    """What was tested last, in words, where that was not the last model with all test samples. Otherwise empty."""
+    last = next((row for row in reversed(rows) if row.accuracy is not None), None)
+    if last is None:
+        return ""
+    partly = last.class_accuracy is None and last.perplexity is None and last.test_samples is not None
+    if last is rows[-1] and not partly:
+        return ""
+    on = f" on {counted(last.test_samples, 'test sample')}" if partly and last.test_samples is not None else ""
+    return f"after round {last.round} of {rows[-1].round}{on}"
 
 
 def cause_of(events: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:

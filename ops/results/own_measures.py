@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from fedemu.coordinator.record.row import Row
+from fedemu.protocol.wording import readable
 
 Teller = Literal["devices", "method"]
 
@@ -27,6 +28,11 @@ class OwnMeasure(NamedTuple):
     def column(self) -> str:
         """Its name in tables, by where rows have it: ``device_metrics.norm`` or ``remarks.norm``."""
         return f"{'device_metrics' if self.teller == 'devices' else 'remarks'}.{self.name}"
+
+    @property
+    def title(self) -> str:
+        """``column`` as one line for a terminal: a device may have named its metric by control characters."""
+        return readable(self.column).replace("\n", " ")
 
 
 def own_measures(row: Row) -> dict[OwnMeasure, float]:

@@ -124,10 +124,12 @@ def _caption(comparison: Comparison, columns: Sequence[Column], untested: bool) 
         told.append("The rows have different seeds.")
     if any(some(figure) for column in columns for figure in column.figures):
         told.append("In parentheses: the number of seeds that have a value, where some have none.")
+    short = {entry.outcome == "completed" for entry in comparison.entries} == {True, False}
+    among = " among completed runs" if short else ""
     if all(column.better for column in columns):
-        told.append("The best mean of each column is bold.")
+        told.append(f"The best mean of each column{among} is bold.")
     elif any(column.better for column in columns):
-        told.append("The best mean of each column with an arrow is bold.")
+        told.append(f"The best mean{among} of each column with an arrow is bold.")
     pairs = {test.pairs for column in columns for test in column.tests if test.adjusted is not None}
     if pairs:
         told.append(

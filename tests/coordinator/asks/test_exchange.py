@@ -313,6 +313,21 @@ async def test_a_closed_ask_changes_the_roster_by_its_outcomes_and_leaves_no_pay
         play.exchange.contributions[0].payload.load()
 
 
+async def test_a_schedule_before_the_start_of_the_work_is_a_failure_that_is_told_once(
+    tmp_path: Path, thread: Thread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(Observers, "event", lambda self, name, **fields: told.append((name, fields)))
+    play = Play(tmp_path, SMALL, thread, kind=VirtualAsk)
+    for at in (-1.0, 1.0):
+        play.exchange.receive(DEVICES[0], Scheduled(ask=str(ASK), event="finish", at=at), (), 0.0)
+    detail = "it is scheduled for -1, before its start at 0"
+    assert told == [("failure", {"device": 0, "ask": str(ASK), "reason": "schedule", "detail": detail})]
+    assert play.exchange.failures == {detail: 1}
+    assert not play.exchange.machine.perturbed, "a device that does so does so in every run"
+    play.exchange.discard()
+
+
 async def test_the_roster_knows_until_when_a_dropped_device_is_away_and_no_state_of_a_program_without_one(
     tmp_path: Path, thread: Thread
 ) -> None:

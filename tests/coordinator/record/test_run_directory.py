@@ -298,7 +298,7 @@ def lines_of_one(path: Path) -> list[dict]:
 
 
 def test_an_existing_run_is_never_overwritten(run: RunDirectory):
-    with pytest.raises(ConfigurationError, match=r"is not empty; choose another .*, or continue its run .* --resume"):
+    with pytest.raises(ConfigurationError, match=r"is not empty; choose another .*, or continue its run \(--resume "):
         claim_folder(run.path)
 
 

@@ -118,6 +118,38 @@ def test_the_page_on_the_run_directory_tells_every_key_of_a_comparison(seeds: Pa
     assert keys - told == set()
 
 
+def test_a_metric_that_a_device_has_named_by_control_characters_is_one_line_for_a_terminal(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.5])
+    row = json.loads((run / "metrics.jsonl").read_text())
+    (run / "metrics.jsonl").write_text(json.dumps({**row, "device_metrics": {"m\x1b[31m\n\n!": 1.0}}) + "\n")
+    said = text(compare([run]), 200)
+    assert "device_metrics.m [31m  !" in said
+    assert "\x1b" not in said
+
+
+def test_last_models_that_were_not_tested_are_told(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "early", [0.5, None, 0.6, None], outcome="quorum", seed=0)
+    write_run(tmp_path / "whole", [0.5, None, 0.6, None], seed=1)
+    assert compare([tmp_path]).warnings == (
+        f"the last models of some runs were not tested: their final accuracies are those after round 3 of 4 in {run}",
+    )
+
+
+def test_seeds_that_were_tested_in_other_rounds_are_told(tmp_path: Path) -> None:
+    grown = write_run(tmp_path / "grown", [None, 0.4, 0.5, 0.6, 0.7], seed=0)
+    fresh = write_run(tmp_path / "fresh", [None, 0.4, None, 0.6, 0.7], seed=1)
+    assert compare([grown, fresh]).warnings == (
+        f"not all seeds of one experiment were tested in round 3 ({grown}, {fresh}), so their means over rounds and "
+        "their rounds to a target do not compare",
+    )
+    timed = {"stream": {"kind": "drift", "periods": 3, "period_seconds": 60.0}}
+    clocked = [
+        write_run(tmp_path / f"{seed}", accuracies, seed=seed, **timed)
+        for seed, accuracies in enumerate(([None, 0.4, 0.5, 0.6], [None, 0.4, None, 0.6]))
+    ]
+    assert compare(clocked).warnings == (), "their periods end in other rounds"
+
+
 def test_a_target_that_is_given_counts_for_every_row(seeds: Path) -> None:
     comparison = compare([seeds], 0.5)
     figures = comparison.entries[0].figures

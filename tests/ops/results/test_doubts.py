@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,6 +48,21 @@ def test_more_than_a_fifth_of_rejected_and_failed_replies_is_told(rejected: int,
         assert found == [
             "many devices are missing from the model: of 22 that did their work 4 sent replies that were rejected, and "
             "2 failed; that is 27.3 %, and the events of the run say why"
+        ]
+
+
+@pytest.mark.parametrize("outcome", ["quorum", "interrupted", "completed"])
+def test_a_last_model_that_was_not_tested_because_the_run_ended_early_is_told(outcome: str) -> None:
+    tested = [replace(row, class_accuracy=(row.accuracy,)) for row in rows(0.8, 0.9)]
+    early, partly = [*tested, *rows(None, None, None)[2:]], [*tested, *rows(0.8, 0.9, 0.9, samples=20)[2:]]
+    found = [doubts(each, {"outcome": outcome}) for each in (tested, early, partly)]
+    if outcome == "completed":
+        assert found == [[], [], []]
+    else:
+        assert found == [
+            [],
+            ["the accuracy is that after round 2 of 3, and not that of the last model"],
+            ["the accuracy is that after round 3 of 3 on 20 test samples, and not that of the last model"],
         ]
 
 

@@ -86,6 +86,15 @@ def test_rows_of_different_seeds_are_told() -> None:
     assert explanation(comparison(entry("three", GOOD[:3]), entry("four", POOR)))[1] == "the rows have different seeds"
 
 
+def test_the_best_mean_is_that_of_completed_runs_if_some_are() -> None:
+    def ended(each: Entry, outcome: str) -> Entry:
+        return replace(each, runs=tuple(replace(run, summary={"outcome": outcome}) for run in each.runs))
+
+    good, poor = ended(entry("good", GOOD), "completed"), entry("poor", POOR)
+    for outcome, told in (("quorum", " among completed runs"), ("completed", "")):
+        assert f"The best mean of each column{told} is bold." in latex(comparison(good, ended(poor, outcome)))
+
+
 def test_the_best_mean_is_bold_and_one_that_is_not_clearly_worse_has_a_dagger() -> None:
     table = latex(comparison(entry("good", GOOD), entry("poor", POOR), entry("near", NEAR)))
     assert rows(table) == [
