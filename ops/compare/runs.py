@@ -238,10 +238,10 @@ def _tested_in_other_rounds(groups: Sequence[Group]) -> list[str]:
     for group in groups:
         if at(group.experiment, ("stream", "period_seconds")):
             continue
-        until = min(len(run.rows) for run in group.runs)
+        before = max(0, min(len(run.rows) for run in group.runs) - 1)  # what came later, not all may have got to
         ways: dict[tuple[int, ...], Path] = {}
         for run in group.runs:
-            ways.setdefault(tuple(row.round for row in run.rows[: until - 1] if row.accuracy is not None), run.path)
+            ways.setdefault(tuple(row.round for row in run.rows[:before] if row.accuracy is not None), run.path)
         if len(ways) > 1:
             counts = Counter(itertools.chain(*ways))
             extra = sorted(round for round, count in counts.items() if count < len(ways))

@@ -142,6 +142,8 @@ def test_seeds_that_were_tested_in_other_rounds_are_told(tmp_path: Path) -> None
         f"not all seeds of one experiment were tested in round 3 ({grown}, {fresh}), so their means over rounds and "
         "their rounds to a target do not compare",
     )
+    begun = [write_run(tmp_path / "begun", [], seed=2, outcome=None), fresh]
+    assert not any("were tested in" in warning for warning in compare(begun).warnings)
     timed = {"stream": {"kind": "drift", "periods": 3, "period_seconds": 60.0}}
     clocked = [
         write_run(tmp_path / f"{seed}", accuracies, seed=seed, **timed)
