@@ -131,9 +131,10 @@ class Display(Observers):
         if ask != self._given_up:
             self._given_up = ask
             round = f"round {ask.partition('.')[0]}: " if ask else ""
-            who = f"device {device}" if among == 1 else f"device {device} and {counted(among - 1, 'other')}"
-            then = ("count" + "s" * (among == 1)) + (" as failed" if ask else " as lost")
-            self._print(f"{round}{who} {lacked} for {span(waited)} ({limit}) and {then}")
+            # Others may have been waited for in other ways. The events tell of each.
+            others = "" if among == 1 else f", as {counted(among - 1, 'other device')} that had to be given up"
+            then = "failed" if ask else "lost"
+            self._print(f"{round}device {device} {lacked} for {span(waited)} ({limit}) and counts as {then}{others}")
 
     def _print(self, line: str) -> None:
         # A line may quote what came over the network, and a terminal obeys control characters.

@@ -385,6 +385,21 @@ def test_the_reason_of_failed_devices_is_told_once(progress: Progress, clock: Cl
     assert written.getvalue() == "device 3 failed: ValueError: no, own.py:2\n"
 
 
+def test_devices_that_are_given_up_are_told_once_for_each_ask_and_the_wait_of_one_alone(
+    progress: Progress, clock: Clock
+) -> None:
+    display, written = plain(progress, clock)
+    first = {"lacked": "sent no result", "waited": 19.0, "limit": "fleet.give_up", "among": 2}
+    display.event("given_up", device=17, ask="3.0.0", **first)
+    display.event("given_up", device=18, ask="3.0.0", **{**first, "lacked": "did not answer its work"})
+    display.event("given_up", device=4, **{**first, "lacked": "did not announce its on-line times", "among": 1})
+    assert written.getvalue().splitlines() == [
+        "round 3: device 17 sent no result for 19 s (fleet.give_up) and counts as failed, as 1 other device that had to "
+        "be given up",
+        "device 4 did not announce its on-line times for 19 s (fleet.give_up) and counts as lost",
+    ]
+
+
 def test_machines_whose_messages_cannot_be_read_are_told_ever_more_rarely(progress: Progress, clock: Clock) -> None:
     display, out = plain(progress, clock)
     for count in (1, 2, 9, 10, 20, 100):
