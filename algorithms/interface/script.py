@@ -100,7 +100,7 @@ class Ask:
             )
         if each and "each" in shared:
             raise ConfigurationError(
-                f'{self.field("shared")} has a tree "each", and programs find the trees of \'each\' by this name; give '
+                f"{self.field('shared')} has a tree \"each\", and programs find the trees of 'each' by this name; give "
                 "the tree in 'shared' another one"
             )
 

@@ -103,9 +103,7 @@ class DirectNetwork:
         bounds: Bounds = BOUNDLESS,
     ) -> DirectRouter:
         hand_on, over = handing_on_from_peers(decoder, received, rejected, screen), self.open.discard
-        made = DirectRouter(
-            self.loop, address, decoder.limits, hand_on, bounds, self.linger_seconds, self.buffer, over
-        )
+        made = DirectRouter(self.loop, address, decoder.limits, hand_on, bounds, self.linger_seconds, self.buffer, over)
         self.open.add(made)
         return made
 

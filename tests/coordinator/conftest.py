@@ -95,9 +95,7 @@ class Mean:
 
     programs: Mapping[str, Any] = MappingProxyType({"train": Train()})
 
-    def __init__(
-        self, asks: int = 1, cohort: Any = "selected", job: ServerJob | None = None, devices: int = 6
-    ) -> None:
+    def __init__(self, asks: int = 1, cohort: Any = "selected", job: ServerJob | None = None, devices: int = 6) -> None:
         self.asks, self.cohort, self.job, self.devices = asks, cohort, job, devices
         self.carries: list[Tree] = []
 

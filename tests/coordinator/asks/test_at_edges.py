@@ -80,9 +80,7 @@ class Kept:
         self.machine = Awaiting()
         self.sent: list[tuple[bytes, Any]] = []
         self.sending: set[bytes] = set()
-        self.edges: Any = AtEdges(
-            GATHER, self.machine, Sums(), self.send, self.sending.__contains__, Observers()
-        )  # type: ignore[arg-type]
+        self.edges: Any = AtEdges(GATHER, self.machine, Sums(), self.send, self.sending.__contains__, Observers())  # type: ignore[arg-type]
         self.collect = self.edges.collect
 
     def send(self, peer: bytes, message: Any) -> None:
@@ -237,9 +235,7 @@ class Play:
         self.sums, self.done, self.told = Sums(), list[Any](), list[Any]()
         self.asked: list[tuple[bytes, Any]] = []
         observers = Observers([self])  # type: ignore[list-item]
-        self.edges = AtEdges(
-            GATHER, self.machine, self.sums, self.send, lambda station: False, observers
-        )  # type: ignore[arg-type]
+        self.edges = AtEdges(GATHER, self.machine, self.sums, self.send, lambda station: False, observers)  # type: ignore[arg-type]
 
     def send(self, peer: bytes, message: Any) -> None:
         self.asked.append((peer, message))

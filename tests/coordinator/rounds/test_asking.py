@@ -336,9 +336,7 @@ async def test_an_ask_that_no_device_could_read_ends_the_run_with_a_sentence(
         await play(plan)
 
 
-@pytest.mark.parametrize(
-    ("cohort", "asked", "accepted"), [("online", [0, 1, 3, 4], 3), ([4, 2, 1, 4], [1, 4], 1)]
-)
+@pytest.mark.parametrize(("cohort", "asked", "accepted"), [("online", [0, 1, 3, 4], 3), ([4, 2, 1, 4], [1, 4], 1)])
 async def test_other_cohorts_take_everyone_who_is_on_line_and_replies(
     make_plan: MakePlan, make_fleet: MakeFleet, cohort: Any, asked: list[int], accepted: int, play: Play, until: Until
 ) -> None:

@@ -394,8 +394,8 @@ def test_devices_that_are_given_up_are_told_once_for_each_ask_and_the_wait_of_on
     display.event("given_up", device=18, ask="3.0.0", **{**first, "lacked": "did not answer its work"})
     display.event("given_up", device=4, **{**first, "lacked": "did not announce its on-line times", "among": 1})
     assert written.getvalue().splitlines() == [
-        "round 3: device 17 sent no result for 19 s (fleet.give_up) and counts as failed, as 1 other device that had to "
-        "be given up",
+        "round 3: device 17 sent no result for 19 s (fleet.give_up) and counts as failed, as 1 other device that had "
+        "to be given up",
         "device 4 did not announce its on-line times for 19 s (fleet.give_up) and counts as lost",
     ]
 
