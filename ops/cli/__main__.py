@@ -9,7 +9,6 @@ import os
 from typing import NoReturn
 
 from fedemu.ops.running.codes import command_alone, end, keep_the_code, leave_on_signals
-from fedemu.protocol.host.kernel import keep_one_heap
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -19,6 +18,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """
     # Imports take half a second, in which Ctrl-C must not end in a traceback. A command changes that when it begins.
     leave_on_signals()
+    from fedemu.protocol.host.kernel import keep_one_heap
+
     atexit.register(keep_the_code)  # the first that is registered is the last that is called
     keep_one_heap()
     # numpy reads it when it is imported. In memory devices compute here, and have to get the same bits as in a trainer.
