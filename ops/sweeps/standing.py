@@ -102,7 +102,9 @@ def write_standing(folder: Path, standing: dict[str, list[Line]]) -> Path:
 EXPLANATION = (
     "Mean ± sample standard deviation over the seeds. Accuracy is that of the last model on the whole test set. "
     "Forgetting is the average forgetting of earlier periods, or the mean forgetting from round to round where there "
-    "are no periods. Bytes are the emulated ones of all devices in both directions; updates are their accepted replies."
+    "are no periods. Bytes are the emulated ones of all devices in both directions; updates are their accepted "
+    "replies. The best method of a stream stands first. A table of several streams has the methods in the order of the "
+    "first one."
 )
 
 
