@@ -159,7 +159,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
         ["run", "my runs/seed-1"],
         "is a folder; name my runs/seed-1/config.toml, or go on with --resume 'my runs/seed-1'",
     ),
-    (["run", "digits-small", "--out", "my runs/seed-1"], "continue its run (fedemu run --resume 'my runs/seed-1')"),
+    (["run", "digits-small", "--out", "my runs/seed-1"], "continue its run (--resume 'my runs/seed-1')"),
     (["run", "digits-small", "--seeds", "1", "--out", "my runs"], "or go on with its seeds by --resume 'my runs'"),
     (["run", "my new.toml"], "there is no file my new.toml; `fedemu init 'my new.toml'` writes one to start from"),
     (["report", "damaged"], "round is 'x', and must be a whole number"),
