@@ -150,3 +150,8 @@ def is_milestone(count: int) -> bool:
 def readable(text: str) -> str:
     """What a peer has written, for people: terminals would obey control characters. The lines stay."""
     return "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text)
+
+
+def one_line(text: str) -> str:
+    """What a peer has written, for people, as one line of their terminal or log."""
+    return readable(text).replace("\n", " ")

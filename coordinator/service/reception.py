@@ -30,7 +30,7 @@ from fedemu.protocol.host.futures import fail
 from fedemu.protocol.ids import DeviceId, Digest
 from fedemu.protocol.messages import Message
 from fedemu.protocol.sharing import edge_messages as edge
-from fedemu.protocol.wording import readable
+from fedemu.protocol.wording import one_line
 
 AboutAsk = wire.Scheduled | wire.Result | edge.Held | wire.Failed | wire.Declined
 
@@ -252,7 +252,7 @@ class Reception:
     def _enroll(self, peer: bytes, message: wire.Enroll, now: float) -> None:
         before = self.roster.leases.of_peer(peer)
         # Other machines and the coordinator's own people may get to read this name.
-        key, host = self._owner(peer), _one_line(message.host)
+        key, host = self._owner(peer), one_line(message.host)
         likeness = self.roster.likeness
         if sentence := likeness.refusal(message.compute, host):
             raise RefusedError("compute", sentence)
@@ -290,7 +290,7 @@ class Reception:
         self._send(peer, stationed, ())
         if anew:
             if (told := self._comings.comes(peer, "edges", now)) is not None:
-                self._observers.event("edge", host=_one_line(message.host), **told)
+                self._observers.event("edge", host=one_line(message.host), **told)
             if self.exchange is not None:
                 self.exchange.station_joined(peer)
 
@@ -355,7 +355,7 @@ class Reception:
         lease = self.roster.leases.of_peer(peer)
         # A machine knows after it got its places. Somebody else would only like to be read by people.
         if lease is not None and (count := self.screening.refuses(wire.UNABLE)):
-            self._observers.event("unable", host=lease.host, detail=_one_line(detail), count=count)
+            self._observers.event("unable", host=lease.host, detail=one_line(detail), count=count)
 
     def _leave(self, peer: bytes, event: str, now: float, awaited: bool = True, **fields: Any) -> None:
         """The peer has left. If it is not ``awaited``, others may have its places at once."""
@@ -396,8 +396,3 @@ class Reception:
         self.screening.refused(counted_as or reason)
         if self.refusals.allow(peer, reason, now):
             self._send(peer, wire.Refused(reason=reason, detail=detail[:2048]), ())
-
-
-def _one_line(text: str) -> str:
-    """What a peer has written, for people, as one line of their terminal or log."""
-    return readable(text).replace("\n", " ")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from fedemu.coordinator.record.run import Run
 from fedemu.ops.compare.entry import BY_PERIOD, ROUNDS_TO
 from fedemu.ops.experiment.tables.section import AUTO
+from fedemu.ops.results.doubts import last_test
 from fedemu.ops.results.words import Keys, Table, at, shown
 
 _TEST_DATA: Final[tuple[Keys, ...]] = tuple(
@@ -68,6 +72,34 @@ def incomparable(tables: Sequence[Table]) -> list[str]:
         if len(values) > 1:
             found.append(f"the runs differ in {what} ({', '.join(values)}), so {figures} do not compare")
     return found
+
+
+def untested(runs: Iterable[Run]) -> list[str]:
+    """A warning if runs ended early, and their last models were not tested, or not on all samples."""
+    ended = [run for run in runs if run.summary and run.outcome != "completed"]
+    told = ", ".join(f"{words} in {run.path}" for run in ended if (words := last_test(run.rows)))
+    return [f"the last models of some runs were not tested: their final accuracies are those {told}"] if told else []
+
+
+def tested_in_other_rounds(experiment: Table, seeds: Sequence[Run]) -> str:
+    """A warning if the runs of one experiment were tested in other rounds. Empty if they were not.
+
+    A run is tested in its last round. If it goes on with more rounds, that test stays. Periods by the clock, after each
+    of which there is a test, end in other rounds with each seed.
+    """
+    before = max(0, min(len(run.rows) for run in seeds) - 1)  # what came later, not all may have got to
+    ways: dict[tuple[int, ...], Path] = {}
+    for run in seeds:
+        ways.setdefault(tuple(row.round for row in run.rows[:before] if row.accuracy is not None), run.path)
+    if len(ways) == 1 or at(experiment, ("stream", "period_seconds")):
+        return ""
+    counts = Counter(itertools.chain(*ways))
+    some = sorted(round for round, count in counts.items() if count < len(ways))
+    rounds = f"round{'' if len(some) == 1 else 's'} {', '.join(map(str, some))}"
+    return (
+        f"not all seeds of one experiment were tested in {rounds} ({', '.join(map(str, ways.values()))}), so their "
+        "means over rounds and their rounds to a target do not compare"
+    )
 
 
 def _setting(path: Keys) -> tuple[str, Callable[[Table], str], str]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedemu.coordinator.record.json_lines import read_object
 from fedemu.coordinator.record.run import Run, read_run
-from fedemu.ops.compare.comparable import data_of, incomparable
+from fedemu.ops.compare.comparable import data_of, incomparable, tested_in_other_rounds, untested
 from fedemu.ops.compare.entry import cut_short
 from fedemu.ops.compare.replay_label import NAMED, replay_label
 from fedemu.ops.compare.settings import differing, most_common, short_name, usual
@@ -21,7 +19,6 @@ from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.sources import CONFIG_FILE
 from fedemu.ops.experiment.traces import TRACES_FILE
-from fedemu.ops.results.doubts import last_test
 from fedemu.ops.results.listing import counting_order, find
 from fedemu.ops.results.words import Keys, Table, at, shown, without_settings
 from fedemu.protocol.code.named import SHOWN, without_cells
@@ -107,7 +104,8 @@ def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
     ]
     warnings += incomparable([group.experiment for group in groups if group.experiment])
     warnings += _other_diagnosis(every)
-    warnings += [*_cut_short(groups), *_untested(groups), *_tested_in_other_rounds(groups)]
+    warnings += [*_cut_short(groups), *untested([run for group in groups for run in group.runs])]
+    warnings += [told for group in groups if (told := tested_in_other_rounds(group.experiment, group.runs))]
     return groups, [*warnings, *_other_code(groups), *_other_traces(every), *_other_data(every)]
 
 
@@ -219,39 +217,6 @@ def _cut_short(groups: Sequence[Group]) -> list[str]:
     told = ", ".join(f"{len(run.rows)} of {most} in {run.path}" for run, most in short)
     lasts = "so the figures of their last models do not compare"
     return [f"the runs differ in the rounds that they got through ({told}), {lasts}"] if told else []
-
-
-def _untested(groups: Sequence[Group]) -> list[str]:
-    """A warning if runs ended early, and their last models were not tested, or not on all samples."""
-    ended = [run for group in groups for run in group.runs if run.summary and run.outcome != "completed"]
-    told = ", ".join(f"{words} in {run.path}" for run in ended if (words := last_test(run.rows)))
-    return [f"the last models of some runs were not tested: their final accuracies are those {told}"] if told else []
-
-
-def _tested_in_other_rounds(groups: Sequence[Group]) -> list[str]:
-    """A warning for each experiment whose seeds were tested in other rounds.
-
-    A run is tested in its last round. If it goes on with more rounds, that test stays. Periods by the clock, after each
-    of which there is a test, end in other rounds with each seed.
-    """
-    found = []
-    for group in groups:
-        if at(group.experiment, ("stream", "period_seconds")):
-            continue
-        before = max(0, min(len(run.rows) for run in group.runs) - 1)  # what came later, not all may have got to
-        ways: dict[tuple[int, ...], Path] = {}
-        for run in group.runs:
-            ways.setdefault(tuple(row.round for row in run.rows[:before] if row.accuracy is not None), run.path)
-        if len(ways) > 1:
-            counts = Counter(itertools.chain(*ways))
-            extra = sorted(round for round, count in counts.items() if count < len(ways))
-            rounds = f"round{'' if len(extra) == 1 else 's'} {', '.join(map(str, extra))}"
-            places = ", ".join(map(str, ways.values()))
-            found.append(
-                f"not all seeds of one experiment were tested in {rounds} ({places}), so their means over rounds and "
-                "their rounds to a target do not compare"
-            )
-    return found
 
 
 def _other_code(groups: Sequence[Group]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from fedemu.coordinator.record.row import Row
-from fedemu.protocol.wording import readable
+from fedemu.protocol.wording import one_line
 
 Teller = Literal["devices", "method"]
 
@@ -32,7 +32,7 @@ class OwnMeasure(NamedTuple):
     @property
     def title(self) -> str:
         """``column`` as one line for a terminal: a device may have named its metric by control characters."""
-        return readable(self.column).replace("\n", " ")
+        return one_line(self.column)
 
 
 def own_measures(row: Row) -> dict[OwnMeasure, float]:

@@ -28,6 +28,11 @@ class Clocked:
         plan = EdgePlan(up=address, down="", folder=Path(), lost_seconds=20.0, told=self.told.append)
         self.upward = Upward(plan, self.trunk, lambda: self.now, lambda *_: None, lambda _: None, self.ended.append)
 
+    async def connect(self, settle: Callable[[], Any]) -> None:
+        """Connect, and let the answer come."""
+        self.upward.connect()
+        await settle()
+
     async def pass_to(self, end: int, settle: Callable[[], Any]) -> None:
         """Let the seconds pass, with a look in each."""
         while self.now < end:
@@ -40,8 +45,7 @@ async def test_an_edge_connects_anew_when_its_coordinator_fell_silent_and_ends_w
     network: Any, root: Any, settle: Any
 ) -> None:
     made = Clocked(network, "root")
-    made.upward.connect()
-    await settle()
+    await made.connect(settle)
     connections = len(network.routers["root"].dealers)
     await made.pass_to(BEGAN + 4, settle)
     assert made.told == ["an edge of run"]
@@ -66,8 +70,7 @@ async def test_what_comes_for_channels_shows_an_edge_that_its_coordinator_lives(
     network: Any, root: Any, settle: Any
 ) -> None:
     made = Clocked(network, "root")
-    made.upward.connect()
-    await settle()
+    await made.connect(settle)
     network.routers["root"].close()
     for _ in range(10):
         await made.pass_to(made.now + 3, settle)
