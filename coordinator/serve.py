@@ -179,10 +179,17 @@ class Coordinator:
             self._observers.event("resume", round=self._rounds.standing.round + 1)
 
     async def _gather(self) -> None:
-        """Wait for the whole fleet."""
+        """Wait for the whole fleet. A resumed run under the wall clock goes on with those devices that come.
+
+        The part before went on without devices that left, too.
+        """
         settings, roster = self._plan.settings, self._service.roster
-        if not await self._service.gather():
+        partly = settings.clock == "wall" and self._rounds.standing.round > 0
+        if not await self._service.gather(partly=partly):
             missing = roster.missing()
+            if partly and len(missing) < settings.devices:
+                self._observers.event("fleet_incomplete", missing=len(missing))
+                return
             holders = some_machines(roster.leases.hosts_of(missing))
             places = f" (places of the others were given to {holders})" if holders else ""
             raise UnreachableError(

@@ -289,10 +289,13 @@ class Asking:
             tally.count(contribution)
 
     async def _diagnose(self, exchange: Exchange, ask: Ask, diagnosis: RoundDiagnosis) -> None:
-        """Examine the accepted devices' models, one at a time, so that a signal does not have to wait for all."""
+        """Examine the accepted devices' models, one at a time, so that a signal does not have to wait for all.
+
+        A device without samples has trained nothing, so its model says nothing about training.
+        """
         program = self._plan.algorithm.programs[ask.program]
         if isinstance(program, Revealing):
-            contributions = exchange.contributions
+            contributions = [contribution for contribution in exchange.contributions if contribution.reply.examples]
             diagnosis.begin([contribution.reply.device for contribution in contributions])
             for contribution in contributions:
                 assert contribution.payload is not None, "edges keep nothing of a round that is diagnosed"

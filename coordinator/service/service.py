@@ -46,6 +46,7 @@ def most_unfinished(reply: int) -> int:
 
 
 _OUTCOMES = wire.Accepted | wire.Late | wire.Cancel
+_WITHOUT_THEM = "the run goes on without them"
 
 
 class Service:
@@ -120,14 +121,16 @@ class Service:
             self.send(peer, stop)
         await self.waits.until(lambda: not self.roster.peers, DRAIN_SECONDS)
 
-    async def gather(self) -> bool:
+    async def gather(self, *, partly: bool = False) -> bool:
         """Wait for the whole fleet, ``start_timeout`` at most. Returns whether it came.
 
-        Of a fleet that sleeps each machine has to wake a device.
+        Of a fleet that sleeps each machine has to wake a device. ``partly`` says that observers are to be told of a run
+        that goes on with those that came.
         """
         settings, roster = self._settings, self.roster
+        then = _WITHOUT_THEM if partly else "the run gives up"
         came = await self._announced(
-            roster.missing, roster.is_missing, settings.start_timeout, "the run gives up", START_SECONDS
+            roster.missing, roster.is_missing, settings.start_timeout, then, START_SECONDS
         )
         if came and settings.clock == "wall":
             await self._let_return()
@@ -140,7 +143,7 @@ class Service:
         """
         absent = self.roster.absent
         seconds = max(START_SECONDS, self._settings.heartbeat_seconds * self._settings.patience)
-        with self.waits.told(seconds, lambda: len(absent()), "the run goes on without them"):
+        with self.waits.told(seconds, lambda: len(absent()), _WITHOUT_THEM):
             await self.waits.until(lambda: not absent(), seconds)
 
     async def extend(self, until: float) -> bool:

@@ -29,7 +29,7 @@ def beside_best(entries: Sequence[Entry]) -> tuple[str, dict[str, list[str]]] | 
     by_task = any(at(entry.experiment, ("stream", "kind")) == "classes" for entry in entries)
     shown = {**_SHOWN, **_SHOWN_OF_TASKS} if by_task else _SHOWN
     tests = {title: paired_tests(entries, key) for title, key in shown.items()}
-    tests = {title: made for title, made in tests.items() if any(test.adjusted is not None for test in made)}
+    tests = {title: made for title, made in tests.items() if any(test.pairs > 1 for test in made)}
     if not tests:
         return None
     table = {"experiment": [entry.label for entry in entries]}
@@ -46,5 +46,5 @@ def _cell(test: Paired | None) -> str:
         return NEVER
     number = f"{100 * test.difference:+.1f}"
     if test.adjusted is None:
-        return number
+        return f"{number} in each seed" if test.pairs > 1 else number
     return f"{number}, p < {_LEAST_P:g}" if test.adjusted < _LEAST_P else f"{number}, p {test.adjusted:.3f}"

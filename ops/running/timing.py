@@ -83,7 +83,7 @@ class _PhaseObserver(Observers):
         self._rounds = rounds
 
     def event(self, name: str, **fields: Any) -> None:
-        if name == "fleet_complete":
+        if name in ("fleet_complete", "fleet_incomplete"):
             mark("coordinator", "devices attach")
 
     def round_finished(self, row: Row) -> None:

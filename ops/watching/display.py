@@ -108,6 +108,8 @@ class Display(Observers):
                 f"round {fields['round']}: the method has changed its state in place ({fields['what']}); a round that "
                 "is tried again would begin with the change, so make a new tensor or collection instead"
             )
+        if name == "fleet_incomplete":
+            self._print(f"{counted(fields['missing'], 'device')} did not come; the run goes on without them")
         if name == "own_states_lost":
             self._print(f"{counted(fields['devices'], 'device')} lost their own states and begin anew")
 

@@ -136,7 +136,7 @@ class Act:
     cause: str | None = None
     back: float | None = None
     reply: str = "good"
-    """One of good, nan, misshapen, failed, declined and silent."""
+    """One of good, idle (without samples), nan, misshapen, failed, own_state, declined and silent."""
 
 
 Script = Callable[[int, wire.Work], Mapping[str, Any]]
@@ -277,7 +277,7 @@ class FakeDevice:
         specs, frames = pack(arrays)
         result = wire.Result(
             ask=work.ask,
-            examples=1 + self.index % 3,
+            examples=0 if act.reply == "idle" else 1 + self.index % 3,
             steps=4,
             metrics={"loss": float(self.index)},
             seconds=None if self.fleet.seconds is None else self.fleet.seconds * (1 + self.index),

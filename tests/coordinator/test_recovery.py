@@ -60,6 +60,17 @@ class Reasons(Observers):
         self.counts[reason] += 1
 
 
+class Seen(Observers):
+    """An observer that keeps the fields of the newest event of each name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fields: dict[str, dict[str, Any]] = {}
+
+    def event(self, name: str, **fields: Any) -> None:
+        self.fields[name] = fields
+
+
 class Deserted(Observers):
     """An observer that notes what follows when no device is left."""
 
@@ -404,6 +415,41 @@ async def test_a_signal_stops_the_run_with_a_checkpoint_to_go_on_from(
     fleet.stopped.clear()
     summary, _ = await play(make_plan(**BIG))
     assert summary.model_digest == digest
+
+
+async def test_a_resumed_run_by_the_wall_clock_goes_on_with_the_devices_that_come(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
+) -> None:
+    by_the_wall = {**BIG, "clock": "wall", "start_timeout": 1.0}
+    fleet = make_fleet(12, wall=True)
+    first = asyncio.create_task(serve(make_plan(**by_the_wall)))
+    await until(lambda: any(ask.startswith("3.") for _, ask in fleet.trained))
+    first.cancel()
+    await asyncio.wait({first})
+    await fleet.close()
+    seen, network = Seen(), MemoryNetwork()
+    make_fleet(8, wall=True, network=network)
+    summary, left = await play(make_plan(network=network, observers=(seen,), **by_the_wall))
+    assert (summary.outcome, [row.round for row in left.rows]) == ("completed", list(range(1, 9)))
+    assert seen.fields["fleet_incomplete"] == {"missing": 4}
+    assert "fleet_complete" not in seen.fields
+
+
+async def test_a_run_by_the_wall_clock_does_not_begin_without_all_of_its_devices_nor_go_on_without_any(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
+) -> None:
+    by_the_wall = {**BIG, "clock": "wall", "start_timeout": 0.5}
+    fleet = make_fleet(11, wall=True)
+    with pytest.raises(UnreachableError, match="Only 11 of 12 devices came"):
+        await serve(make_plan(**by_the_wall))
+    more = make_fleet(1, wall=True)
+    running = asyncio.create_task(serve(make_plan(**by_the_wall)))
+    await until(lambda: any(ask.startswith("3.") for _, ask in fleet.trained))
+    running.cancel()
+    await asyncio.wait({running})
+    await asyncio.gather(fleet.close(), more.close())
+    with pytest.raises(UnreachableError, match="Only 0 of 12 devices came"):
+        await serve(make_plan(network=MemoryNetwork(), **by_the_wall))
 
 
 async def test_garbage_is_counted_answered_and_changes_nothing(

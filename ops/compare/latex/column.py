@@ -57,23 +57,24 @@ class Column:
         return f"{value * self.factor:z.{self.digits}f}"
 
     def cells(self, entries: Sequence[Entry], any_test: bool) -> list[str]:
-        """The cell of each entry. Means that are written alike are best together.
+        """The cell of each entry. Means that are written alike are best together. A value alone is not the best of any.
 
         ``any_test`` says whether the table has tests, which its caption then explains.
         """
         means = [None if figure.mean is None else self.number(figure.mean) for figure in self.figures]
+        best = means[self.best] if self.best is not None and len(entries) - means.count(None) > 1 else None
         tested = {test.label: test.adjusted for test in self.tests if test.adjusted is not None}
 
         def mark(entry: Entry) -> str:
             if entry.label in tested:
                 return r"^{\dagger}" if tested[entry.label] >= LEVEL else ""
-            return r"^{\ddagger}" if any_test and self.better else ""
+            return r"^{\ddagger}" if any_test and best is not None else ""
 
         def cell(figure: Statistic, mean: str | None, entry: Entry) -> str:
             if mean is None:
                 return "--"
             spread = rf" \pm {self.number(figure.deviation)}" if figure.deviation is not None else ""
-            if self.best is not None and mean == means[self.best]:
+            if mean == best:
                 return rf"$\mathbf{{{mean}}}{spread}{some(figure)}$"
             return f"${mean}{spread}{mark(entry)}{some(figure)}$"
 

@@ -346,6 +346,16 @@ async def test_a_line_is_about_the_accepted_devices_in_cohort_order(
     assert line["weight_divergence"] == pytest.approx([math.sqrt(3) * (i + 1) / 8 for i in (2, 3, 5)])
 
 
+async def test_a_device_that_had_nothing_to_train_on_is_not_measured(
+    diagnosed: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet(script=lambda i, work: {"after": 10.0 - i, "reply": "idle" if i == 4 else "good"})
+    _, left = await play(diagnosed(rounds=1, over_selection=2.0))
+    [line], [row] = left.diagnosis, left.rows
+    assert (row.accepted, line["devices"]) == (3, [3, 5])
+    assert len(line["locals"]["accuracy"]) == len(line["weight_divergence"]) == 2
+
+
 async def test_every_third_round_and_the_last_are_diagnosed(
     diagnosed: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:

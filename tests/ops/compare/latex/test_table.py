@@ -66,7 +66,7 @@ def rows(table: str) -> list[list[str]]:
 def test_a_mean_over_some_of_the_seeds_says_over_how_many_and_the_caption_explains_it() -> None:
     some, none = (0.91, None, 0.95, None), (None,) * 4
     table = latex(comparison(entry("some", some), entry("none", none)))
-    assert [line[2] for line in rows(table)[1:]] == [r"$\mathbf{93.0} \pm 2.8\ (2)$", "--"]
+    assert [line[2] for line in rows(table)[1:]] == [r"$93.0 \pm 2.8\ (2)$", "--"]
     told = "In parentheses: the number of seeds that have a value, where some have none."
     assert told in table
     assert told not in latex(comparison(entry("good", GOOD), entry("none", none)))
@@ -117,7 +117,7 @@ def test_what_was_not_tested_has_a_mark_of_its_own() -> None:
     assert "dagger" not in latex(comparison(entry("good", GOOD[:1]), entry("poor", POOR[:1]))), "there are no tests"
 
 
-def test_lower_is_better_for_forgetting_and_equal_means_are_both_bold() -> None:
+def test_lower_is_better_for_forgetting_equal_means_are_both_bold_and_a_value_alone_is_not() -> None:
     one = entry("one", (0.5,), forgetting=(0.25,), consistency=(0.9,))
     two = entry("two", (0.5,), forgetting=(0.125,))
     assert rows(latex(comparison(one, two))) == [
@@ -128,7 +128,7 @@ def test_lower_is_better_for_forgetting_and_equal_means_are_both_bold() -> None:
             r"Forgetting (\%) $\downarrow$",
             r"Consistency $\uparrow$",
         ],
-        ["one", "1", r"$\mathbf{50.0}$", "$25.0$", r"$\mathbf{0.900}$"],
+        ["one", "1", r"$\mathbf{50.0}$", "$25.0$", "$0.900$"],
         ["two", "1", r"$\mathbf{50.0}$", r"$\mathbf{12.5}$", "--"],
     ]
     assert r"\caption{One run each." in latex(comparison(one, two))
@@ -142,13 +142,13 @@ def test_columns_are_chosen_by_their_titles() -> None:
     assert rows(latex(comparison(one), ["best", "forgetting"]))[1] == [
         "one",
         "1",
-        r"$\mathbf{75.0}$",
-        r"$\mathbf{25.0}$",
+        "$75.0$",
+        "$25.0$",
     ]
     words = entry("words", (0.5,), last_accuracy=(0.25,), all_period_perplexity=(80.0,))
     assert [line[2:] for line in rows(latex(comparison(words), ["perplexity", "last 100"]))] == [
         [r"Perplexity $\downarrow$", r"Last 100 (\%) $\uparrow$"],
-        [r"$\mathbf{80.0}$", r"$\mathbf{25.0}$"],
+        ["$80.0$", "$25.0$"],
     ]
     with pytest.raises(ConfigurationError, match='no column "forgeting"; did you mean forgetting'):
         latex(comparison(one), ["forgeting"])
@@ -339,6 +339,9 @@ def test_the_terminals_table_sets_each_experiment_beside_the_best_of_each_figure
     assert told[1]["final accuracy"] == ["best", f"-10.5, p {p:.3f}" if p >= 0.001 else "-10.5, p < 0.001"]
     assert told[1]["forgetting"][1] == "best"
     assert beside_best([entry("good", GOOD[:1]), entry("poor", POOR[:1])]) is None, "one seed is no test"
+    told = beside_best([entry("one", GOOD), entry("same", GOOD)])
+    assert told is not None, "a tie is a result, too"
+    assert told[1]["final accuracy"] == ["best", "+0.0 in each seed"]
     others = [
         entry("far", (0.11, 0.13, 0.15, 0.1201)),
         entry("short", (0.61, None, None, None)),
