@@ -83,10 +83,7 @@ class Upward:
         """Beat, ask for the place again, connect anew, or give up, if it is time for that."""
         plan = self._plan
         if self.stationed is None and now >= self._began + plan.connect_seconds:
-            why = f": {self._barred}" if self._barred else "; start one there, or give the right address with --connect"
-            self._failed(
-                UnreachableError(f"No coordinator answered at {plan.up} within {plan.connect_seconds:g} s{why}.")
-            )
+            self._failed(self._never_stationed())
         elif self.stationed is not None and now >= self._heard + plan.lost_seconds:
             self._failed(
                 UnreachableError(
@@ -108,6 +105,15 @@ class Upward:
         elif self._trunk.open and now >= self._beat and self.stationed is not None:
             self._beat = now + min(AGAIN_SECONDS, self.stationed.heartbeat_seconds)
             self.say(wire.Heartbeat())
+
+    def _never_stationed(self) -> UnreachableError | RefusedError:
+        plan = self._plan
+        if self._barred:
+            return RefusedError(edge.NO_EDGE, f"No way in within {plan.connect_seconds:g} s: {self._barred}.")
+        return UnreachableError(
+            f"No coordinator answered at {plan.up} within {plan.connect_seconds:g} s; "
+            "start one there, or give the right address with --connect."
+        )
 
     def _ask(self, now: float) -> None:
         self._asked = now

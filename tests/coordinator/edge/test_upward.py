@@ -11,7 +11,7 @@ import pytest
 
 from fedemu.coordinator.edge.plan import EdgePlan
 from fedemu.coordinator.edge.upward import Upward
-from fedemu.protocol.errors import HandshakeFailed, UnreachableError
+from fedemu.protocol.errors import HandshakeFailed, RefusedError, UnreachableError
 from fedemu.protocol.sharing.trunk import Trunk
 
 BEGAN = 1000
@@ -95,6 +95,9 @@ async def test_an_edge_whose_key_was_refused_connects_anew_so_that_it_comes_in_o
     await made.pass_to(BEGAN + 9, settle)
     assert made.upward._dealer is second, "one new connection for each refusal"
     assert [told.split(";")[1] for told in made.told] == [" this edge goes on trying"] * 2
+    await made.pass_to(BEGAN + 60, settle)
+    with pytest.raises(RefusedError, match=r"^No way in within 60 s: its key is not approved\.$"):
+        raise made.ended[0]
     made.trunk.close()
 
 
