@@ -20,7 +20,7 @@ from fedemu.ops.notebook.compared import ComparedRuns
 from fedemu.ops.notebook.play import Ended, play
 from fedemu.ops.notebook.result import Result
 from fedemu.ops.notebook.seeds import SeedResults
-from fedemu.ops.notebook.settings import Source, load, named, overrides
+from fedemu.ops.notebook.settings import Source, in_arguments, load, named, overrides
 from fedemu.ops.notebook.shown import Shown, Silence, open_shown
 from fedemu.ops.running.codes import INTERRUPTED, USAGE
 from fedemu.ops.running.folder import (
@@ -129,6 +129,8 @@ def run(
             raise ConfigurationError("seed is for one run, and here are several seeds; leave out seed")
         return _begin(experiment, out, seeds, _written(settings, transport), progress)
     except FedemuError as error:
+        if error.__cause__ is None:
+            error.args = (in_arguments(str(error)),)
         raise error.with_traceback(None) from error.__cause__
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ Source = Experiment | Mapping[str, Any] | str | Path | None
 
 NAMED = frozenset({"model", "algorithm"})
 """The tables that are chosen by their name."""
+_OPTION = re.compile(r"(?<![\w-])--(out|resume|seeds)(?:(?<=resume) (?:'([^']+)'|([^\s,;)]+)))?")
+"""An option of ``fedemu run`` in a sentence, and the folder that follows ``--resume``."""
 
 
 def load(
@@ -106,3 +109,13 @@ def plain(value: Any, setting: str) -> Any:
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without settings of experiments. Variables that name folders stay."""
     return {name: value for name, value in environment.items() if not name.startswith(PREFIX) or name in NOT_SETTINGS}
+
+
+def in_arguments(sentence: str) -> str:
+    """A sentence that advises options of ``fedemu run``, with the arguments of ``fedemu.run`` instead."""
+
+    def argument(found: re.Match[str]) -> str:
+        name, quoted, path = found.groups()
+        return f"{name}={toml_value(quoted or path)}" if quoted or path else name
+
+    return _OPTION.sub(argument, sentence)

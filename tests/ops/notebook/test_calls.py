@@ -135,6 +135,19 @@ def test_wrong_settings_raise_an_error_and_make_no_folder(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("folder", ["taken", "taken before"])
+def test_advice_names_arguments_of_the_call_and_not_options_of_the_command(tmp_path: Path, folder: str) -> None:
+    claim(Experiment(), Path(folder))
+    with pytest.raises(ConfigurationError) as refused:
+        fedemu.run(TINY, out=folder)
+    assert str(refused.value) == (
+        f'{folder} exists and is not empty; choose another folder (out), or continue its run (resume="{folder}").'
+    )
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=r"file exists and is not a folder; choose another out\.$"):
+        fedemu.run(TINY, out="file")
+
+
 def test_an_experiment_in_hand_is_not_changed_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDEMU_LOCAL__LR", "0.7")
     assert settings.load(Experiment(), [])[0].local.lr == 0.1
