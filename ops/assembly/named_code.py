@@ -13,14 +13,13 @@ from shlex import quote
 from typing import Any
 
 from fedemu.ops.experiment import Experiment
+from fedemu.ops.results.code_of_run import CODE_FILE, EARLIER_FILE, earlier_code, known_code
 from fedemu.protocol.code.named import SHOWN, expect, is_name, is_open, is_restricted, place_of, require
 from fedemu.protocol.code.source import digest_of_source
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.paths import is_file
 from fedemu.protocol.ids import Digest
-
-CODE_FILE = "code.json"
-"""The file of a run directory with the digest of each place. It is there only if the experiment names any code."""
 
 
 def named_places(experiment: Experiment) -> dict[str, str]:
@@ -95,25 +94,32 @@ def _require_unchanged(digests: Mapping[str, Digest]) -> None:
 
 
 def record(directory: Path, found: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Write the digests into a run directory. ``say`` gets a line if they are not those of the last time."""
-    path = directory / CODE_FILE
-    known = _known(path)
-    for place in known:
-        if place in found and found[place] != known[place]:
-            say(
-                f"{place} was changed since this run was last started (digest {known[place][:SHOWN]}... then, "
-                f"{found[place][:SHOWN]}... now); the run goes on with what it is now"
-            )
-    if dict(known) != dict(found):
-        write_whole(path, json.dumps(dict(found), indent=1, sort_keys=True) + "\n")
+    """Write the digests into a run directory. ``say`` gets a line if they are not those of the last time.
+
+    If rounds have been played with other digests, these are kept in ``EARLIER_FILE``.
+    """
+    known = known_code(directory)
+    changed = {place: digest for place, digest in known.items() if found.get(place, digest) != digest}
+    for place, digest in changed.items():
+        say(
+            f"{place} was changed since this run was last started (digest {digest[:SHOWN]}... then, "
+            f"{found[place][:SHOWN]}... now); the run goes on with what it is now"
+        )
+    if changed and is_file(rows := directory / "metrics.jsonl") and rows.stat().st_size:
+        earlier = earlier_code(directory)
+        for place, digest in changed.items():
+            if earlier.setdefault(place, [])[-1:] != [digest]:  # a kill may have come between the two files
+                earlier[place].append(digest)
+        write_whole(directory / EARLIER_FILE, json.dumps(earlier, indent=1, sort_keys=True) + "\n")
+    if known != dict(found):
+        write_whole(directory / CODE_FILE, json.dumps(dict(found), indent=1, sort_keys=True) + "\n")
 
 
-def _known(path: Path) -> dict[str, str]:
-    """What a run directory holds. Nothing, if there is no such file or it is damaged."""
-    try:
-        return {str(place): str(digest) for place, digest in json.loads(path.read_bytes()).items()}
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return {}
+def changed_code(directory: Path, experiment: Experiment) -> list[str]:
+    """The modules and files that have another content now than when the run of a directory was last started."""
+    known = known_code(directory)
+    found = with_digests(experiment).code if known else {}
+    return [place for place, digest in known.items() if found.get(place, digest) != digest]
 
 
 def _texts(value: Any) -> Iterator[str]:

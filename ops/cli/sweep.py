@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ from fedemu.ops.running.seeds import parse_seeds
 from fedemu.ops.sweeps.grid import override_of, parse_grid
 from fedemu.ops.sweeps.plan import Part, Planned, chosen, is_sweep, load_sweep, planned, runs_of
 from fedemu.ops.sweeps.suite import open_suite, planned_suite, seconds_of, with_data
-from fedemu.ops.sweeps.sweep import loaded, prepare, run_sweep
+from fedemu.ops.sweeps.sweep import loaded, prepare, require_folder, run_sweep
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.wording import counted
@@ -173,11 +174,13 @@ def _search(part: Part, out: Path, search: list[str], trials: int, metric: str, 
     tried = [override_of((space.key, space.least)) for space in spaces]
     without_effect = WithoutEffect()
     # A mistake is told before the study begins.
-    loaded(runs_of(part.model_copy(update={"set": [*part.set, *tried]})), without_effect)
-    study = Study(out, spaces, figure, part.seeds[0])
+    experiments = loaded(runs_of(part.model_copy(update={"set": [*part.set, *tried]})), without_effect)
+    require_folder(out)
+    first, _ = next(iter(experiments.values()))
     if not any(space.choices for space in spaces):  # another choice may give an effect to what has none with the first
         without_effect.tell(say)
-    return run_search(out, part, study, trials, at_once, again)
+    begun = partial(Study, out, spaces, figure, part.seeds, first.table())
+    return run_search(out, part, begun, trials, at_once, again)
 
 
 def _again(command: str, source: str, options: Mapping[str, object]) -> str:

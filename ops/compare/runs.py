@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fedemu.coordinator.record.json_lines import read_object
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.ops.compare.comparable import data_of, incomparable, tested_in_other_rounds, untested
 from fedemu.ops.compare.entry import cut_short
@@ -19,6 +18,7 @@ from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.sources import CONFIG_FILE
 from fedemu.ops.experiment.traces import TRACES_FILE
+from fedemu.ops.results.code_of_run import earlier_code, known_code
 from fedemu.ops.results.listing import counting_order, find
 from fedemu.ops.results.words import Keys, Table, at, shown, without_settings
 from fedemu.protocol.code.named import SHOWN, without_cells
@@ -42,7 +42,7 @@ class Group:
     """The runs of one experiment, which differ in their seeds. ``experiment`` is empty without a ``config.toml``.
 
     ``place`` is the run directory if that was named for the comparison, or the folder that holds it. ``code`` are the
-    digests of the code that the experiment names, by module and file.
+    digests of the code that the experiment names, by module and file, each with those that it had in earlier rounds.
     """
 
     place: Path
@@ -191,14 +191,13 @@ def _read(directory: Path, place: Path) -> _Found:
     digest = digest_of_file(traces) if is_file(traces) else ""
     diagnose = table.get("diagnose") or {}
     diagnosed = diagnose if diagnose.get("every") else {}
-    return _Found(run, place, experiment, table.get("seed"), _code(directory / "code.json"), digest, diagnosed)
+    return _Found(run, place, experiment, table.get("seed"), _code(directory), digest, diagnosed)
 
 
-def _code(path: Path) -> dict[str, str]:
-    """The digests of a run's code. Empty if there is no such file, or if it is damaged: no figure depends on it."""
-    with contextlib.suppress(OSError, ConfigurationError):
-        return {name: str(digest) for name, digest in read_object(path.read_bytes(), path).items()}
-    return {}
+def _code(directory: Path) -> dict[str, str]:
+    """The digests of a run's code. One that was changed while the run went on is followed by those before it."""
+    earlier = earlier_code(directory)
+    return {place: " ".join([digest, *earlier.get(place, [])]) for place, digest in known_code(directory).items()}
 
 
 def _other_diagnosis(every: Sequence[_Found]) -> list[str]:
@@ -220,11 +219,19 @@ def _cut_short(groups: Sequence[Group]) -> list[str]:
 
 
 def _other_code(groups: Sequence[Group]) -> list[str]:
-    """A warning for each module and file whose source was not the same for all runs."""
-    codes = ((place, digest, group.runs[0].path) for group in groups for place, digest in group.code.items())
+    """A warning for each module and file whose source was not the same for all runs, or for all rounds of a run."""
+    codes = [(place, digest, group.runs[0].path) for group in groups for place, digest in group.code.items()]
     return [
-        f"the runs differ in the code of {place} ({_digests(paths)}), so those of one experiment are rows of their own"
-        for place, paths in _with_several(codes)
+        *(
+            f"the code of {place} was changed while {path} went on, so its figures are those of several methods"
+            for place, digest, path in codes
+            if " " in digest
+        ),
+        *(
+            f"the runs differ in the code of {place} ({_digests(paths)}), so those of one experiment are rows of their "
+            "own"
+            for place, paths in _with_several(codes)
+        ),
     ]
 
 
@@ -256,7 +263,9 @@ def _with_several(digests: Iterable[tuple[str, str, Path]]) -> list[tuple[str, d
 
 
 def _digests(places: Mapping[str, Path]) -> str:
-    return ", ".join(f"digest {digest[:SHOWN]}... in {path}" for digest, path in places.items())
+    """Where each digest is. One of code may be followed by those before it."""
+    told = ((f"{digest[:SHOWN]}...{' after others' if ' ' in digest else ''}", path) for digest, path in places.items())
+    return ", ".join(f"digest {short} in {path}" for short, path in told)
 
 
 def _label(group: Group, tables: Sequence[Table], differ: set[Keys]) -> str:

@@ -49,6 +49,11 @@ def claim(experiment: Experiment, out: Path | None) -> Path:
     return directory
 
 
+def holds_run(directory: Path) -> bool:
+    """Whether a run lies in a folder: its experiment, or a checkpoint from which ``reopen`` writes it back."""
+    return is_file(directory / CONFIG_FILE) or newest_record(directory / "checkpoint") is not None
+
+
 def clear_claim(directory: Path) -> None:
     """Remove the folder of a run if a killed process has made it, and it does not hold the experiment yet.
 

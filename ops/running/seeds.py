@@ -23,11 +23,13 @@ from fedemu.ops.experiment.sources import CONFIG_FILE, check_resume, load_experi
 from fedemu.ops.experiment.without_effect import WithoutEffect
 from fedemu.ops.results.results import Results
 from fedemu.ops.running.codes import INTERRUPTED, USAGE
+from fedemu.ops.running.exits import complain
 from fedemu.ops.running.folder import (
     RUNS,
     claim,
     clear_claim,
     give_back,
+    holds_run,
     keep_grown,
     next_free,
     reopen,
@@ -159,7 +161,8 @@ def resumed_group(folder: Path, overrides: Sequence[str], environment: Mapping[s
             )
         where = "in another folder with --out" if _is_taken(folder) else f"with --out {shlex.quote(str(folder))}"
         raise ConfigurationError(f"{folder} holds no group of seeds; start one {where}")
-    seed, directory = next(iter(claimed.items()))
+    # One whose experiment is gone gets it back when it is reopened.
+    seed, directory = min(claimed.items(), key=lambda member: not is_file(member[1] / CONFIG_FILE))
     return check_resume(read_frozen(directory), [*overrides, f"seed={seed}"], environment)
 
 
@@ -201,6 +204,8 @@ def _conclude(group: SeedGroup, print_summaries: bool) -> None:
     out = group.folder / "compare"
     claim_folder(out)
     page = write_comparison(comparison, out)
+    for warning in comparison.warnings:
+        complain(f"warning: {warning}")
     say(text(comparison, width_of(sys.stderr.isatty())))
     say(f"plots and numbers are in {page}")
     if print_summaries:
@@ -247,6 +252,6 @@ def _claimed(folder: Path) -> dict[int, Path]:
     found = {
         int(name[1]): child
         for child in (folder.iterdir() if is_folder(folder) else ())
-        if (name := re.fullmatch(r"seed-(\d+)", child.name)) and is_file(child / CONFIG_FILE)
+        if (name := re.fullmatch(r"seed-(\d+)", child.name)) and holds_run(child)
     }
     return dict(sorted(found.items()))

@@ -20,6 +20,8 @@ Choice = tuple[str, Any]
 _PART = r"""([A-Za-z0-9_:-]+|"[^"]+"|'[^']+')"""
 KEY = re.compile(rf"{_PART}(\.{_PART})*")
 """The key of a setting, as in ``local.lr`` or ``algorithm.terms."mine.py:held".width``."""
+OF_MACHINES = ("runtime", "track")
+"""The tables whose settings belong to a machine, and to no experiment."""
 _PAIRS = {"[": "]", "{": "}", '"': '"', "'": "'"}
 _LONGEST = 40
 """Letters of a value in the name of a folder."""
@@ -49,7 +51,7 @@ def require_varied(option: str, key: str, text: str, earlier: Container[str]) ->
     if key == "seed":
         seeds = text.removesuffix(":log").replace("..", "-")
         raise ConfigurationError(f"{option} {key}={text} varies the seed; write --seeds {seeds}")
-    if key.split(".")[0] in ("runtime", "track"):
+    if key.split(".")[0] in OF_MACHINES:
         raise ConfigurationError(f"{option} {key}={text} varies a setting of the machine, which changes no result")
     if key in earlier:
         raise ConfigurationError(f"{option} {key} is there twice; write all its values after one {option}")

@@ -19,11 +19,14 @@ def resolved(preset: str, method: str) -> tuple[str, tuple[str, ...], str]:
     """The experiment of a preset, or of a file, with a method, its overrides, and its name in folders.
 
     A method is a part of fedemu or several (``uniform-replay+wsm``), a TOML file with the settings that make it one
-    (``mine.toml``), or a class or function (``module:Name``). Raises ConfigurationError if there is no such file.
+    (``mine.toml``), which may begin with ``extends = "PART"``, or a class or function (``module:Name``). Raises
+    ConfigurationError if there is no such file.
     """
     if method.endswith(".toml"):
-        table = {key: value for key, value in read_toml(Path(method)).items() if key not in (*OF_FILES, "name")}
-        return preset, tuple(_overrides(table)), f"{folder_of(preset)}{JOINT}{label(method)}"
+        table = read_toml(Path(method))
+        base = f"{preset}{JOINT}{table['extends']}" if table.get("extends") else preset
+        settings = {key: value for key, value in table.items() if key not in (*OF_FILES, "name")}
+        return base, tuple(_overrides(settings)), f"{folder_of(preset)}{JOINT}{label(method)}"
     if _NAMED.fullmatch(method):
         return preset, (f"algorithm.name={toml_value(method)}",), f"{folder_of(preset)}{JOINT}{label(method)}"
     if not method:

@@ -21,13 +21,16 @@ from fedemu.ops.experiment.presets import FOLDER, names_in
 from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.tables.section import Count, NotNegative, Section
 from fedemu.ops.running.seeds import parse_seeds
-from fedemu.ops.sweeps.grid import Choice, name_of, override_of, points
+from fedemu.ops.sweeps.grid import OF_MACHINES, Choice, name_of, override_of, points
 from fedemu.ops.sweeps.methods import folder_of, resolved
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.paths import is_file
+from fedemu.protocol.ids import digest_of
 
 SWEEPS = FOLDER / "sweeps"
 MOST_RUNS = 100_000
+LONGEST_NAME = 200
+"""Bytes in the name of a folder. File systems take 255, and files beside it have longer names."""
 OWN_FILES = ("compare", "sweep.csv", "suite.csv", "suite.md")
 """What a sweep writes into its folder beside the runs."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -98,9 +101,13 @@ class Planned:
 
     @property
     def group(self) -> Path:
-        """The folder of all seeds of this run."""
+        """The folder of all seeds of this run. A name that no folder may have is cut, and ends with a digest."""
         named = self.name or folder_of(self.experiment)
-        return Path(self.part, ",".join([named, *([name_of(self.choices)] if self.choices else [])]))
+        name = ",".join([named, *([name_of(self.choices)] if self.choices else [])])
+        if len(encoded := name.encode()) > LONGEST_NAME:
+            mark = f"-{digest_of(encoded)[:8]}"
+            name = encoded[: LONGEST_NAME - len(mark)].decode(errors="ignore") + mark
+        return Path(self.part, name)
 
 
 def is_sweep(source: str) -> bool:
@@ -152,9 +159,23 @@ def load_sweep(source: str) -> Sweep:
             raise ConfigurationError(f"{path}: the part {part.name} has methods, and no presets that they follow")
         if not part.experiments and not part.presets:
             raise ConfigurationError(f"{path}: the part {part.name} names no experiments and no presets; name some")
-        lists = (part.set, part.grid, *part.tuned.values(), *(size.set for size in sizes))
-        if any(override.partition("=")[0].strip() == "seed" for settings in lists for override in settings):
+        settings = [part.set, *part.tuned.values(), *(size.set for size in sizes)]
+        fixed = {override.partition("=")[0].strip() for overrides in settings for override in overrides}
+        if "seed" in {*fixed, *part.grid}:
             raise ConfigurationError(f"{path}: the part {part.name} sets seed; write it as seeds = [...]")
+        if part.rounds or any(size.rounds for size in sizes):
+            fixed.add("rounds")
+        for key in part.grid:
+            if key.split(".")[0] in OF_MACHINES:
+                raise ConfigurationError(
+                    f"{path}: the grid of the part {part.name} varies {key}, a setting of the machine, which changes "
+                    "no result"
+                )
+            if key in fixed:
+                raise ConfigurationError(
+                    f"{path}: the grid of the part {part.name} varies {key}, which the part sets to one value, too; "
+                    "leave one of them out"
+                )
         if unknown := [name for name in part.tuned if name not in (*methods, *part.experiments)]:
             raise ConfigurationError(f"{path}: tuned names {unknown[0]}, which is no method of the part {part.name}")
     return sweep

@@ -24,7 +24,7 @@ from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import CONFIG_FILE, differences, read_frozen
 from fedemu.ops.figures import percent, span
 from fedemu.ops.running.codes import INTERRUPTED
-from fedemu.ops.running.folder import clear_claim
+from fedemu.ops.running.folder import clear_claim, holds_run
 from fedemu.ops.running.launch import child_command
 from fedemu.ops.running.words import is_over
 from fedemu.ops.sweeps.plan import Planned
@@ -92,8 +92,7 @@ class Progress:
 
 def command_of(directory: Path, planned: Planned, on_gpu: bool = False) -> list[str]:
     """The command of a run: of a new one, or of one that goes on in its directory."""
-    begun = is_file(directory / CONFIG_FILE)
-    source = ["--resume", str(directory)] if begun else [planned.experiment, "--out", str(directory)]
+    source = ["--resume", str(directory)] if holds_run(directory) else [planned.experiment, "--out", str(directory)]
     overrides = [*planned.overrides, f"seed={planned.seed}", APART if on_gpu else TRANSPORT, "runtime.report=false"]
     overrides = [PACKED, *overrides] if on_gpu else overrides
     settings = [word for override in overrides for word in ("--set", override)]

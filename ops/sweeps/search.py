@@ -7,6 +7,7 @@ interruption changes what is proposed. No trial is ended early.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sqlite3
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.ops.experiment.near import did_you_mean
+from fedemu.ops.experiment.sources import differences
 from fedemu.ops.extras import require
 from fedemu.ops.sweeps.grid import KEY, Choice, require_varied, values_of
 from fedemu.protocol.errors import ConfigurationError
@@ -28,6 +30,8 @@ BATCH = 4
 """Trials that are proposed before the results of any of them are known."""
 _FAILED = "failed"
 """The mark of a trial of which a run has failed."""
+_BEGUN_WITH = "fedemu"
+"""What a study was begun with."""
 LESS_IS_BETTER = re.compile(r"forgetting|loss|perplexity|objective|bytes|time")
 SHORT = {"accuracy": "final_accuracy"}
 _RANGE = re.compile(r"(?P<low>[^.:,]+(?:\.\d[^.:,]*)?)\.\.(?P<high>[^:,]+?)(?P<log>:log)?")
@@ -79,14 +83,18 @@ def figure_of(metric: str, known: Sequence[str]) -> str:
 class Study:
     """The trials of a search, each with its values and its result. Raises ConfigurationError without Optuna.
 
-    ``seed`` is that of the sampler. ``figure`` is what is best at its largest, or at its least.
+    ``seeds`` are those with which every trial is run; the first is that of the sampler, too. ``figure`` is what is best
+    at its largest, or at its least. ``experiment`` is the table of what is searched, with the first value of each
+    space. A study goes on only with what it was begun with, because its results are kept.
     """
 
-    def __init__(self, folder: Path, spaces: Sequence[Space], figure: str, seed: int) -> None:
+    def __init__(
+        self, folder: Path, spaces: Sequence[Space], figure: str, seeds: Sequence[int], experiment: Mapping[str, Any]
+    ) -> None:
         require("optuna", "search", "--search")
         import optuna
 
-        self._optuna, self._spaces, self._seed, self.figure = optuna, spaces, seed, figure
+        self._optuna, self._spaces, self._seed, self.figure = optuna, spaces, seeds[0], figure
         self.least = bool(LESS_IS_BETTER.search(figure))
         with usable(folder, "choose another folder with --out"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +106,7 @@ class Study:
                 direction="minimize" if self.least else "maximize",
                 load_if_exists=True,
             )
-            self._require_same()
+            self._require_same(seeds, experiment)
         except ConfigurationError:
             raise
         except Exception as error:
@@ -178,15 +186,24 @@ class Study:
             chosen.append((space.key, space.choices[value] if space.choices else value))
         return tuple(chosen)
 
-    def _require_same(self) -> None:
-        """Raise ConfigurationError if the study was begun with another space, another metric or another seed."""
-        said = {"spaces": [repr(space) for space in self._spaces], "figure": self.figure, "seed": self._seed}
-        before = self._study.user_attrs.get("fedemu")
-        if before is None:
-            self._study.set_user_attr("fedemu", said)
-        elif before != said:
-            key = next(key for key in said if before.get(key) != said[key])
-            raise ConfigurationError(f"the search in this folder was begun with other {key}; choose another --out")
+    def _require_same(self, seeds: Sequence[int], experiment: Mapping[str, Any]) -> None:
+        """Raise ConfigurationError if the study was begun with anything else. Older studies do not tell everything."""
+        said: dict[str, Any] = {
+            "spaces": [repr(space) for space in self._spaces],
+            "figure": self.figure,
+            "seed": self._seed,
+            "seeds": [*seeds],
+            "experiment": json.loads(json.dumps(experiment)),
+        }
+        before: dict[str, Any] = self._study.user_attrs.get(_BEGUN_WITH, {})
+        if other := next((key for key in said if key in before and before[key] != said[key]), None):
+            what = f"other {other}"
+            if other == "experiment":
+                path, old, new = differences(before[other], said[other])[0]
+                what = f"another experiment: there {path} is {old}, and here {new}"
+            raise ConfigurationError(f"the search in this folder was begun with {what}; choose another --out")
+        if before != said:
+            self._study.set_user_attr(_BEGUN_WITH, said)
 
 
 def _space(key: str, text: str) -> Space:

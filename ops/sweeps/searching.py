@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,9 @@ from fedemu.ops.sweeps.sweep import (
     finish,
     loaded,
     prepare,
+    require_fitting_options,
     require_own_ports,
+    tell_changed_code,
     unfinished,
 )
 from fedemu.ops.terminal import say
@@ -35,12 +38,16 @@ from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.wording import counted
 
 
-def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int | None, resume: str) -> int:
+def run_search(
+    folder: Path, part: Part, begun: Callable[[], Study], trials: int, at_once: int | None, resume: str
+) -> int:
     """Run trials until there are so many, then compare them all and tell the best. Returns the exit code.
 
-    ``part`` is the experiment with its seeds. A trial whose values do not go with the experiment has no result, nor has
-    one of which a run diverges. One of which a run fails ends the search, and the next call tries it again. If it fails
-    once more, it has no result, and the search goes on.
+    ``part`` is the experiment with its seeds. ``begun`` opens the study, once nobody else is at work in ``folder``.
+
+    A trial whose values do not go with the experiment has no result, nor has one of which a run diverges. One of which
+    a run fails ends the search, and the next call tries it again. If it fails once more, it has no result, and the
+    search goes on.
     """
     failed: list[Failed] = []
     unsettled: list[Planned] = []
@@ -48,6 +55,9 @@ def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int
     seeds = len(part.seeds)
     try:
         with held(folder):
+            study = begun()
+            before = [run for number, choices, _ in study.over() for run in _runs(part, number, choices)]
+            tell_changed_code(folder, _readable(before))
             while not failed and (batch := study.batch(trials)):
                 over = len(study.over())
                 of_trials, experiments = _possible(part, study, batch)
@@ -96,12 +106,23 @@ def _possible(
     for number, choices in batch:
         runs = _runs(part, number, choices)
         try:
-            experiments |= loaded(runs)
+            found = loaded(runs)
+            require_fitting_options(found)
+            experiments |= found
             of_trials[number] = runs
         except ConfigurationError as error:
             study.tell(number, [])
             say(f"trial {number + 1} has no result: {error}")
     return of_trials, experiments
+
+
+def _readable(runs: Sequence[Planned]) -> Loaded:
+    """The experiments of those runs that make one."""
+    found: dict[Path, tuple[Experiment, Runtime]] = {}
+    for run in runs:
+        with suppress(ConfigurationError):
+            found |= loaded([run])
+    return found
 
 
 def _runs(part: Part, number: int, choices: Sequence[Choice]) -> list[Planned]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedemu.coordinator.record.run import read_run
 from fedemu.device.host.processors import usable_gpus
+from fedemu.ops.assembly.named_code import changed_code
 from fedemu.ops.data.apart import decode_apart, find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, load_experiment
@@ -56,24 +57,43 @@ def loaded(
 def prepare(folder: Path, experiments: Loaded) -> None:
     """Check that data and trackers are there, and that no folder holds the run of another experiment.
 
-    Models, methods and local terms have to take the options that they get. The folder of the sweep itself may be no run
-    directory.
+    Models, methods and local terms have to take the options that they get. Runs whose own code has changed since are
+    told.
     """
-    if is_file(folder):
-        raise ConfigurationError(f"{folder} is a file; name a folder with --out")
-    if is_file(folder / CONFIG_FILE):
-        raise ConfigurationError(f"{folder} is a run directory, in which nobody looks for runs; choose another --out")
+    require_folder(folder)
     for place, (experiment, runtime) in experiments.items():
         check_trackers(runtime.track.to, runtime.track.out)
         find_data(experiment)
         require_same(folder / place, experiment)
-    _require_fitting_options(experiments)
+    require_fitting_options(experiments)
+    tell_changed_code(folder, experiments)
 
 
-def _require_fitting_options(experiments: Loaded) -> None:
+def require_folder(folder: Path) -> None:
+    """Raise ConfigurationError if runs cannot lie in a folder: it is a file, or a run directory itself."""
+    if is_file(folder):
+        raise ConfigurationError(f"{folder} is a file; name a folder with --out")
+    if is_file(folder / CONFIG_FILE):
+        raise ConfigurationError(f"{folder} is a run directory, in which nobody looks for runs; choose another --out")
+
+
+def tell_changed_code(folder: Path, experiments: Loaded) -> None:
+    """Tell a line for each module and file of a user's own that has another content than it had for runs here."""
+    changed: dict[str, list[Path]] = {}
+    for place, (experiment, _) in experiments.items():
+        for module in changed_code(folder / place, experiment):
+            changed.setdefault(module, []).append(folder / place)
+    for module, runs in changed.items():
+        complain(
+            f"warning: {module} is not what it was for {counted(len(runs), 'run')} in this folder (such as {runs[0]}): "
+            "what is done is kept, and what is not goes on with what it is now; to run one anew, remove its folder"
+        )
+
+
+def require_fitting_options(experiments: Loaded) -> None:
     """Raise ConfigurationError, with the group of the run, for an option that would end the run as it begins."""
     with leaving_at_once():  # this imports torch
-        from fedemu.ops.assembly.learning import require_fitting_options
+        from fedemu.ops.assembly import learning
 
     seen = set()
     for place, (experiment, _) in experiments.items():
@@ -81,7 +101,7 @@ def _require_fitting_options(experiments: Loaded) -> None:
         if key not in seen:
             seen.add(key)
             try:
-                require_fitting_options(experiment)
+                learning.require_fitting_options(experiment)
             except ConfigurationError as error:
                 raise ConfigurationError(f"{place.parent}: {error}") from None
 

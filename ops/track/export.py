@@ -8,6 +8,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -17,7 +18,7 @@ from fedemu.coordinator.record.run import read_run, read_summary
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.track.kinds import file_name, tracker
 from fedemu.ops.track.numbers import numbers_of, parameters_of
-from fedemu.ops.track.tracker import Ended, Memory, Tracked
+from fedemu.ops.track.tracker import Ended, Gone, Memory, Tracked
 from fedemu.protocol.code.own_code import account
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.files import refusal_by_disk, write_among_others
@@ -28,6 +29,8 @@ from fedemu.protocol.wording import an_object
 FOLDER: Final = "track"
 """The folder of a run directory for what trackers write, and for how far they have been told."""
 MODEL: Final = "model.safetensors"
+_AT_ONCE: Final = 100
+"""Rows that are told before it is kept that they were."""
 
 
 class Export:
@@ -59,13 +62,21 @@ class Export:
             raise
 
     def more(self) -> int:
-        """Tell the rows that are new. Returns their number."""
+        """Tell the rows that are new. Returns their number.
+
+        What was told is kept after every few rows, and if this is interrupted.
+        """
         rows = [row for row in self._log.more() if row.round > self._told]
-        for row in rows:
-            self._tracker.row(row, numbers_of(row))
-        if rows:
+        for first in range(0, len(rows), _AT_ONCE):
+            try:
+                for row in rows[first : first + _AT_ONCE]:
+                    self._tracker.row(row, numbers_of(row))
+                    self._told = row.round
+            except KeyboardInterrupt:
+                self._tracker.flush()
+                self._keep()
+                raise
             self._tracker.flush()
-            self._told = rows[-1].round
             self._keep()
         return len(rows)
 
@@ -108,7 +119,13 @@ class Export:
         )
         if "://" not in self.out:
             Path(self.out).parent.mkdir(parents=True, exist_ok=True)
-        self._memory = _checked(self._tracker.begin(self._tracked) or {}, self._name)
+        try:
+            memory = self._tracker.begin(self._tracked)
+        except Gone:
+            self._told, self._summary = 0, None
+            self._tracked = replace(self._tracked, told=0, memory={})
+            memory = self._tracker.begin(self._tracked)
+        self._memory = _checked(memory or {}, self._name)
         self._keep()
 
     def _read_states(self) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import numpy as np
 from PIL import Image
 
 from fedemu.coordinator.record.row import Row
-from fedemu.ops.track.tracker import Ended, Memory, Tracked
+from fedemu.ops.track.tracker import Ended, Gone, Memory, Tracked
+from fedemu.protocol.host.paths import is_folder
 
 
 class TensorBoard:
@@ -46,15 +47,15 @@ class TensorBoard:
         return {"folder": folder.name}
 
     def _open(self, run: Tracked, folder: Path) -> None:
-        # A part of a round that a killed process has written is purged by the readers of these files.
+        # What a killed process has written of rounds that were not told is purged by the readers of these files.
         # The names of its files have whole seconds, and a second writer would replace the file of the first.
         suffix = f".{time.time_ns() % 10**9:09d}"
         self._writer = self._files.EventsWriter(str(folder / "events"), suffix)
-        if run.told:
+        if run.told or run.memory:
             started = self._events.SessionLog(status=self._events.SessionLog.START)
             self._write(run.told + 1, file_version="brain.Event:2")
             self._write(run.told + 1, session_log=started)
-        else:
+        if not run.told:
             settings = "\n".join(f"| {name} | `{value}` |" for name, value in run.parameters.items())
             self._text("settings", f"| setting | value |\n|---|---|\n{settings}")
             self._text("experiment digest", run.digest)
@@ -90,9 +91,14 @@ class TensorBoard:
 
 
 def _folder(run: Tracked) -> Path:
-    """The folder that the run had before, or a new one that no other run has. Seeds of two groups may have one name."""
+    """The folder that the run had before, or a new one that no other run has. Seeds of two groups may have one name.
+
+    Raises Gone if the folder that the run had is not there any more.
+    """
     own, out = run.directory.resolve(), Path(run.out)
     if known := run.memory.get("folder", own.name if run.told else ""):
+        if not is_folder(out / str(known)):
+            raise Gone
         return out / str(known)
     longer = f"{own.parent.name}-{own.name}"
     for name in chain((own.name, longer), (f"{longer}-{number}" for number in count(2))):

@@ -42,6 +42,10 @@ class Ended:
     model: Path | None
 
 
+class Gone(Exception):
+    """Is raised by ``begin`` if somebody has removed what it wrote. ``begin`` then comes again, with nothing told."""
+
+
 class Tracker(Protocol):
     """Is told of one run, from a process of its own. Whatever it does, the run is not disturbed.
 

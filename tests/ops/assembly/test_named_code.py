@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from fedemu.device.machine.prepare import prepare_data
-from fedemu.ops.assembly.named_code import CODE_FILE, named_places, received, record, with_digests
+from fedemu.ops.assembly.named_code import changed_code, named_places, received, record, with_digests
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.data.own.given import find
 from fedemu.ops.data.source import locate
 from fedemu.ops.experiment import Experiment
+from fedemu.ops.results.code_of_run import CODE_FILE, earlier_code, known_code
 from fedemu.protocol.code import named
 from fedemu.protocol.errors import ConfigurationError, DataError
 
@@ -95,6 +96,25 @@ def test_a_run_directory_keeps_the_digests_and_a_change_is_told(tmp_path: Path) 
     record(tmp_path, with_digests(of()).code, said.append)
     told = "net.py was changed since this run was last started (digest {}... then, {}... now)"
     assert [line.partition(";")[0] for line in said] == [told.format(old, new), told.format(new, old)]
+
+
+def test_what_rounds_were_played_with_before_a_change_is_kept(tmp_path: Path) -> None:
+    first, second, third = (sha256(f"{NET}{end}".encode()).hexdigest() for end in ("", "\n", "\n\n"))
+    for text, rows, earlier in (
+        (NET, "", {}),
+        (f"{NET}\n", "", {}),  # no round was played before
+        (f"{NET}\n", "{}\n", {}),
+        (NET, "{}\n", {"net.py": [second]}),
+        (f"{NET}\n\n", "{}\n", {"net.py": [second, first]}),
+    ):
+        Path("net.py").write_text(text)
+        (tmp_path / "metrics.jsonl").write_text(rows)
+        record(tmp_path, with_digests(of()).code, lambda line: None)
+        assert earlier_code(tmp_path) == earlier
+        assert changed_code(tmp_path, of()) == []
+    assert known_code(tmp_path) == {"net.py": third}
+    Path("net.py").write_text(NET)
+    assert changed_code(tmp_path, of()) == ["net.py"]
 
 
 @pytest.mark.parametrize("kept", ["{", "[" * 100_000, "[1]", '{"other.py": "00"}'])

@@ -342,6 +342,21 @@ def test_runs_with_other_code_are_rows_of_their_own_and_a_warning_names_it(tmp_p
     )
 
 
+def test_a_run_whose_code_was_changed_while_it_went_on_is_a_row_of_its_own(tmp_path: Path) -> None:
+    model = {"name": "net.py:net"}
+    old, new = "a" * 64, "b" * 64
+    changed = with_code(write_run(tmp_path / "changed", [0.25], seed=0, model=model), new)
+    (changed / "earlier_code.json").write_text(json.dumps({"net.py": [old]}))
+    whole = with_code(write_run(tmp_path / "whole", [0.5], seed=1, model=model), new)
+    comparison = compare([changed, whole])
+    assert [[run.path for run in entry.runs] for entry in comparison.entries] == [[changed], [whole]]
+    assert comparison.warnings == (
+        f"the code of net.py was changed while {changed} went on, so its figures are those of several methods",
+        f"the runs differ in the code of net.py (digest {new[:12]}... after others in {changed}, "
+        f"digest {new[:12]}... in {whole}), so those of one experiment are rows of their own",
+    )
+
+
 def test_runs_with_other_traces_are_rows_of_their_own_and_a_warning_names_them(tmp_path: Path) -> None:
     old, new, same = (write_run(tmp_path / name, [0.5], seed=seed) for seed, name in enumerate(("old", "new", "same")))
     for directory, traces in ((old, "{}"), (new, "[]"), (same, "{}")):

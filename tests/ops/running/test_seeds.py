@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fedemu.coordinator.record.records import write_record
 from fedemu.ops.cli import commands
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import read_frozen
@@ -160,6 +161,31 @@ def test_a_group_may_grow_by_rounds_and_by_seeds(runs: FakeRuns) -> None:
     grown = read_frozen(Path("group/seed-5"))
     assert (grown.seed, grown.rounds, grown.local.lr) == (5, 4, 0.5)
     assert [read_frozen(Path(f"group/seed-{seed}")).rounds for seed in (0, 1)] == [3, 4]
+
+
+def test_what_does_not_compare_is_told_at_the_end_of_a_group(
+    runs: FakeRuns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("net.py").write_text("")
+    loss = ("--set", "algorithm.loss=net.py:loss")
+    assert call("digits-small", "--seeds", "0,1", "--out", "group", *loss) == 0
+    for seed in (0, 1):
+        Path(f"group/seed-{seed}/code.json").write_text(json.dumps({"net.py": str(seed) * 64}))
+    capsys.readouterr()
+    assert call("--resume", "group") == 0
+    assert "fedemu: warning: the runs differ in the code of net.py (digest 000000000000..." in capsys.readouterr().err
+
+
+def test_a_seed_whose_experiment_is_gone_still_belongs_to_its_group(runs: FakeRuns) -> None:
+    assert call("digits-small", "--seeds", "0,1", "--rounds", "2", "--out", "group") == 0
+    for seed in (0, 1):
+        directory = Path(f"group/seed-{seed}")
+        (directory / "checkpoint").mkdir()
+        write_record(directory / "checkpoint", 2, {"round": 2, "record": {}, "experiment": ""})
+    assert sorted(seeds_module._claimed(Path("group"))) == [0, 1]
+    Path("group/seed-0/config.toml").unlink()
+    assert sorted(seeds_module._claimed(Path("group"))) == [0, 1]
+    assert is_group(Path("group"))
 
 
 def test_a_seed_whose_claim_was_cut_off_by_a_kill_can_be_had_again(runs: FakeRuns) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.sweeps.methods import folder_of, label, resolved
 from fedemu.protocol.errors import ConfigurationError
 
@@ -60,6 +61,14 @@ def test_a_file_gives_its_settings_and_what_a_method_is_comes_before_its_options
         'algorithm.terms={ ewc = { kind = "ewc" } }',
         "local.lr=0.5",
     )
+
+
+def test_a_file_may_extend_a_part_of_fedemu(tmp_path: Path) -> None:
+    (tmp_path / "strong.toml").write_text('extends = "scaffold"\nlocal.lr = 0.2\n')
+    preset, overrides, name = resolved("digits", str(tmp_path / "strong.toml"))
+    assert (preset, overrides, name) == ("digits+scaffold", ("local.lr=0.2",), "digits+strong")
+    experiment, _ = load_experiment(preset, list(overrides), {})
+    assert (experiment.algorithm.name, experiment.local.lr) == ("scaffold", 0.2)
 
 
 def test_a_method_without_a_name_is_refused_and_so_is_a_file_that_is_not_there(tmp_path: Path) -> None:

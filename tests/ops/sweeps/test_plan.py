@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from fedemu.ops.cli.commands import app
 from fedemu.ops.experiment.presets import names_in
 from fedemu.ops.experiment.sources import load_experiment
-from fedemu.ops.sweeps.plan import SWEEPS, Part, is_sweep, load_sweep, planned, runs_of
+from fedemu.ops.sweeps.plan import SWEEPS, Part, Planned, is_sweep, load_sweep, planned, runs_of
 from fedemu.protocol.errors import ConfigurationError
 
 TWO = """
@@ -104,6 +104,19 @@ def test_a_pattern_chooses_among_the_folders(tmp_path: Path) -> None:
             "a sets seed; write it as seeds",
         ),
         ('[[parts]]\nname = "a"\nexperiments = ["digits"]\ngrid = { seed = [3, 4] }', "a sets seed; write it as seeds"),
+        (
+            '[[parts]]\nname = "a"\nexperiments = ["digits"]\ngrid = { "runtime.trainers" = [1, 2] }',
+            "the grid of the part a varies runtime.trainers, a setting of the machine",
+        ),
+        (
+            '[[parts]]\nname = "a"\nexperiments = ["digits"]\nrounds = 3\ngrid = { rounds = [1, 2] }',
+            "the grid of the part a varies rounds, which the part sets to one value, too",
+        ),
+        (
+            '[[parts]]\nname = "a"\nexperiments = ["digits"]\ntuned.digits = ["local.lr=1"]\n'
+            'grid = { "local.lr" = [1, 2] }',
+            r"the grid of the part a varies local\.lr, which",
+        ),
         ("parts = []", r"parts = \[\] must be a list that is not empty"),
         ("parts = 1 2", "is not valid TOML"),
         ('[[parts]]\nname = "a/b"\nexperiments = ["digits"]', r'parts\[0\].name = "a/b" must be made of letters'),
@@ -124,6 +137,16 @@ def test_a_run_that_is_named_twice_is_refused(tmp_path: Path) -> None:
     sweep = load_sweep(written(tmp_path, TWO.replace("[3, 4]", "[3, 3]")))
     with pytest.raises(ConfigurationError, match="two runs of the sweep would be written to one/digits/seed-3"):
         planned(sweep)
+
+
+def test_a_name_that_is_too_long_for_a_folder_is_cut_and_stays_that_of_one_run_alone() -> None:
+    keys = [f"algorithm.options.{'é' * 30}{number}" for number in range(6)]
+    long = [Planned("", "digits", 1, (), tuple((key, value) for key in keys)) for value in (1, 2)]
+    names = [run.group.name for run in long]
+    assert [len(name.encode()) <= 200 for name in names] == [True, True]
+    assert len({*names}) == 2
+    assert names[0].startswith("digits,algorithm.options.")
+    assert Planned("", "digits", 1, (), (("local.lr", 0.1),)).group.name == "digits,local.lr=0.1"
 
 
 def test_more_runs_than_a_sweep_can_have_are_refused() -> None:

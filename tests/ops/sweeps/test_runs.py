@@ -16,6 +16,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from fedemu.ops.assembly.named_code import record, with_digests
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import load_experiment, read_frozen, write_frozen
 from fedemu.ops.experiment.traces import with_traces
@@ -23,7 +24,7 @@ from fedemu.ops.stress.warm import WarmStart
 from fedemu.ops.sweeps import sweep as sweep_module
 from fedemu.ops.sweeps.plan import Planned, load_sweep, planned
 from fedemu.ops.sweeps.runs import Failed, Progress, command_of, has_nothing_left, play, require_same
-from fedemu.ops.sweeps.sweep import loaded, prepare, require_own_ports, run_sweep
+from fedemu.ops.sweeps.sweep import loaded, prepare, require_own_ports, run_sweep, tell_changed_code
 from fedemu.ops.sweeps.table import others_in_table, write_table
 from fedemu.protocol.errors import ConfigurationError
 
@@ -223,6 +224,25 @@ def test_a_folder_with_the_run_of_another_experiment_is_refused_unless_only_roun
     ):
         with pytest.raises(ConfigurationError, match=f"/run is the run of another experiment: {said}; choose another"):
             require_same(tmp_path / "run", other)
+
+
+def test_code_that_was_changed_since_runs_began_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("def loss(logits, batch, facts): ...\n")
+    runs = [Planned(part, "digits-small", 1, ("algorithm.loss=mine.py:loss",)) for part in ("one", "two", "three")]
+    experiments = loaded(runs)
+    for run in runs[:2]:
+        (tmp_path / run.folder).mkdir(parents=True)
+        record(tmp_path / run.folder, with_digests(experiments[run.folder][0]).code, print)
+    tell_changed_code(tmp_path, experiments)
+    assert capsys.readouterr().err == ""
+    Path("mine.py").write_text("def loss(logits, batch, facts): return 0.0\n")
+    tell_changed_code(tmp_path, experiments)
+    assert capsys.readouterr().err.startswith(
+        f"fedemu: warning: mine.py is not what it was for 2 runs in this folder (such as {tmp_path / runs[0].folder}): "
+    )
 
 
 def test_a_run_that_goes_on_gets_the_rounds_that_its_file_has_now(tmp_path: Path) -> None:

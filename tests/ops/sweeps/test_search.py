@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def result(choices: Any) -> float:
 
 def play(folder: Path, trials: int, stops: int | None = None) -> Study:
     """Run trials; with ``stops`` only so many results are told, as if the search was killed then."""
-    study = Study(folder, parse_space(SPACES), "final_accuracy", seed=3)
+    study = Study(folder, parse_space(SPACES), "final_accuracy", [3], {})
     while batch := study.batch(trials):
         assert len(batch) <= BATCH
         for number, choices in batch:
@@ -94,7 +95,7 @@ def test_a_trial_that_was_half_proposed_when_the_search_was_killed_gets_the_valu
 
 
 def test_a_trial_without_a_result_has_failed_and_comes_last(tmp_path: Path) -> None:
-    study = Study(tmp_path, parse_space(SPACES), "final_accuracy", seed=3)
+    study = Study(tmp_path, parse_space(SPACES), "final_accuracy", [3], {})
     first, second = study.batch(2)
     study.tell(first[0], [0.5, None])
     study.tell(second[0], [0.5, 0.7])
@@ -105,7 +106,7 @@ def test_a_trial_without_a_result_has_failed_and_comes_last(tmp_path: Path) -> N
 def test_optuna_looks_for_what_is_best(tmp_path: Path, figure: str) -> None:
     import optuna
 
-    study = Study(tmp_path, parse_space([*SPACES, "fleet.per_round=1..64:log"]), figure, seed=3)
+    study = Study(tmp_path, parse_space([*SPACES, "fleet.per_round=1..64:log"]), figure, [3], {})
     for (number, _), value in zip(study.batch(2), (0.5, 0.2), strict=True):
         study.tell(number, [value])
     kept = optuna.load_study(study_name="fedemu", storage=f"sqlite:///{tmp_path / STUDY}")
@@ -120,26 +121,37 @@ def test_optuna_looks_for_what_is_best(tmp_path: Path, figure: str) -> None:
 
 def test_of_what_is_better_if_it_is_lower_the_least_is_best(tmp_path: Path) -> None:
     assert {key for key in BETTER if LESS_IS_BETTER.search(key)} == {key for key in BETTER if BETTER[key] == "lower"}
-    study = Study(tmp_path, parse_space(SPACES), "kept_objective", seed=3)
+    study = Study(tmp_path, parse_space(SPACES), "kept_objective", [3], {})
     for (number, _), value in zip(study.batch(2), (0.5, 0.2), strict=True):
         study.tell(number, [value])
     assert [value for _, _, value in study.over()] == [0.2, 0.5]
 
 
 def test_the_search_of_a_folder_stays_the_same(tmp_path: Path) -> None:
-    Study(tmp_path, parse_space(SPACES), "final_accuracy", seed=3)
-    for key, spaces, figure, seed in (
-        ("spaces", SPACES[:1], "final_accuracy", 3),
-        ("figure", SPACES, "best_accuracy", 3),
-        ("seed", SPACES, "final_accuracy", 4),
+    experiment = {"rounds": 2, "local": {"lr": 0.1, "epochs": (1, 2)}}
+    begun = partial(Study, tmp_path)
+    begun(parse_space(SPACES), "final_accuracy", [3, 4], experiment)
+    begun(parse_space(SPACES), "final_accuracy", [3, 4], experiment)
+    for what, spaces, figure, seeds, table in (
+        ("other spaces", SPACES[:1], "final_accuracy", [3, 4], experiment),
+        ("other figure", SPACES, "best_accuracy", [3, 4], experiment),
+        ("other seed", SPACES, "final_accuracy", [4, 3], experiment),
+        ("other seeds", SPACES, "final_accuracy", [3, 4, 5], experiment),
+        (
+            r"another experiment: there local\.lr is 0\.1, and here 0\.2",
+            SPACES,
+            "final_accuracy",
+            [3, 4],
+            {**experiment, "local": {"lr": 0.2, "epochs": (1, 2)}},
+        ),
     ):
-        with pytest.raises(ConfigurationError, match=f"begun with other {key}; choose another --out"):
-            Study(tmp_path, parse_space(spaces), figure, seed)
+        with pytest.raises(ConfigurationError, match=f"begun with {what}; choose another --out"):
+            begun(parse_space(spaces), figure, seeds, table)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "study.sqlite3").write_text("no data base, but a text that is longer than its head" * 40)
     told = r"study\.sqlite3 can't be used: .*file is not a database; remove it, or choose another --out$"
     with pytest.raises(ConfigurationError, match=told):
-        Study(tmp_path / "other", parse_space(SPACES), "final_accuracy", seed=3)
+        Study(tmp_path / "other", parse_space(SPACES), "final_accuracy", [3], {})
 
 
 @pytest.mark.parametrize(

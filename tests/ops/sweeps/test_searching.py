@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,8 @@ def _place(run: Planned) -> str:
 
 
 def search(folder: Path, trials: int) -> tuple[int, Study]:
-    study = Study(folder, parse_space(["local.lr=0.1..1"]), "final_accuracy", seed=1)
-    return run_search(folder, PART, study, trials, 1, "again"), study
+    study = Study(folder, parse_space(["local.lr=0.1..1"]), "final_accuracy", [1], {})
+    return run_search(folder, PART, lambda: study, trials, 1, "again"), study
 
 
 def test_a_trial_with_a_run_that_failed_is_tried_again_before_others_are_proposed(
@@ -83,8 +84,8 @@ def test_the_command_that_runs_the_best_trial_alone_has_the_seeds_of_the_search(
     seeds: list[int], end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Fleet(monkeypatch)
-    study = Study(tmp_path, parse_space(["local.epochs=1,2"]), "final_accuracy", seed=1)
-    assert run_search(tmp_path, PART.model_copy(update={"seeds": seeds}), study, 1, 1, "again") == 0
+    study = Study(tmp_path, parse_space(["local.epochs=1,2"]), "final_accuracy", [1], {})
+    assert run_search(tmp_path, PART.model_copy(update={"seeds": seeds}), lambda: study, 1, 1, "again") == 0
     command = capsys.readouterr().err.splitlines()[-1]
     assert re.fullmatch(rf"fedemu run digits-small --set local\.epochs=[12]{end}", command)
 
@@ -94,8 +95,8 @@ def test_a_search_that_goes_on_finds_the_number_of_runs_at_a_time_again(
 ) -> None:
     fleet = Fleet(monkeypatch)
     for trials in (1, 2):
-        study = Study(tmp_path, parse_space(["local.lr=0.1..1"]), "final_accuracy", seed=1)
-        assert run_search(tmp_path, PART, study, trials, None, "again") == 0
+        begun = partial(Study, tmp_path, parse_space(["local.lr=0.1..1"]), "final_accuracy", [1], {})
+        assert run_search(tmp_path, PART, begun, trials, None, "again") == 0
         told = capsys.readouterr().err
         much = rf"search: {trials} trials? with 2 seeds, {trials - 1} of them over already, \d+ runs? at a time \("
         assert re.match(much, told)
@@ -136,9 +137,9 @@ def test_a_trial_whose_values_do_not_go_with_the_experiment_has_no_result_and_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet = Fleet(monkeypatch)
-    study = Study(tmp_path, parse_space(["fleet.per_round=1..60"]), "final_accuracy", seed=1)
+    study = Study(tmp_path, parse_space(["fleet.per_round=1..60"]), "final_accuracy", [1], {})
     trials = BATCH + 2
-    assert run_search(tmp_path, PART, study, trials, 1, "again") == 0
+    assert run_search(tmp_path, PART, lambda: study, trials, 1, "again") == 0
     results = {number: (choices[0][1], value) for number, choices, value in study.over()}
     wrong = {number for number, (per_round, _) in results.items() if per_round > 20}
     assert len(results) == trials
@@ -153,12 +154,30 @@ def test_a_trial_whose_values_do_not_go_with_the_experiment_has_no_result_and_th
     assert played == [f"{number + 1:03d}/seed-{seed}" for number in right for seed in (1, 2)]
 
 
+def test_values_that_a_method_refuses_end_their_trial_and_not_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = Fleet(monkeypatch)
+    part = PART.model_copy(update={"set": [*PART.set, "algorithm.name=fedprox"]})
+    study = Study(tmp_path, parse_space(["algorithm.options.mu=-1.0..1.0"]), "final_accuracy", [1], {})
+    assert run_search(tmp_path, part, lambda: study, BATCH, 1, "again") == 0
+    refused = {number for number, choices, _ in study.over() if choices[0][1] < 0}
+    assert 0 < len(refused) < BATCH
+    told = capsys.readouterr().err
+    for number in range(BATCH):
+        sentence = rf"^trial {number + 1} has no result: .* does not fit 'fedprox'"
+        assert bool(re.search(sentence, told, re.MULTILINE)) == (number in refused)
+    assert {place[:3] for places in fleet.played for place in places} == {
+        f"{number + 1:03d}" for number in range(BATCH) if number not in refused
+    }
+
+
 def test_a_search_ends_also_if_no_values_go_with_the_experiment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet = Fleet(monkeypatch)
-    study = Study(tmp_path, parse_space(["fleet.per_round=30..60"]), "final_accuracy", seed=1)
-    assert run_search(tmp_path, PART, study, BATCH + 1, 1, "again") == 0
+    study = Study(tmp_path, parse_space(["fleet.per_round=30..60"]), "final_accuracy", [1], {})
+    assert run_search(tmp_path, PART, lambda: study, BATCH + 1, 1, "again") == 0
     assert fleet.played == []
     assert "none of 5 trials has a result\n" in capsys.readouterr().err
 
@@ -205,8 +224,8 @@ def test_a_figure_that_no_run_has_is_named(
     fleet = Fleet(monkeypatch)
     fleet.value = None
     monkeypatch.setattr(searching, "_completed", lambda directory: directory)
-    study = Study(tmp_path, parse_space(["local.lr=0.1..1"]), "last_accuracy", seed=1)
-    assert run_search(tmp_path, PART, study, 1, 1, "again") == 0
+    study = Study(tmp_path, parse_space(["local.lr=0.1..1"]), "last_accuracy", [1], {})
+    assert run_search(tmp_path, PART, lambda: study, 1, 1, "again") == 0
     told = "none of 1 trial has a result: runs completed without a last_accuracy, which needs 100 rounds\n"
     assert told in capsys.readouterr().err
 
@@ -215,9 +234,9 @@ def test_trials_at_the_same_time_cannot_serve_their_metrics_on_one_port(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = Fleet(monkeypatch)
-    study = Study(tmp_path, parse_space(["local.lr=0.1..1"]), "final_accuracy", seed=1)
+    study = Study(tmp_path, parse_space(["local.lr=0.1..1"]), "final_accuracy", [1], {})
     part = PART.model_copy(update={"set": ["runtime.metrics_port=9464"]})
     with pytest.raises(ConfigurationError, match=r"^runtime\.metrics_port = 9464 serves the metrics of one run, and 2"):
-        run_search(tmp_path, part, study, 1, 2, "again")
-    assert run_search(tmp_path, part, study, 1, 1, "again") == 0
+        run_search(tmp_path, part, lambda: study, 1, 2, "again")
+    assert run_search(tmp_path, part, lambda: study, 1, 1, "again") == 0
     assert fleet.played == [["001/seed-1", "001/seed-2"]]

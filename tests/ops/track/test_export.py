@@ -66,6 +66,14 @@ class Broken(Mine):
         raise ValueError("no room")
 
 
+class Stopped(Mine):
+    def row(self, row, numbers):
+        if row.round == 2 and not self.file.with_name("stopped").exists():
+            self.file.with_name("stopped").touch()
+            raise KeyboardInterrupt
+        super().row(row, numbers)
+
+
 class Forgetful(Mine):
     def begin(self, run):
         return [1]
@@ -135,6 +143,25 @@ def test_an_interrupted_run_is_told_as_ended_and_again_when_it_has_gone_on(
         (3, None, None),
         (None, None, "completed"),
     ]
+
+
+def test_what_was_told_before_an_interrupt_or_a_failure_is_not_told_again(
+    run: Path, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        export(run, own.replace("Mine", "Stopped"))
+    out = export(run, own.replace("Mine", "Stopped"))
+    assert [line["round"] for line in told(out) if "round" in line] == [1, 2]
+    monkeypatch.setattr("fedemu.ops.track.export._AT_ONCE", 1)
+    exporting = Export(run, own)
+    later = exporting._tracker
+    first = MagicMock(side_effect=[None, ValueError("no room")])
+    monkeypatch.setattr(later, "row", first)
+    with pytest.raises(ValueError, match="no room"):
+        exporting.more()
+    exporting.close()
+    out = export(run, own)
+    assert [line["round"] for line in told(out) if "round" in line] == [2], "the first was told and kept"
 
 
 def test_each_place_is_told_by_itself_and_again_when_it_was_removed(run: Path, own: str, tmp_path: Path) -> None:
@@ -251,6 +278,9 @@ def test_tensorboard_reads_a_run_that_was_killed_and_went_on_without_doubles(
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     killed = Export(run, "tensorboard")
+    killed._tracker.row(Row(1, accuracy=0.1), {"accuracy": 0.1})  # killed before any round was noted
+    killed.close()
+    killed = Export(run, "tensorboard")
     killed.more()
     # It was killed after it had written a round, and before it had noted that.
     killed._tracker.row(Row(3, accuracy=0.3), {"accuracy": 0.3, "device_metrics/own loss": 1.5})
@@ -274,6 +304,11 @@ def test_tensorboard_reads_a_run_that_was_killed_and_went_on_without_doubles(
     assert {"settings/text_summary", "experiment digest/text_summary", "model digest/text_summary"} <= {
         *read.Tags()["tensors"]
     }
+    shutil.rmtree(Path(out) / "run-7")  # somebody tidies a folder of several runs
+    export(run, "tensorboard")
+    read = EventAccumulator(str(Path(out) / "run-7"))
+    read.Reload()
+    assert [event.step for event in read.Scalars("accuracy")] == [1, 2, 3, 4]
 
 
 @pytest.mark.timeout(600)
