@@ -179,7 +179,8 @@ def _search(part: Part, out: Path, search: list[str], trials: int, metric: str, 
     first, _ = next(iter(experiments.values()))
     if not any(space.choices for space in spaces):  # another choice may give an effect to what has none with the first
         without_effect.tell(say)
-    begun = partial(Study, out, spaces, figure, part.seeds, first.table())
+    searched = {key: value for key, value in first.table().items() if key != "name"}
+    begun = partial(Study, out, spaces, figure, part.seeds, searched)
     return run_search(out, part, begun, trials, at_once, again)
 
 

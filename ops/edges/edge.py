@@ -82,20 +82,21 @@ def run_edge(runtime: Runtime, opened: Callable[[str], None], below_keys: Server
             told=say,
         )
         above, below = ZmqNetwork(keys=above_keys, watched=True), ZmqNetwork(keys=below_keys)
-        try:
-            edge = Edge(plan, above, below)
-            stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            with served(runtime, lambda: edge.traffic), hearing_stop(stopped.set_result):
-                running = asyncio.ensure_future(edge.run())
-                if not await done_before(running, stopped):
-                    raise Interrupted(f"The edge was stopped by {stopped.result()}.")
-                outcome = running.result()
-            bytes_of = {name: readable_bytes(size) for name, size in edge.traffic.items()}
-            say(f"{bytes_of['down_received']} came from below, {bytes_of['up_sent']} went up")
-            return outcome
-        finally:
-            above.close()
-            below.close()
+        stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        with hearing_stop(stopped.set_result):  # also while what was sent last goes out, which may take a second
+            try:
+                edge = Edge(plan, above, below)
+                with served(runtime, lambda: edge.traffic):
+                    running = asyncio.ensure_future(edge.run())
+                    if not await done_before(running, stopped):
+                        raise Interrupted(f"The edge was stopped by {stopped.result()}.")
+                    outcome = running.result()
+                bytes_of = {name: readable_bytes(size) for name, size in edge.traffic.items()}
+                say(f"{bytes_of['down_received']} came from below, {bytes_of['up_sent']} went up")
+                return outcome
+            finally:
+                above.close()
+                below.close()
 
     with working_folder("fedemu-edge-") as folder:
         return asyncio.run(serve(folder))

@@ -10,7 +10,6 @@ import math
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -102,22 +101,6 @@ def leaving_at_once(first: Callable[[], object] = lambda: None) -> Iterator[None
             signal.signal(sign, _interrupt)
 
 
-@contextmanager
-def keeping_handlers() -> Iterator[None]:
-    """After this block the signals that stop a process have the handlers that they have now.
-
-    It is for a run within this process: asyncio leaves the default handlers, which end a process that has more to do,
-    or to undo, without a word. A thread that is not the main one changes no handlers.
-    """
-    former = {sign: signal.getsignal(sign) for sign in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for sign, handler in former.items():
-            if handler is not None and threading.current_thread() is threading.main_thread():
-                signal.signal(sign, handler)
-
-
 def keep_the_code() -> None:
     """Ignore such signals from now on: at its very end the interpreter lets them kill the process, without a code."""
     for sign in STOP_SIGNALS:
@@ -141,13 +124,24 @@ def abandon_threads() -> bool:
 
 
 def end(code: int) -> NoReturn:
-    """End the process with this exit code. Threads that were not abandoned come to their ends first."""
-    if not _abandoned:
-        sys.exit(code)
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # nobody reads it any more
-            stream.flush()
-    os._exit(code)
+    """End the process with this exit code. Threads that were not abandoned come to their ends first.
+
+    A signal that stops a process ends it at once from now on, with this code, too: what libraries do at the end of a
+    process makes a traceback of a KeyboardInterrupt.
+    """
+
+    def at_once(*_: object) -> NoReturn:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, RuntimeError):  # nobody reads it any more, or it is being written to just now
+                stream.flush()
+        os._exit(code)
+
+    if _abandoned:
+        at_once()
+    for sign in STOP_SIGNALS:
+        if signal.getsignal(sign) != signal.SIG_IGN:
+            signal.signal(sign, at_once)
+    sys.exit(code)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

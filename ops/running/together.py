@@ -17,7 +17,7 @@ from fedemu.device.host.processors import likely_trainers, require_processor
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.keys.choice import in_words, server_keys
 from fedemu.ops.keys.store import KeyFolder
-from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE, keeping_handlers, leaving_at_once
+from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE, leaving_at_once
 from fedemu.ops.running.exits import complain, exit_code_of
 from fedemu.ops.running.folder import give_back, require_alone
 from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command, launch, with_port
@@ -127,8 +127,7 @@ def _play(directory: Path, experiment: Experiment, runtime: Runtime, begins: str
             from fedemu.ops.running.coordinator import coordinate
 
         place = f"{begins}\n  everything in process {os.getpid()}\n  results      {directory}"
-        with keeping_handlers():
-            return exit_code_of(lambda: coordinate(directory, experiment, runtime, lambda address: say(place)))
+        return exit_code_of(lambda: coordinate(directory, experiment, runtime, lambda address: say(place)))
     with private_folder() as folder:
         return _launch_both(directory, experiment, runtime, begins, f"ipc://{folder}/coordinator")
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import resource
+import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 
 import pytest
 
 from fedemu.ops.edges.edge import LEAST_FILES, SPARE_FILES
-from fedemu.ops.running.codes import USAGE
+from fedemu.ops.running.codes import INTERRUPTED, USAGE
 
 
 def edge_with(open_files: int) -> subprocess.Popen[str]:
@@ -35,7 +37,7 @@ def test_an_edge_does_not_start_without_room_for_connections(open_files: int) ->
     assert process.returncode == USAGE
 
 
-def test_an_edge_says_that_its_limit_of_open_files_is_too_low_for_all_that_connect() -> None:
+def test_an_edge_says_that_its_limit_of_open_files_is_too_low_and_ends_with_its_code_if_it_is_stopped_twice() -> None:
     process, most = edge_with(LEAST_FILES), LEAST_FILES - SPARE_FILES
     assert process.stderr is not None
     with process, ExitStack() as connections:
@@ -47,5 +49,9 @@ def test_an_edge_says_that_its_limit_of_open_files_is_too_low_for_all_that_conne
             told = next(line for line in process.stderr if "WARNING" in line)
             said = f"a connection was closed: connections (1 so far); {most} fit the limit of open files, raise it"
             assert told.rstrip().endswith(f"{said} (ulimit -Hn)")
+            for sign in (signal.SIGTERM, signal.SIGHUP):
+                process.send_signal(sign)
+                time.sleep(0.2)  # for up to a second it tries to send its goodbye
+            assert process.wait(60) == INTERRUPTED
         finally:
             process.kill()

@@ -97,6 +97,22 @@ def test_a_process_does_not_wait_for_threads_that_were_abandoned() -> None:
     assert (ended.returncode, ended.stdout) == (4, "the last line\n")
 
 
+def test_a_signal_while_libraries_clean_up_at_the_end_changes_neither_the_code_nor_the_terminal() -> None:
+    code = (
+        "import atexit, os, signal, time\n"
+        "from fedemu.ops.running.codes import end, interrupt_on_signals, keep_the_code, leave_on_signals\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+        "leave_on_signals()\n"
+        "interrupt_on_signals()\n"
+        "atexit.register(keep_the_code)\n"
+        "atexit.register(lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(60)))\n"
+        "print('the last line')\n"
+        "end(3)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "the last line\n", "")
+
+
 @pytest.mark.parametrize(
     ("module", "words"),
     [

@@ -31,13 +31,22 @@ def as_in_a_new_process() -> Iterator[None]:
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_the_first_signal_that_is_to_stop_a_process_is_heard_and_no_other_after_it(sign: signal.Signals) -> None:
     told: list[str] = []
+    later: list[int] = []
+
+    def handler(number: int, frame: object) -> None:
+        later.append(number)
+
+    signal.signal(signal.SIGTERM, handler)
+    of_before = signal.getsignal(signal.SIGINT)
     with hearing_stop(told.append):
         for each in (sign, signal.SIGTERM, sign):
             os.kill(os.getpid(), each)
             for _ in range(3):
                 await asyncio.sleep(0)
-    assert told == [sign.name]
-    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)] == [signal.SIG_DFL] * 2
+    assert (told, later) == ([sign.name], [])
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGHUP)) == (of_before, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert later == [signal.SIGTERM], "the handlers are those of before"
 
 
 async def test_a_signal_that_is_ignored_stays_ignored() -> None:
