@@ -32,11 +32,14 @@ class Likeness:
     """The ways in which the machines of a run compute, in the order in which they came.
 
     ``portable`` says that the run has the same bits on all processors, and uses no GPU. ``mixed`` allows several ways.
+    Once anything may have been computed, the ways are ``settled``: a machine that leaves takes its way with it before,
+    and not after.
     """
 
     portable: bool = False
     mixed: bool = False
     ways: list[Way] = field(default_factory=list)
+    settled: bool = False
 
     @property
     def mixes(self) -> bool:
@@ -53,6 +56,13 @@ class Likeness:
             "and versions that are alike, or compute.portable = true in a new run if only processors differ, or allow "
             "it with --set runtime.mixed_compute=true where the coordinator is started."
         )
+
+    def forget_others(self, present: Iterable[Way]) -> None:
+        """Keep only the ways of those that are ``present``, in the order in which they came, unless it is settled."""
+        if not self.settled:
+            self.ways.clear()
+            for way in present:
+                self.note(way.compute, way.host)
 
     def note(self, compute: Compute | None, host: str) -> str:
         """Remember a machine that takes part. Returns in what it differs from the first, empty if in nothing."""
@@ -79,6 +89,7 @@ class Likeness:
         for entry in record:
             facts = {name: entry[name] for name in Compute.__struct_fields__ if name in entry}
             self.ways.append(Way(str(entry["host"]), msgspec.convert(facts, Compute)))
+            self.settled = True
 
 
 def _differences(one: Compute, other: Compute, portable: bool) -> list[str]:

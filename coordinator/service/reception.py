@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, assert_never
 
 from fedemu.coordinator.asks.exchange import Exchange
+from fedemu.coordinator.fleet.likeness import Way
 from fedemu.coordinator.fleet.online_times import OnlineTimes, horizon_of_ask
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
@@ -93,6 +94,8 @@ class Reception:
         self._key_of = key_of
         self._may_be_edge = may_be_edge
         self._comings = Comings()
+        self._ways: dict[str, Way] = {}
+        """How the machines compute that came before anything was computed, by the token of their lease."""
         self._vouched: dict[bytes, str] = {}
         """The keys of channels behind edges, as these say."""
 
@@ -254,6 +257,7 @@ class Reception:
         # Other machines and the coordinator's own people may get to read this name.
         key, host = self._owner(peer), one_line(message.host)
         likeness = self.roster.likeness
+        self._forget_ways()
         if sentence := likeness.refusal(message.compute, host):
             raise RefusedError("compute", sentence)
         known = self.roster.leases.of_token(message.lease)
@@ -268,11 +272,20 @@ class Reception:
                 self.perturbed = True
                 self._observers.event("own_states_lost", devices=lost)
             difference = likeness.note(message.compute, host)
+            if message.compute is not None and not likeness.settled:
+                self._ways[lease.token] = Way(host, message.compute)
             if (told := self._comings.comes(peer, lease.token, now)) is not None:
                 self._observers.event("enroll", host=lease.host, devices=len(lease), **told)
                 if difference:
                     self._observers.event("mixed_compute", host=host, detail=difference)
             self.changed.set()
+
+    def _forget_ways(self) -> None:
+        """Forget how machines compute that have left before anything was computed. They bind nobody."""
+        leases = self.roster.leases
+        here = {lease.token for peer in leases.peers if (lease := leases.of_peer(peer)) is not None}
+        self._ways = {token: way for token, way in self._ways.items() if token in here}
+        self.roster.likeness.forget_others(self._ways.values())
 
     def _station(self, peer: bytes, message: edge.Station, now: float) -> None:
         settings = self._settings

@@ -188,6 +188,7 @@ class Service:
             for peer in self.roster.leases.peers_of(exchange.machine.terms.cohort):
                 self.send(peer, offer)
         self.reception.exchange = exchange
+        self.roster.likeness.settled = True
         try:
             exchange.start(self.timeline.now())
             if self._bedtime is not None:

@@ -97,6 +97,32 @@ def a_service(folder: Path, clock: Callable[[], float] = lambda: START) -> Servi
     return Service(settings, Roster(settings), Shelf(BlobStore(folder)), timeline, Observers(), granted)
 
 
+async def test_a_machine_binds_others_to_its_way_of_computing_only_while_it_is_there_or_once_work_was_given_out(
+    tmp_path: Path,
+) -> None:
+    service = a_service(tmp_path)
+
+    def takes_part(name: bytes, torch: str) -> bool:
+        computes = Compute(fedemu="1", torch=torch, numpy="3", device="cpu", processor="P", instructions="I")
+        message = Enroll(count=1, lease=None, host=name.decode(), compute=computes)
+        service.reception.received(name, Envelope(message, []))
+        return service.roster.leases.of_peer(name) is not None
+
+    def leaves(name: bytes) -> None:
+        service.reception.received(name, Envelope(Bye(reason="stopped"), []))
+
+    assert takes_part(b"a", "old")
+    assert not takes_part(b"b", "new")
+    leaves(b"a")
+    assert takes_part(b"b", "new"), "nothing was computed by the machine that has left"
+    assert takes_part(b"c", "new")
+    leaves(b"b")
+    assert not takes_part(b"a", "old"), "another machine is there that computes like the one that has left"
+    leaves(b"c")
+    service.roster.likeness.settled = True
+    assert not takes_part(b"a", "old"), "results may depend on those that have left"
+
+
 async def test_who_is_away_after_a_dropout_is_not_counted_as_on_line(tmp_path: Path) -> None:
     service = a_service(tmp_path)
     service.roster.planned = PlannedTimes(3, None)

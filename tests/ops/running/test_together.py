@@ -14,6 +14,7 @@ from fedemu.ops.running.launch_rules import Launch
 from fedemu.ops.running.together import reachable, require_metrics_ports, run_together
 from fedemu.ops.running.words import at_address
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.stopping import hearing_stop
 
 
 @pytest.mark.parametrize(
@@ -80,11 +81,8 @@ def test_after_a_run_in_this_process_the_signals_that_stop_it_have_their_former_
     """What a command does with several runs is undone when it is stopped after the first one."""
 
     async def hear_signals() -> None:
-        loop = asyncio.get_running_loop()
-        for sign in STOP_SIGNALS:
-            loop.add_signal_handler(sign, lambda: None)
-        for sign in STOP_SIGNALS:
-            loop.remove_signal_handler(sign)
+        with hearing_stop(lambda name: None):
+            await asyncio.sleep(0)
 
     def coordinate(*given: object) -> int:
         asyncio.run(hear_signals())
