@@ -16,6 +16,7 @@ from fedemu.coordinator.record.json_lines import read_object
 from fedemu.coordinator.record.row import RowLog
 from fedemu.coordinator.record.run import read_run, read_summary
 from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment.sources import CONFIG_FILE
 from fedemu.ops.track.kinds import file_name, tracker
 from fedemu.ops.track.numbers import numbers_of, parameters_of
 from fedemu.ops.track.tracker import Ended, Gone, Memory, Tracked
@@ -103,6 +104,8 @@ class Export:
         known = states.get(self._place) or states.get(self.out, {})  # earlier versions kept whole paths only
         if "://" not in self.out and not exists(Path(self.out)):
             known = {}  # somebody has removed what was written
+        if self._place == self.out and _is_copy(self._directory, known.get("home", "")):
+            known = {}  # what was told there is told of the run that this one is a copy of
         self._told = int(known.get("told", 0))
         self._summary = known.get("summary")
         table = _settings(config)
@@ -139,6 +142,7 @@ class Export:
             "digest": self._tracked.digest,
             "memory": dict(self._memory),
             "summary": self._summary,
+            "home": str(self._directory.resolve()),
         }
         # Another command may have told another place meanwhile.
         states = self._read_states() | {self._place: own}
@@ -190,6 +194,11 @@ def _within(directory: Path, out: str) -> str:
     home = directory.resolve()
     inside = "://" not in out and Path(out).is_relative_to(home)
     return str(Path(out).relative_to(home)) if inside else out
+
+
+def _is_copy(directory: Path, home: str) -> bool:
+    """Whether a run was told of as that in the folder ``home``, which is still there as another run."""
+    return bool(home) and is_file(Path(home, CONFIG_FILE)) and not Path(home).samefile(directory)
 
 
 def _checked(memory: object, name: str) -> Memory:

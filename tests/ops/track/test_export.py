@@ -175,6 +175,22 @@ def test_each_place_is_told_by_itself_and_again_when_it_was_removed(run: Path, o
     assert sum("round" in line for line in told(first)) == 2
 
 
+def test_a_copy_of_a_run_is_another_run_at_a_place_outside_and_a_run_that_was_moved_is_the_same(
+    run: Path, own: str, tmp_path: Path, add_rows: Callable[..., None]
+) -> None:
+    out = str(tmp_path / "outside")
+    export(run, own, out)
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    add_rows(copy, 3, 3)
+    export(copy, own, out)
+    export(copy, own, out)
+    shutil.move(run, tmp_path / "moved")
+    export(tmp_path / "moved", own, out)
+    begins = [(line["name"], line["begin"]) for line in told(out) if "begin" in line]
+    assert begins == [("run-7", 0), ("copy", 0), ("copy", 3), ("moved", 2)]
+
+
 def test_several_trackers_with_one_place_each_have_a_folder_of_their_own_there(
     run: Path, own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
