@@ -19,7 +19,6 @@ from fedemu.ops.data.source import LABEL
 from fedemu.ops.extras import require_flwr
 from fedemu.protocol.errors import ConfigurationError, DataError
 
-_INDEX = "index"
 _NOT_ROWS = ("Partitioner", "VerticalEvenPartitioner", "VerticalSizePartitioner")
 
 
@@ -54,7 +53,11 @@ def flwr_shares(
     if unknown := [option for option in options if option not in takes]:
         raise ConfigurationError(f"{name} of flwr-datasets takes {', '.join(takes)}, but not {', '.join(unknown)}")
     given = {"num_partitions": devices, "partition_by": LABEL, "seed": seed} | dict(options)
-    table = {LABEL: labels, **columns, _INDEX: np.arange(len(labels))}
+    table = {**columns, LABEL: labels}
+    row = "row"
+    while row in table:  # a column may have this name, and the partitioner may go by it
+        row += "_"
+    table[row] = np.arange(len(labels))
     with warnings.catch_warnings():
         # The library warns whenever it repeats a draw. When it gives up, it raises an error as well.
         warnings.simplefilter("ignore")
@@ -64,9 +67,7 @@ def flwr_shares(
             count = drawn.num_partitions
             if count != devices:
                 raise ConfigurationError(f"{name} of flwr-datasets makes {count} devices of these data, not {devices}")
-            shares = [
-                np.sort(drawn.load_partition(device).with_format("numpy")[_INDEX][:]) for device in range(devices)
-            ]
+            shares = [np.sort(drawn.load_partition(device).with_format("numpy")[row][:]) for device in range(devices)]
         except ConfigurationError:
             raise
         except Exception as error:

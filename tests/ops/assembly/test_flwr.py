@@ -44,6 +44,15 @@ def test_natural_ids_are_the_same_devices():
     assert [share.tolist() for share in theirs] == [share.tolist() for share in by_id(WRITERS, 7)]
 
 
+@pytest.mark.parametrize("name", ["index", "row", "row_"])
+def test_a_column_may_have_any_name(name):
+    columns = {name: WRITERS, "row": WRITERS[::-1], "label": WRITERS}
+    theirs = flwr_shares(LABELS, columns | {name: WRITERS}, 7, "NaturalIdPartitioner", {"partition_by": name}, seed=3)
+    assert [share.tolist() for share in theirs] == [share.tolist() for share in by_id(WRITERS, 7)]
+    by_label = flwr_shares(LABELS, columns, 4, "NaturalIdPartitioner", {}, seed=3)
+    assert [share.tolist() for share in by_label] == [share.tolist() for share in by_id(LABELS, 4)]
+
+
 def test_grouped_ids_are_the_same_devices_where_flwr_may_make_bigger_groups():
     options = {"partition_by": "writer", "group_size": 3, "mode": "allow-bigger", "sort_unique_ids": True}
     theirs = flwr_shares(LABELS, {"writer": WRITERS}, 2, "GroupedNaturalIdPartitioner", options, seed=3)
