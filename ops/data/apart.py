@@ -78,9 +78,12 @@ def decode_apart(experiment: Experiment, say: Callable[[str], None]) -> None:
             process.kill()
             process.wait()
             raise
-    if process.returncode == SAID:
-        raise error_on(output.strip().rpartition("\n")[2])
-    if process.returncode != 0:
+    said = output.strip().rpartition("\n")[2]
+    if said and process.returncode == SAID:
+        raise error_on(said)
+    # Without a word the process was not done: the user's own code has ended it.
+    if not said or process.returncode != 0:
         raise DataError(
-            f"the process that decodes {experiment.data.dataset} {ending(process.returncode)}; see the lines above"
+            f"the process that decodes {experiment.data.dataset} {ending(process.returncode)} before it was done; "
+            "see the lines above"
         )

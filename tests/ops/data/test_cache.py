@@ -11,12 +11,13 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
+from fedemu.device.machine.prepare import SAID
 from fedemu.ops.data import corpora
 from fedemu.ops.data.apart import decode_apart
 from fedemu.ops.data.own.given import store
 from fedemu.ops.data.source import DataSource
 from fedemu.ops.experiment import Experiment
-from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError
 
 
 def experiment(**data):
@@ -149,3 +150,13 @@ def test_a_machine_that_starts_no_process_to_decode_in_says_so(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", MagicMock(side_effect=BlockingIOError(errno.EAGAIN, "")))
     with pytest.raises(ConfigurationError, match="no process can be started on this machine: the limit of processes"):
         decode_apart(experiment(), lambda line: None)
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("code", [0, 3, SAID])
+def test_code_that_ends_the_process_that_decodes_is_told(code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ends.py").write_text(f"import os\ndef make():\n    os._exit({code})\n")
+    said = rf"^the process that decodes ends\.py:make ended with code {code} before it was done; see the lines above$"
+    with pytest.raises(DataError, match=said):
+        decode_apart(experiment(dataset="ends.py:make"), lambda line: None)
