@@ -29,7 +29,7 @@ from fedemu.protocol.errors import DataError
 from fedemu.protocol.host.files import require_held, usable, wait_for_disk
 from fedemu.protocol.ids import Digest, digest_of
 
-FORMAT = 4
+FORMAT = 5
 """The version of the entries. Raise it if data are decoded or stored in another way. Older entries are not read."""
 LONGEST_WAIT = 3600.0
 """The longest time, in real seconds, that a process waits for another one to decode the same data."""

@@ -139,6 +139,16 @@ def cells_of(source: DataSource, split: datasets.Dataset, name: str) -> list[Any
     return cells
 
 
+def names_of(source: DataSource, name: str, classes: Sequence[str], cells: Sequence[Any]) -> list[str | None]:
+    """The names of the classes whose numbers are in ``cells``. None for an empty cell, and for -1, a secret label.
+
+    Raises DataError if a number is none of the ``classes``.
+    """
+    known = [None if cell is None or cell < 0 else cell for cell in cells]
+    _require_declared(source, name, classes, np.array([cell for cell in known if cell is not None], dtype=np.int64))
+    return [None if cell is None else classes[cell] for cell in known]
+
+
 def test_labels(source: DataSource, test: datasets.Dataset, name: str, known: Any, train: NDArray[Any]) -> NDArray[Any]:
     """The labels of the test split in the form of those of the training split, ``train``, with the feature ``known``.
 

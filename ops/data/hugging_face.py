@@ -31,6 +31,7 @@ from fedemu.ops.data.columns import (
     input_columns,
     label_column,
     left_out,
+    names_of,
     test_labels,
     values_of,
 )
@@ -80,26 +81,32 @@ def decode_table(source: DataSource, opened: datasets.DatasetDict, grey: bool) -
     return replace(decoded, left_out=left_out(source, train.features, label, inputs))
 
 
-def read_texts(source: DataSource, opened: datasets.DatasetDict) -> tuple[dict[str, list[Any]], list[str]]:
-    """Read an opened data set as columns of cells. Returns the columns, and the name of each row's split.
+def read_texts(
+    source: DataSource, opened: datasets.DatasetDict
+) -> tuple[dict[str, list[Any]], list[str], dict[str, dict[str, Sequence[str]]]]:
+    """Read an opened data set as columns of cells.
 
-    The rows of all splits follow each other. Only columns of numbers, texts and class labels are kept. A class is
-    given by its name, an empty cell is None. Raises DataError if the data set cannot be read.
+    Returns the columns, the name of each row's split, and for each split the classes that its columns declare, by the
+    name of the column. The rows of all splits follow each other. Only columns of numbers, texts and class labels are
+    kept. A class is given by its name, an empty cell is None. Raises DataError if the data set cannot be read.
     """
     columns: dict[str, list[Any]] = {}
+    declared: dict[str, dict[str, Sequence[str]]] = {}
     rows = 0
     opened = _with_splits(source, opened)
-    for split in opened.values():
+    for key, split in opened.items():
+        declared[str(key)] = {}
         for name, feature in split.features.items():
             if isinstance(feature, datasets.Value | datasets.ClassLabel):
                 cells = cells_of(source, split, name)
                 if isinstance(feature, datasets.ClassLabel):
-                    cells = [None if cell is None or cell < 0 else feature.int2str(cell) for cell in cells]
+                    declared[str(key)][name] = feature.names
+                    cells = names_of(source, name, feature.names, cells)
                 columns.setdefault(name, [None] * rows).extend(cells)
         rows += len(split)
         for cells in columns.values():
             cells.extend([None] * (rows - len(cells)))
-    return columns, [str(name) for name, split in opened.items() for _ in range(len(split))]
+    return columns, [str(key) for key, split in opened.items() for _ in range(len(split))], declared
 
 
 def open_tables(source: DataSource, place: Place, scratch: Path) -> datasets.DatasetDict:

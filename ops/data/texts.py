@@ -28,6 +28,8 @@ _ROWS = 4096
 
 Columns = Mapping[str, Sequence[Any]]
 """The cells of each column. None and an empty text are empty cells."""
+Declared = Mapping[str, Mapping[str, Sequence[str]]]
+"""The names of the classes that a column declares, by the name of the split and that of the column."""
 
 
 def decode_texts(source: DataSource, wanted: TextSource, place: Place, scratch: Path) -> Decoded:
@@ -41,8 +43,13 @@ def decode_texts(source: DataSource, wanted: TextSource, place: Place, scratch: 
     return decode_columns(source, wanted, *_read(source, place, scratch))
 
 
-def decode_columns(source: DataSource, wanted: TextSource, columns: Columns, splits: Sequence[str]) -> Decoded:
-    """Do the same with texts that are in columns already. ``splits`` names the split of each row."""
+def decode_columns(
+    source: DataSource, wanted: TextSource, columns: Columns, splits: Sequence[str], declared: Declared
+) -> Decoded:
+    """Do the same with texts that are in columns already. ``splits`` names the split of each row.
+
+    If the training splits declare classes for the column of the labels, these are the classes, in this order.
+    """
     text = _text_column(source, wanted, columns)
     label = _label_column(source, columns, text)
     if label is None and wanted.objective == "labels":
@@ -60,7 +67,8 @@ def decode_columns(source: DataSource, wanted: TextSource, columns: Columns, spl
         if chosen is not None and not len(found):
             raise DataError(f"the split {chosen} of {source.dataset!r} holds no texts")
     both = np.concatenate(rows)
-    y, classes = classes_of_cells(source, columns, label, both)
+    known = dict.fromkeys(one for split in names for one in declared.get(split, {}).get(label or "", ()))
+    y, classes = classes_of_cells(source, columns, label, both, tuple(known))
     kept = {name: values([columns[name][row] for row in both]) for name in source.columns}
     texts = np.array([str(columns[text][row]) for row in both], dtype=object)
 
@@ -73,10 +81,10 @@ def decode_columns(source: DataSource, wanted: TextSource, columns: Columns, spl
     return _tokenised(decoded, wanted)
 
 
-def _read(source: DataSource, place: Place, scratch: Path) -> tuple[Columns, list[str]]:
+def _read(source: DataSource, place: Place, scratch: Path) -> tuple[Columns, list[str], Declared]:
     if place.kind == "file" and not ends_in(place.where, TABLE_FILES):
         columns = read_file(Path(place.where))
-        return columns, columns.get(SPLIT) or ["train"] * len(next(iter(columns.values())))
+        return columns, columns.get(SPLIT) or ["train"] * len(next(iter(columns.values()))), {}
     # Only a process that reads a folder or the hub imports this: it needs datasets and pyarrow.
     from fedemu.ops.data.hugging_face import open_tables, read_texts
 
@@ -107,15 +115,27 @@ def _label_column(source: DataSource, columns: Columns, text: str) -> str | None
 
 
 def classes_of_cells(
-    source: DataSource, columns: Columns, label: str | None, rows: NDArray[np.int64]
+    source: DataSource, columns: Columns, label: str | None, rows: NDArray[np.int64], declared: tuple[str, ...] = ()
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """The labels of some rows, from 0, and the names of the classes: the sorted distinct values of the column."""
+    """The labels of some rows, from 0, and the names of the classes.
+
+    The names are those that are ``declared``, or else the sorted distinct values of the column. Raises DataError if a
+    label is empty, a fraction, or none of the declared names.
+    """
     if label is None:
         return np.zeros(len(rows), dtype=np.int64), (UNLABELLED,)
     cells = [columns[label][row] for row in rows]
     empty = [row for row, cell in zip(rows.tolist(), cells, strict=True) if _is_empty(cell)]
     if empty:
         raise DataError(f"the column {label!r} of {source.dataset!r} is empty in row {empty[0] + 1}")
+    if declared:
+        numbers = {one: number for number, one in enumerate(declared)}
+        if unknown := sorted({*map(str, cells)} - {*numbers}):
+            raise DataError(
+                f"the label column {label!r} of {source.dataset!r} holds {unknown[0]!r}, which is none of the "
+                f"{len(declared)} classes of the training split; give all splits the same classes"
+            )
+        return np.array([numbers[str(cell)] for cell in cells], dtype=np.int64), declared
     # Where a cell has several numbers, it is a word: as a number it would be the smallest of them.
     several = any(len(str(cell).split()) > 1 for cell in cells)
     found = np.array([str(cell).strip() for cell in cells]) if several else values(cells)

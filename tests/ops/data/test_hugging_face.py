@@ -19,6 +19,7 @@ from PIL import Image
 from fedemu.ops.data.corpora import load_corpus
 from fedemu.ops.data.hugging_face import _reachable, decode_table, open_tables, read_texts
 from fedemu.ops.data.source import DataSource, TextSource, entry_of, locate
+from fedemu.ops.data.texts import decode_columns
 from fedemu.protocol.errors import DataError
 
 RED, GREY, WHITE = (250, 10, 20), (90, 90, 90), (255, 255, 255)
@@ -284,8 +285,58 @@ def test_splits_to_train_on_whose_columns_have_other_types_are_told_why():
 
 
 def test_the_class_of_a_text_is_told_by_its_name_and_a_secret_one_is_empty():
-    columns, _ = read_texts(DataSource("t"), hugging_face.DatasetDict(train=labelled([1, -1, None, 0], MORE)))
+    columns, _, declared = read_texts(DataSource("t"), hugging_face.DatasetDict(train=labelled([1, -1, None, 0], MORE)))
     assert columns["label"] == ["cat", None, None, "dog"]
+    assert declared == {"train": {"label": ["dog", "cat"]}}
+
+
+def texts_of(train, test, **settings):
+    """The data set of texts that two tables of texts and labels make. Each is a pair of labels and their feature."""
+
+    def table(labels, feature):
+        features = hugging_face.Features({"text": hugging_face.Value("string"), "label": feature})
+        cells = {"text": ["ab"] * len(labels), "label": labels}
+        return hugging_face.Dataset.from_dict(cells, features=features)
+
+    source = DataSource("t", text=TextSource("labels", 8, 60, "characters"), **settings)
+    opened = hugging_face.DatasetDict(train=table(*train), test=table(*test))
+    return decode_columns(source, source.text, *read_texts(source, opened))
+
+
+@pytest.mark.parametrize(
+    "names", [["world", "sports", "business", "science"], ["1", "01", "1.0", "+1"], ["2.5", "1.5", "0.5", "9"]]
+)
+def test_texts_have_the_classes_that_the_data_set_declares(names):
+    backwards = hugging_face.ClassLabel(names=names[::-1])
+    for test in (([3, 2], backwards), (names[:2], hugging_face.Value("string"))):
+        decoded = texts_of(([0, 1, 2, 0], hugging_face.ClassLabel(names=names)), test)
+        assert decoded.class_names == tuple(names)
+        assert (decoded.train.y.tolist(), decoded.test.y.tolist()) == ([0, 1, 2, 0], [0, 1])
+
+
+def test_splits_of_texts_that_are_joined_have_the_classes_of_all():
+    joined = texts_of(([2, 0], CATS), ([0, 1], MORE), train_split="train+test", test_fraction=0.4)
+    assert joined.class_names == ("ant", "cat", "dog")
+    assert sorted([*joined.train.y, *joined.test.y]) == [0, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("test", "complaint"),
+    [
+        (([1], hugging_face.ClassLabel(names=["cat", "owl"])), "holds 'owl', which is none of the 3 classes of the tr"),
+        ((["dog "], hugging_face.Value("string")), "the label column 'label' of 't' holds 'dog ', which is none of"),
+    ],
+)
+def test_a_label_of_a_text_that_the_training_split_does_not_declare_is_told(test, complaint):
+    with pytest.raises(DataError, match=complaint):
+        texts_of(([2, 1, 0], CATS), test)
+
+
+def test_a_number_of_a_class_of_texts_that_is_too_large_is_told():
+    features = hugging_face.Features({"text": hugging_face.Value("string"), "label": MORE})
+    table = pa.table({"text": ["a", "b"], "label": pa.array([0, 2])}, schema=features.arrow_schema)
+    with pytest.raises(DataError, match="the label column 'label' of 't' holds 2, which is none of its 2 classes"):
+        read_texts(DataSource("t"), hugging_face.DatasetDict(train=hugging_face.Dataset(table)))
 
 
 def test_a_column_of_vectors_is_taken_as_it_is(tmp_path, open_folder, monkeypatch):
@@ -382,7 +433,7 @@ def test_rows_of_a_table_in_one_piece_name_their_splits(tmp_path, open_folder):
     with pytest.raises(DataError, match="the data set 'pets' has no split 'dev'; its splits are train, test, val"):
         open_folder(train_split="dev")
     table = hugging_face.Dataset.from_dict({"text": ["a", "b", "c"], "split": ["test", "train", "train"]})
-    columns, splits = read_texts(DataSource("t"), hugging_face.DatasetDict(train=table))
+    columns, splits, _ = read_texts(DataSource("t"), hugging_face.DatasetDict(train=table))
     assert sorted(zip(columns["text"], splits, strict=True)) == [("a", "test"), ("b", "train"), ("c", "train")]
     assert read_texts(DataSource("t"), hugging_face.DatasetDict(train=table.select([0])))[1] == ["train"]
 
