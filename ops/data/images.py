@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from fedemu.ops.data.cache import Coloured
+from fedemu.ops.data.own.pillow import channels_first, of_eight_bits
 from fedemu.ops.data.source import DataSource
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.host.hardware import cores
 
 _BLOCK = 128
 _CHUNK = 16
-_GREY = ("1", "L", "LA", "La")
-_COLOUR = ("P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
 _SHORTER_SIDE = 8 / 7
 """The shorter side of an image, as a multiple of the square that is cut out: 256 for 224 pixels, as for ImageNet."""
 
@@ -84,13 +83,12 @@ def _pixels(cell: Cell, grey: bool, side: int) -> NDArray[np.uint8]:
         image: Image.Image = opened
         if "exif" in image.info:
             image = ImageOps.exif_transpose(image)
-        if image.mode in _GREY:
-            pixels = np.asarray(_fitted(image.convert("L"), side))[None]
-            return pixels if grey else np.repeat(pixels, 3, axis=0)
-        if image.mode not in _COLOUR:
+        plain = of_eight_bits(image)
+        if plain is None:
             raise ValueError(f"pixels of mode {image.mode} don't fit eight bits; convert them")
-        colours = image if image.mode == "RGB" else image.convert("RGB")
-        channels = np.asarray(_fitted(colours, side)).transpose(2, 0, 1)
+        channels = channels_first(_fitted(plain, side))
+    if len(channels) == 1:
+        return channels if grey else np.repeat(channels, 3, axis=0)
     if not grey:
         return channels
     if not (np.array_equal(channels[0], channels[1]) and np.array_equal(channels[0], channels[2])):

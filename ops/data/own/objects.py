@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedemu.ops.data.own.pillow import channels_first, is_image, of_eight_bits
 from fedemu.protocol.code.own_code import account, own_frames
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.wording import an_object
@@ -49,14 +50,18 @@ def called(found: Any) -> Any:
 
 
 def array_of(value: Any) -> NDArray[Any]:
-    """A tensor, an image, a list or an array as an array. An image becomes ``[channels, height, width]``."""
+    """A tensor, an image, a list or an array as an array.
+
+    An image becomes ``[channels, height, width]``, a list of images ``[n, channels, height, width]``.
+    """
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         return np.asarray(value.float() if str(value.dtype) == "torch.bfloat16" else value)
-    array = np.asarray(value)
-    if hasattr(value, "getbands"):  # an image of Pillow
-        return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-    return array
+    if is_image(value):
+        return channels_first(of_eight_bits(value) or value)
+    if isinstance(value, list | tuple) and value and all(map(is_image, value)):
+        return np.stack([array_of(image) for image in value])
+    return np.asarray(value)
 
 
 def _splits(said: str, made: Any) -> tuple[Any, Any]:

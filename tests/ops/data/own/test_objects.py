@@ -84,6 +84,38 @@ def test_types_are_those_of_the_object() -> None:
     assert held_in("data", Items((coloured, 0)))["x"].shape == (1, 3, 2, 3)
 
 
+def solid(mode: str, colour: Any) -> Image.Image:
+    """An image of one colour. One with a palette is told its red, green and blue."""
+    return (
+        Image.new("RGB", (3, 2), colour).quantize(4).convert(mode) if "P" in mode else Image.new(mode, (3, 2), colour)
+    )
+
+
+@pytest.mark.parametrize(
+    ("image", "pixel"),
+    [
+        (solid("P", (200, 40, 0)), [200, 40, 0]),
+        (solid("PA", (200, 40, 0)), [200, 40, 0]),
+        (solid("RGBA", (200, 40, 0, 7)), [200, 40, 0]),
+        (solid("RGBX", (200, 40, 0, 7)), [200, 40, 0]),
+        (solid("RGBa", (200, 40, 0, 255)), [200, 40, 0]),
+        (solid("CMYK", (0, 255, 255, 0)), [255, 0, 0]),
+        (solid("HSV", (0, 255, 200)), [200, 0, 0]),
+        (solid("YCbCr", (9, 128, 128)), [9, 9, 9]),
+        (solid("LA", (9, 0)), [9]),
+        (solid("La", (9, 255)), [9]),
+        (solid("1", 1), [255]),
+        (solid("I;16", 300), [300]),
+    ],
+)
+def test_images_of_any_mode_are_grey_or_rgb_without_transparency(image: Image.Image, pixel: list[int]) -> None:
+    for made in (Items((image, 0), (image, 1)), ([image, image], [0, 1])):
+        x = held_in("data", made)["x"]
+        assert x.shape == (2, len(pixel), 2, 3)
+        assert x[1, :, 1, 2].tolist() == x[0, :, 0, 0].tolist() == pixel
+        assert x.dtype == (np.uint16 if image.mode == "I;16" else np.uint8)
+
+
 def test_a_function_and_a_class_are_called_and_other_objects_are_not() -> None:
     items = Items((X[0], 0))
     assert called(items) is items
@@ -132,6 +164,7 @@ def test_frames_and_tables_stay_tables() -> None:
         ({"x": X}, "data is a mapping without x and y, but with x"),
         ({"train": (X, Y), "valid": (X, Y)}, "data has the splits train, valid; leave out 'valid'"),
         (([[1], [1, 2]], [0, 1]), "data has parts of different shapes in x"),
+        (([solid("L", 1), solid("RGB", (1, 2, 3))], [0, 1]), "data has parts of different shapes in x"),
         ({"x": X, "y": [[0], [1, 0], [1]]}, "data has parts of different shapes in y"),
         ((torch.tensor(X).to_sparse(), Y), "data has no array in x: TypeError: can't convert Sparse"),
         (Items((torch.tensor(X[0]).to_sparse(), 0)), "data has no array in x of item 0: TypeError"),
