@@ -58,7 +58,7 @@ def _is_here(dataset: str, table: Mapping[str, Any], folder: Path | None, enviro
     if place.kind != "hub":
         return True
     experiment = Experiment.parse(table)
-    source = source_of(experiment.data, experiment.stream.columns)
+    source = source_of(experiment.data, experiment.stream)
     if is_file(entry_of(source, place, cache_folder(environment)) / "meta.json"):
         return True
     return is_folder(_hub_folder(environment) / f"datasets--{place.where.replace('/', '--')}")

@@ -35,7 +35,7 @@ def _place(experiment: Experiment) -> Place:
 
 def entry_here(experiment: Experiment) -> Path:
     """The folder of this machine's cache for the experiment's data. Raises DataError if their name leads nowhere."""
-    source = source_of(experiment.data, experiment.stream.columns)
+    source = source_of(experiment.data, experiment.stream)
     return entry_of(source, _place(experiment), cache_folder(os.environ))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +12,7 @@ from fedemu.algorithms.data.corpus import Corpus
 from fedemu.ops.data.cache import Coloured, locked, read, write
 from fedemu.ops.data.readers import reader_of
 from fedemu.ops.data.source import LABEL, DataSource, Place, TextSource, entry_of, locate
-from fedemu.ops.experiment import AUTO, Data, Experiment, Flwr, Natural, Texts
+from fedemu.ops.experiment import AUTO, Data, Experiment, Flwr, Natural, Periods, Stream, Texts
 from fedemu.ops.homes import cache_folder, data_folder
 from fedemu.protocol.errors import DataError, FedemuError
 from fedemu.protocol.host.files import is_of_disk, refusal_of
@@ -44,25 +43,31 @@ def open_corpus(experiment: Experiment) -> Corpus:
             raise DataError(f"the data that were sent to {sent} can't be read; run it again")
         return corpus
     return load_corpus(
-        source_of(experiment.data, experiment.stream.columns),
+        source_of(experiment.data, experiment.stream),
         cache=cache_folder(os.environ),
         data=data_folder(os.environ),
     )
 
 
-def source_of(data: Data, columns: Collection[str] = ()) -> DataSource:
-    """What is to be read for the table ``[data]``: its columns, those of its partition, and the ones in ``columns``."""
-    wanted = {data.id_column, *columns} - {AUTO}
+def source_of(data: Data, stream: Stream | None = None) -> DataSource:
+    """What is to be read for the table ``[data]``: its columns, those of its partition, and those of the stream.
+
+    A column that tells people apart is not read as an order, also if the stream goes by it.
+    """
+    people = {data.ids} if data.test_by == "id" or data.id_min_samples else set()
     match data.partition:
         case Natural(column=column):
-            wanted.add(column)
+            people.add(column)
         case Flwr(options={"partition_by": str(column)}) if column != LABEL:
-            wanted.add(column)
+            people.add(column)
+    streamed = () if stream is None else stream.columns
+    wanted = {name for name in (data.id_column, *people, *streamed) if name not in (AUTO, None)}
     return DataSource(
         dataset=data.dataset,
         image_column=_chosen(data.image_column),
         label_column=_chosen(data.label_column),
         columns=tuple(sorted(wanted)),
+        order=next((name for name in streamed if isinstance(stream, Periods) and name not in people), None),
         test_fraction=data.test_fraction,
         train_split=_chosen(data.train_split),
         test_by=data.ids if data.test_by == "id" else None,

@@ -53,17 +53,19 @@ class DataSource:
     """What is to be read of a data set. Two equal sources at the same place share one entry of the cache.
 
     ``image_column`` and ``label_column`` are found in the data if they are None. ``columns`` are further columns to
-    keep. ``train_split`` names the splits to train on, joined by ``+``; None means that they are found. A data set
-    without a test split gives ``test_fraction`` of each label to it, or of each value of the column ``test_by``.
-    Samples whose value of ``id_column`` has fewer than ``id_min_samples`` are left out. Both columns are among
-    ``columns``. With ``text`` the data are language. ``image_size`` is the width and height of all images in pixels
-    (0: unchanged). ``regroup`` names a division of ImageNet into other classes.
+    keep. ``order`` is one of them whose values order the samples, so they count as numbers; the values of the others
+    name something. ``train_split`` names the splits to train on, joined by ``+``; None means that they are found. A
+    data set without a test split gives ``test_fraction`` of each label to it, or of each value of the column
+    ``test_by``. Samples whose value of ``id_column`` has fewer than ``id_min_samples`` are left out. Both columns are
+    among ``columns``. With ``text`` the data are language. ``image_size`` is the width and height of all images in
+    pixels (0: unchanged). ``regroup`` names a division of ImageNet into other classes.
     """
 
     dataset: str
     image_column: str | None = None
     label_column: str | None = None
     columns: tuple[str, ...] = ()
+    order: str | None = None
     test_fraction: float = 0.2
     train_split: str | None = None
     test_by: str | None = None

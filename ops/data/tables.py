@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.ops.data.cache import Decoded
-from fedemu.ops.data.own.text_files import read_file, values
+from fedemu.ops.data.own.text_files import read_file
 from fedemu.ops.data.source import ROW_NUMBERS, SPLIT, DataSource, Place, require_column
 from fedemu.ops.data.split import Part, chosen_splits, divided
-from fedemu.ops.data.texts import classes_of_cells
+from fedemu.ops.data.texts import classes_of_cells, kept_column
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.wording import counted
 
@@ -57,7 +57,7 @@ def decode_numbers(source: DataSource, place: Place) -> Decoded:
     y = np.zeros(len(splits), dtype=np.int64)
     y[rows], classes = classes_of_cells(source, columns, label, rows)
     x = np.stack([_numbers(source, name, columns[name]) for name in inputs], axis=1)
-    kept = {name: values(columns[name]) for name in source.columns}
+    kept = {name: kept_column(source, name, columns[name]) for name in source.columns}
 
     def part(chosen: Sequence[str]) -> Part:
         held = np.flatnonzero(np.isin(splits, chosen))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedemu.algorithms.data.language import PAD, TextKind, masked, windows
 from fedemu.ops.data.cache import Decoded, Samples
-from fedemu.ops.data.own.text_files import read_file, values
+from fedemu.ops.data.own.text_files import identifiers, read_file, values
 from fedemu.ops.data.source import SPLIT, TABLE_FILES, DataSource, Place, TextSource, ends_in, require_column
 from fedemu.ops.data.split import Part, chosen_splits, divided
 from fedemu.ops.data.tokens import Tokenizer, require_tokenizer, train_tokenizer
@@ -69,7 +69,7 @@ def decode_columns(
     both = np.concatenate(rows)
     known = dict.fromkeys(one for split in names for one in declared.get(split, {}).get(label or "", ()))
     y, classes = classes_of_cells(source, columns, label, both, tuple(known))
-    kept = {name: values([columns[name][row] for row in both]) for name in source.columns}
+    kept = {name: kept_column(source, name, [columns[name][row] for row in both]) for name in source.columns}
     texts = np.array([str(columns[text][row]) for row in both], dtype=object)
 
     def part(chosen: slice) -> Part:
@@ -136,16 +136,22 @@ def classes_of_cells(
                 f"{len(declared)} classes of the training split; give all splits the same classes"
             )
         return np.array([numbers[str(cell)] for cell in cells], dtype=np.int64), declared
-    # Where a cell has several numbers, it is a word: as a number it would be the smallest of them.
+    found, numbers = identifiers(cells), values(cells)
+    # Where a cell has several numbers, it is a word.
     several = any(len(str(cell).split()) > 1 for cell in cells)
-    found = np.array([str(cell).strip() for cell in cells]) if several else values(cells)
-    if found.dtype.kind == "f":
+    fractions = not several and numbers.dtype.kind == "f" and not (numbers == np.floor(numbers)).all()
+    if fractions or found.dtype.kind == "f":
         raise DataError(
             f"the label column {label!r} of {source.dataset!r} holds fractions, not classes; name another by "
             "data.label_column, or make classes of the numbers, as pandas.cut does"
         )
     distinct, y = np.unique(found, return_inverse=True)
     return y.astype(np.int64), tuple(map(str, distinct.tolist()))
+
+
+def kept_column(source: DataSource, name: str, cells: Sequence[Any]) -> NDArray[Any]:
+    """The values ``[n]`` of a column that is kept: numbers if it orders the samples, and else what names something."""
+    return values(cells) if name == source.order else identifiers(cells)
 
 
 def _is_empty(cell: Any) -> bool:

@@ -12,6 +12,7 @@ from fedemu.coordinator.record.run import read_run
 from fedemu.device.host.processors import usable_gpus
 from fedemu.ops.assembly.named_code import changed_code
 from fedemu.ops.data.apart import decode_apart, find_data
+from fedemu.ops.data.corpora import source_of
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, load_experiment
 from fedemu.ops.experiment.without_effect import WithoutEffect
@@ -183,9 +184,9 @@ def decode_first(experiments: Iterable[Experiment]) -> None:
     """Decode every data set once, so that runs that begin together do not all do it. A mistake is left to the runs."""
     seen = set()
     for experiment in experiments:
-        key = (experiment.data.model_dump_json(), str(experiment.stream.columns))
-        if key not in seen:
-            seen.add(key)
+        source = source_of(experiment.data, experiment.stream)
+        if source not in seen:
+            seen.add(source)
             try:
                 decode_apart(experiment, say)
             except FedemuError:

@@ -22,6 +22,8 @@ EXACT = 2**53
 """From this size on float64 does not have all whole numbers."""
 _LINE_END = re.compile(r"\r\n?|\n")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_PLAIN = re.compile(r"[+-]?(0|[1-9]\d*)(\.\d*)?")
+"""A number as people write it, which is no code of digits such as ``007`` or ``1e3``."""
 
 
 def read_file(path: Path) -> dict[str, list[str]]:
@@ -59,8 +61,23 @@ def values(cells: Sequence[Any]) -> NDArray[Any]:
     known = array[~np.isnan(array)]
     whole = np.isfinite(known).all() and (known == np.floor(known)).all()
     if whole and np.abs(known).max() >= EXACT:
-        return _long_numbers(["" if cell is None else str(cell) for cell in cells], array)
+        return _long_numbers(["" if cell is None else str(cell).strip() for cell in cells], array)
     return array.astype(np.int64) if whole and len(known) == len(array) else array
+
+
+def identifiers(cells: Sequence[Any]) -> NDArray[Any]:
+    """Make an array ``[n]`` of cells that name something, such as classes or people. Different cells stay different.
+
+    They become numbers as by ``values`` if all are written plainly, such as ``7``, ``-1`` and ``2.0``, and no two texts
+    are the same number. Other columns hold texts, so that codes such as ``007``, ``1e3`` and ``18 24`` stay whole.
+    """
+    found = values(cells)
+    texts = {cell.strip() for cell in cells if isinstance(cell, str)} - {""}
+    if found.dtype.kind == "U" or not texts:
+        return found
+    if all(map(_PLAIN.fullmatch, texts)) and len(np.unique(found[~np.isnan(found)])) == len(texts):
+        return found
+    return np.array(["" if cell is None else str(cell).strip() for cell in cells])
 
 
 def _long_numbers(cells: Sequence[str], array: NDArray[np.float64]) -> NDArray[Any]:

@@ -230,13 +230,15 @@ def test_samples_that_have_times_of_their_own_arrive_by_them() -> None:
 def test_the_columns_that_a_stream_reads_are_kept_with_the_data() -> None:
     for stream, columns in (
         ({"kind": "periods", "order": "time"}, ("time", "writer")),
+        ({"kind": "periods", "order": "writer"}, ("writer",)),
         ({"kind": "periods", "order": "label"}, ("writer",)),
         ({"kind": "drift", "column": "domain"}, ("domain", "writer")),
         ({"kind": "window", "column": "label"}, ("writer",)),
         ({"kind": "classes"}, ("writer",)),
     ):
         wanted = experiment(data={"partition": {"kind": "natural", "column": "writer"}}, **stream)
-        assert source_of(wanted.data, wanted.stream.columns).columns == columns
+        source = source_of(wanted.data, wanted.stream)
+        assert (source.columns, source.order) == (columns, "time" if "time" in columns else None)
 
 
 @pytest.mark.parametrize(

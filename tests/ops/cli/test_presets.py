@@ -57,7 +57,7 @@ def test_the_list_tells_which_data_are_here_and_where_it_looked(
     assert shown.index("\nchurn ") < shown.index("Not here: ") < shown.index("\nmnist-cnn ") < shown.index("\nphones ")
     (tmp_path / "data" / "mnist").mkdir(parents=True)
     experiment = Experiment.parse(preset("cifar10-cnn"))
-    source = source_of(experiment.data, experiment.stream.columns)
+    source = source_of(experiment.data, experiment.stream)
     of_the_hub = entry_of(source, locate("cifar10", None), tmp_path / "cache")
     for decoded in (of_the_hub, of_the_hub.with_name("cinic10-0123")):  # the second one comes from somewhere else
         decoded.mkdir(parents=True)

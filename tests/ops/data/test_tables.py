@@ -72,6 +72,47 @@ def test_labels_that_differ_in_the_last_digit_of_a_long_number_are_different_cla
     assert corpus.class_names == (str(first), str(first + 1), str(first + 2))
 
 
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (["00502", "00501"], ("00501", "00502")),
+        (["01", "1", "001"], ("001", "01", "1")),
+        (["1e3", "1000"], ("1000", "1e3")),
+        (["1e20", "1e400"], ("1e20", "1e400")),
+        (["10", "9"], ("9", "10")),
+        (["2.0", "-1.0"], ("-1", "2")),
+    ],
+)
+@pytest.mark.parametrize("text", [None, TEXTS])
+def test_labels_that_are_codes_keep_their_digits_and_numbers_are_numbers(
+    labels: list[str], classes: tuple[str, ...], text: dict[str, Any] | None, load: Load
+) -> None:
+    rows = "".join(f"{i},{label},ab,train\n{i},{label},ab,test\n" for i, label in enumerate(labels))
+    corpus = load(f"a,label,text,split\n{rows}", **({} if text is None else {"text": text}))
+    assert corpus.class_names == classes
+    assert corpus.train.y.tolist() == corpus.test.y.tolist()
+    assert len({*corpus.train.y.tolist()}) == len(labels)
+
+
+def test_ids_that_are_codes_are_different_people_and_an_order_still_goes_by_numbers(load: Load) -> None:
+    rows = "".join(f"{i},{i % 2},{['7', '07', '007', '8'][i % 4]},0{i}e1\n" for i in range(40))
+    table = f"a,label,who,when\n{rows}"
+    ids = {"7", "07", "007", "8"}
+    for data in ({"partition": {"kind": "natural", "column": "who"}}, {"id_column": "who", "test_by": "id"}):
+        corpus = load(table, image_column="a", **data)
+        assert {*corpus.train.columns["who"]} == {*corpus.test.columns["who"]} == ids
+    of_stream = Experiment.parse(
+        {
+            "data": {"dataset": "t.csv", "image_column": "a", "id_column": "who"},
+            "stream": {"kind": "periods", "order": "when"},
+        }
+    )
+    columns = corpora.open_corpus(of_stream).train.columns
+    assert {*columns["who"]} == ids
+    assert columns["when"].dtype == np.int64
+    assert {*columns["when"]} <= {*range(0, 400, 10)}
+
+
 def test_labels_of_several_numbers_are_words(load: Load) -> None:
     assert load("a,label\n" + "1,18 24\n2,18 30 \n" * 5 + "3, 18 30\n").class_names == ("18 24", "18 30")
 
@@ -107,6 +148,7 @@ def test_without_a_column_of_splits_a_part_of_each_class_is_set_apart(load: Load
         ("a,y\nu,1\nv,1\n", {"image_column": "a"}, "row 1 of 't.csv' has 'u' in the column 'a'"),
         ("a,y\n1,0\n2\n", {}, "row 2 of "),
         ("a,y\n1,0.5\n2,1\n", {}, "the label column 'y' of 't.csv' holds fractions"),
+        ("a,y\n1,1e-3\n2,007\n", {}, "the label column 'y' of 't.csv' holds fractions"),
         ("a,y,split\n1,0,train\n2,1,holdout\n", {}, "splits train, holdout, and none to test on is called test, vali"),
     ],
 )

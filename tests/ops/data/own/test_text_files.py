@@ -5,10 +5,12 @@ from __future__ import annotations
 import gzip
 import math
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from fedemu.ops.data.own.text_files import read_file, values
+from fedemu.ops.data.own.text_files import identifiers, read_file, values
 from fedemu.protocol.errors import DataError
 
 INSIDE = "one\u2028two\x85three\ffour\x1cfive\vsix"
@@ -51,6 +53,38 @@ def test_a_number_may_begin_with_its_point() -> None:
     found = values([".5", "-.25", "+.5e1", "", "1."]).tolist()
     assert found == pytest.approx([0.5, -0.25, 5.0, math.nan, 1.0], nan_ok=True)
     assert values([".", "1"]).tolist() == [".", "1"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["7", "-1", " 8 "], [7, -1, 8]),
+        (["+1", "-1"], [1, -1]),
+        (["2.0", "1.0"], [2, 1]),
+        (["1.5", "0.25"], [1.5, 0.25]),
+        (["3", "", "1"], [3.0, math.nan, 1.0]),
+        ([3, None, 1], [3.0, math.nan, 1.0]),
+        ([0.5, 1e20], [0.5, 1e20]),
+        ([True, False], [1, 0]),
+        (["9007199254740993", "9007199254740992"], [9007199254740993, 9007199254740992]),
+        (["7", "07", "007", "8 "], ["7", "07", "007", "8"]),
+        (["00501", "", "00502"], ["00501", "", "00502"]),
+        (["1e3", "1000"], ["1e3", "1000"]),
+        (["12e5"], ["12e5"]),
+        (["1", "1.0"], ["1", "1.0"]),
+        (["0.5", "0.50"], ["0.5", "0.50"]),
+        (["0", "-0"], ["0", "-0"]),
+        ([".5", "1"], [".5", "1"]),
+        (["18 24", "18 30"], ["18 24", "18 30"]),
+        (["9" * 400, "8" * 400], ["9" * 400, "8" * 400]),
+    ],
+)
+def test_cells_that_name_something_are_numbers_only_if_they_are_written_as_such(
+    cells: list[Any], expected: list[Any]
+) -> None:
+    found = identifiers(cells)
+    assert found.dtype == np.array(expected).dtype
+    np.testing.assert_array_equal(found, np.array(expected))
 
 
 def test_a_damaged_gzip_file_is_told(tmp_path: Path) -> None:
