@@ -17,7 +17,8 @@ from fedemu.algorithms.interface import Labelled, PublicData
 from fedemu.ops.assembly.flwr import flwr_shares
 from fedemu.ops.experiment import Data, Dirichlet, DirichletEqual, Flwr, Iid, Natural, PartitionSpec, Resampled, Shards
 from fedemu.protocol import seeds
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.errors import ConfigurationError, DataError
+from fedemu.protocol.wording import counted
 
 
 def build_partition(corpus: Corpus, data: Data, *, devices: int, seed: int) -> Partition:
@@ -26,6 +27,7 @@ def build_partition(corpus: Corpus, data: Data, *, devices: int, seed: int) -> P
     No device gets public data. Raises ConfigurationError or DataError if the samples cannot be divided in this way.
     """
     train = corpus.train
+    _require_ids(corpus, data.partition)
     public = split_public(corpus, data, seed)
     if public is None:
         shares = _shares(train.y, train.columns, data.partition, devices, seed)
@@ -65,6 +67,21 @@ def open_public(corpus: Corpus, data: Data, seed: int) -> PublicData | None:
         train=Labelled(*corpus.batch(corpus.train, split.train)),
         validation=Labelled(*corpus.batch(corpus.train, split.validation)),
     )
+
+
+def _require_ids(corpus: Corpus, wanted: PartitionSpec) -> None:
+    """Raise DataError if a sample has no value in the column by which samples are divided: NaN, or an empty text.
+
+    Samples of nobody would otherwise be those of one device.
+    """
+    match wanted:
+        case Natural(column=name) | Flwr(options={"partition_by": str(name)}) if name in corpus.train.columns:
+            ids = corpus.train.columns[name]
+            if empty := int(np.count_nonzero(ids == "" if ids.dtype.kind == "U" else ids != ids)):
+                raise DataError(
+                    f"the column {name!r} of {corpus.name!r}, by which data.partition divides, is empty for "
+                    f"{counted(empty, 'training sample')}; fill it in, or leave out the samples without a value"
+                )
 
 
 def _shares(

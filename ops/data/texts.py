@@ -129,18 +129,18 @@ def classes_of_cells(
     if empty:
         raise DataError(f"the column {label!r} of {source.dataset!r} is empty in row {empty[0] + 1}")
     if declared:
-        numbers = {one: number for number, one in enumerate(declared)}
-        if unknown := sorted({*map(str, cells)} - {*numbers}):
+        places = {one: place for place, one in enumerate(declared)}
+        if unknown := sorted({*map(str, cells)} - {*places}):
             raise DataError(
                 f"the label column {label!r} of {source.dataset!r} holds {unknown[0]!r}, which is none of the "
                 f"{len(declared)} classes of the training split; give all splits the same classes"
             )
-        return np.array([numbers[str(cell)] for cell in cells], dtype=np.int64), declared
+        return np.array([places[str(cell)] for cell in cells], dtype=np.int64), declared
     found, numbers = identifiers(cells), values(cells)
     # Where a cell has several numbers, it is a word.
     several = any(len(str(cell).split()) > 1 for cell in cells)
-    fractions = not several and numbers.dtype.kind == "f" and not (numbers == np.floor(numbers)).all()
-    if fractions or found.dtype.kind == "f":
+    fractions = numbers.dtype.kind == "f" and bool(np.any(numbers != np.floor(numbers)))
+    if (fractions and not several) or found.dtype.kind == "f":
         raise DataError(
             f"the label column {label!r} of {source.dataset!r} holds fractions, not classes; name another by "
             "data.label_column, or make classes of the numbers, as pandas.cut does"

@@ -13,6 +13,7 @@ from fedemu.ops.data.corpora import load_corpus
 from fedemu.ops.data.source import DataSource
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol import seeds
+from fedemu.protocol.errors import DataError
 from fedemu.protocol.ids import Digest
 
 
@@ -83,8 +84,28 @@ def test_validation_is_held_back_at_each_device(digits):
     assert sorted([*built.train_indices, *built.validation_indices]) == list(range(1437))
 
 
+def of_people(*ids):
+    split = Split(np.zeros((len(ids), 1), np.float32), np.arange(len(ids)) % 2, {"who": np.array(ids)})
+    return Corpus("letters", split, split, ("0", "1"), (1,), np.zeros(1), np.ones(1), Digest("0" * 64))
+
+
 def test_natural_ids_become_devices():
-    split = Split(np.zeros((6, 1), np.float32), np.array([0, 1] * 3), {"who": np.array([*"cabcab"])})
-    corpus = Corpus("letters", split, split, ("0", "1"), (1,), np.zeros(1), np.ones(1), Digest("0" * 64))
-    built = divided(corpus, devices=3, partition={"kind": "natural", "column": "who"})
+    built = divided(of_people(*"cabcab"), devices=3, partition={"kind": "natural", "column": "who"})
     assert [built.device(i)[0].tolist() for i in range(3)] == [[1, 4], [2, 5], [0, 3]]
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [
+        {"kind": "natural", "column": "who"},
+        {"kind": "flwr", "partitioner": "NaturalIdPartitioner", "options": {"partition_by": "who"}},
+    ],
+)
+@pytest.mark.parametrize(
+    ("ids", "missing"), [(["a", "", "b", ""], "2 training samples"), ([1.0, np.nan, 2.0], "1 training sample")]
+)
+@pytest.mark.parametrize("public", [0.0, 0.5])
+def test_samples_of_nobody_are_no_device(partition, ids, missing, public):
+    said = f"the column 'who' of 'letters', by which data.partition divides, is empty for {missing}; fill it in, or"
+    with pytest.raises(DataError, match=said):
+        divided(of_people(*ids), devices=2, partition=partition, public={"fraction": public})
