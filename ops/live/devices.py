@@ -24,7 +24,10 @@ class Devices:
 
     def __init__(self, count: int, virtual: bool) -> None:
         self._virtual = virtual
-        self.states = bytearray(count)
+        self._followed = bytearray(count)
+        """What each device does as the logs tell it."""
+        self._told = b""
+        """The coordinator's own account. Empty without one."""
         self.outcomes = bytearray([NO_OUTCOME]) * count
         self.visits = [0] * count
         self.frozen: set[int] = set()
@@ -33,7 +36,19 @@ class Devices:
         self._sent = (bytes(count), bytes(self.outcomes))
 
     def __len__(self) -> int:
-        return len(self.states)
+        return len(self.outcomes)
+
+    @property
+    def states(self) -> bytes:
+        """What each device does, as the coordinator tells it, or else as the logs do."""
+        if not self._told:
+            return bytes(self._followed)
+        states = bytearray(self._told)
+        # The coordinator does not tell why a device is away. Its events do, also those before it was started again.
+        for device, (_, cause) in self._back.items():
+            if cause == States.CRASHED and states[device] == States.AWAY:
+                states[device] = cause
+        return bytes(states)
 
     def happened(self, event: Mapping[str, Any]) -> None:
         """An event of ``events.jsonl``. It tells what its device does, unless the coordinator tells it."""
@@ -48,14 +63,14 @@ class Devices:
                 back = math.inf  # it never is
             if isinstance(back, int | float):
                 self._back[device] = (float(back), States.CRASHED if event.get("cause") == "crash" else States.AWAY)
-                self.states[device] = self._back[device][1]
+                self._followed[device] = self._back[device][1]
         elif name == "join":
             away = self._back.get(device)
-            self.states[device] = States.ONLINE if away is None else away[1]
+            self._followed[device] = States.ONLINE if away is None else away[1]
         elif name in ("death", "closed") and device not in self._back:
-            self.states[device] = States.CRASHED
+            self._followed[device] = States.CRASHED
         elif name in ("leave", "silence", "revoked"):
-            self.states[device] = States.AWAY
+            self._followed[device] = States.AWAY
 
     def reached(self, time: float) -> None:
         """The experiment's clock shows ``time``: some devices are back."""
@@ -66,28 +81,27 @@ class Devices:
         """A device that was away is back if its time has come."""
         if device in self._back and self._back[device][0] <= time:
             del self._back[device]
-            if self.states[device] in (States.AWAY, States.CRASHED):
-                self.states[device] = States.ONLINE
+            if self._followed[device] in (States.AWAY, States.CRASHED):
+                self._followed[device] = States.ONLINE
 
     def told(self, states: bytes) -> None:
-        """The coordinator's own account of all devices."""
-        if len(states) == len(self):
-            self.states[:] = states
+        """The coordinator's own account of all devices. Empty if there is none any more: then the events count."""
+        self._told = states if len(states) == len(self) else b""
 
     def asked(self, ask: Mapping[str, Any]) -> None:
         """A line of ``asks.jsonl``."""
         for device, letter in zip(ask.get("devices", ()), ask.get("outcomes", ""), strict=False):
             if isinstance(device, int) and 0 <= device < len(self):
                 self.visits[device] += 1
-                if self.states[device] == States.ABSENT:  # no event tells of the coming of one that sleeps
-                    self.states[device] = States.ONLINE
+                if self._followed[device] == States.ABSENT:  # no event tells of the coming of one that sleeps
+                    self._followed[device] = States.ONLINE
                 place = LETTERS.find(letter)
                 self.outcomes[device] = NO_OUTCOME if place < 0 else place
 
     def shown(self) -> bytes:
         """The states with the frozen devices among them."""
         if not self.frozen:
-            return bytes(self.states)
+            return self.states
         states = bytearray(self.states)
         for device in self.frozen:
             states[device] = States.FROZEN

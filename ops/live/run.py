@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -116,8 +117,9 @@ class LiveRun:
         if asks:
             message["asks"] = list(self._asked)[-len(asks) :]
             message["visited"] = [device for ask in asks for device in ask.get("devices") or ()]
-        self.devices.reached(float(self._rows.last.get("virtual_time") or 0.0))
-        feed = self._feed()
+        feed, states = self._account()
+        self.devices.reached(max(_times(feed, self._rows.last, "virtual_time"), default=0.0))
+        self.devices.told(states)
         self.machine.look(self.coordinator)
         self.devices.frozen = self.machine.frozen_devices()
         if fleet := self.devices.changes():
@@ -201,19 +203,16 @@ class LiveRun:
                 for folder in self.machine.folders:
                     watch(folder)
 
-    def _feed(self) -> dict[str, Any]:
-        """The coordinator's own account, if it is fresh. Empty if not."""
+    def _account(self) -> tuple[dict[str, Any], bytes]:
+        """The coordinator's own account of the run and of its devices, if it is fresh. Empty if not."""
         path = self.directory / LIVE / FLEET
         try:
             if time.time() - path.stat().st_mtime > FRESH_SECONDS:
-                return {}
+                return {}, b""
         except OSError:
-            return {}
+            return {}, b""
         feed = read_feed(path)
-        if feed is None or self.coordinator not in (feed[0].get("pid"), UNNAMED):
-            return {}
-        self.devices.told(feed[1])
-        return feed[0]
+        return feed if feed is not None and self.coordinator in (feed[0].get("pid"), UNNAMED) else ({}, b"")
 
     def _left_out(self) -> str:
         """Which lines the page does not show. Empty if it shows all."""
@@ -242,8 +241,8 @@ class LiveRun:
             "digest": summary.get("model_digest"),
             "perturbed": bool(summary.get("perturbed")),
             "unread": self._left_out(),
-            "virtual_time": feed.get("virtual_time", row.get("virtual_time")),
-            "wall_time": feed.get("wall_time", row.get("wall_time")),
+            "virtual_time": max(_times(feed, row, "virtual_time"), default=None),
+            "wall_time": max(_times(feed, row, "wall_time"), default=None),
             "updates": totals.get("accepted", 0),
             "updates_per_second": totals.get("accepted", 0) / seconds if seconds else None,
             "seconds_left": _left(self._rows, self.experiment.rounds) if state == "running" else None,
@@ -261,6 +260,11 @@ def _left(rows: Rows, wanted: int) -> float | None:
     """The real seconds until the last of the ``wanted`` rounds, at the pace of the last ten. None before the first."""
     last = [row["round_seconds"] or 0.0 for row in rows.latest]
     return sum(last) / len(last) * max(0, wanted - int(rows.last["round"] or 0)) if last else None
+
+
+def _times(feed: Mapping[str, Any], row: Mapping[str, Any], name: str) -> list[float]:
+    """What the coordinator's account and the last row tell of a time, each if it does. Either may be the newer one."""
+    return [float(told[name]) for told in (feed, row) if told.get(name) is not None]
 
 
 def _shortened(ask: dict[str, Any]) -> dict[str, Any]:

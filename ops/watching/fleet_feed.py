@@ -23,14 +23,13 @@ _CODES: Mapping[Doing, int] = {
 
 
 class FleetFeed(Observers):
-    """An observer that adds to a view what only observers are told: why devices dropped out, and server jobs."""
+    """An observer that adds to a view what only observers are told: server jobs."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._feed = Feed(folder, FLEET, self._tell)
         self._view: FleetView | None = None
         self._job: dict[str, Any] | None = None
-        self._crashed: dict[int, float] = {}
 
     def start(self, view: FleetView) -> None:
         """Begin to tell, as soon as somebody watches."""
@@ -47,15 +46,7 @@ class FleetFeed(Observers):
     def event(self, name: str, **fields: Any) -> None:
         if name == "server_job":
             self._job = None
-        elif name == "dropout" and fields.get("cause") == "crash":
-            self._crashed[fields["device"]] = fields.get("back") or 0.0
 
     def _tell(self) -> tuple[Mapping[str, Any], bytes]:
         assert self._view is not None
-        facts = self._view.facts()
-        states = bytearray(self._view.states(_CODES.__getitem__))
-        now = facts["virtual_time"]
-        self._crashed = {device: back for device, back in self._crashed.items() if back > now}
-        for device in self._crashed:
-            states[device] = States.CRASHED
-        return {**facts, "pid": os.getpid(), "job": self._job}, bytes(states)
+        return {**self._view.facts(), "pid": os.getpid(), "job": self._job}, self._view.states(_CODES.__getitem__)

@@ -52,6 +52,19 @@ def states(text: str) -> list[int]:
     return list(base64.b64decode(text))
 
 
+def write_account(made: Any, head: dict[str, Any], state: States = States.ONLINE) -> None:
+    """Write a fresh account of a coordinator in whose eyes every device does the same."""
+    path = made.directory / LIVE / FLEET
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(json.dumps({"pid": 7, **head}).encode() + b"\n" + bytes([state] * 12))
+
+
+def told_times(run: LiveRun) -> tuple[Any, Any]:
+    """The experiment's time and the real time that the next look tells."""
+    status = news(run)["status"]
+    return status["virtual_time"], status["wall_time"]
+
+
 def test_rows_events_and_asks_come_as_they_are_written(made: Any) -> None:
     run = LiveRun(0, made.directory, Told())
     made.row(1, class_accuracy=[1.0, 0.5], period_accuracy=[0.25])
@@ -257,6 +270,7 @@ def test_the_account_of_the_process_that_holds_the_lock_is_believed(made: Any) -
         )
         holder.kill()
     assert news(run)["status"]["state"] == "stopped"
+    assert set(run.devices.states) == {States.ABSENT}, "its account is not believed any more"
 
 
 def test_a_coordinator_without_a_number_here_is_at_work(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,8 +278,7 @@ def test_a_coordinator_without_a_number_here_is_at_work(made: Any, monkeypatch: 
     monkeypatch.setattr("fedemu.ops.live.run.holder_of", lambda path: UNNAMED)
     run = LiveRun(0, made.directory, Told())
     assert news(run)["status"]["state"] == "waiting"
-    account = {"pid": 7, "ask": {"ask": "1.0.0"}}
-    (made.directory / LIVE / FLEET).write_bytes(json.dumps(account).encode() + b"\n" + bytes([States.TRAINING] * 12))
+    write_account(made, {"ask": {"ask": "1.0.0"}}, States.TRAINING)
     status = news(run)["status"]
     assert (status["state"], status["ask"], status["coordinator"]) == ("running", {"ask": "1.0.0"}, UNNAMED)
     assert run.machine.counts()["coordinator"] == 0
@@ -297,16 +310,65 @@ def test_few_changes_are_sent_one_by_one_and_many_all_at_once(made: Any) -> None
     run = LiveRun(0, made.directory, Told())
     devices = run.devices
     assert devices.changes() == {}
-    devices.states[7] = States.TRAINING
+    devices.happened({"event": "join", "device": 7})
     assert devices.changes() | {"outcomes": ""} == {
         "at": [7],
-        "states": base64.b64encode(bytes([States.TRAINING])).decode(),
+        "states": base64.b64encode(bytes([States.ONLINE])).decode(),
         "outcomes": "",
     }
     devices.told(bytes([States.ONLINE] * 12))
     assert "at" not in devices.changes()
+
+
+def test_what_devices_do_follows_from_the_events_again_as_soon_as_the_coordinator_tells_it_no_more(made: Any) -> None:
+    devices = LiveRun(0, made.directory, Told()).devices
+    devices.happened({"event": "join", "device": 7})
+    followed = list(devices.states)
+    assert followed == [States.ONLINE if device == 7 else States.ABSENT for device in range(12)]
+    devices.told(bytes([States.TRAINING] * 12))
+    devices.happened({"event": "leave", "device": 8})
+    assert set(devices.states) == {States.TRAINING}
     devices.told(b"of another length")
-    assert devices.changes() == {}
+    assert list(devices.states) == [*followed[:8], States.AWAY, *followed[9:]]
+
+
+def test_a_device_that_crashed_is_told_from_others_that_are_away_also_after_the_coordinator_was_started_again(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedemu.ops.live.run.holder_of", lambda path: UNNAMED)
+    run = LiveRun(0, made.directory, Told())
+    made.append(
+        "events",
+        {"event": "dropout", "device": 1, "cause": "crash", "back": None, "virtual_time": 2.0},
+        {"event": "dropout", "device": 2, "cause": "crash", "back": 9.0, "virtual_time": 2.0},
+        {"event": "dropout", "device": 3, "cause": "offline", "back": 20.0, "virtual_time": 2.0},
+        {"event": "resume", "round": 1, "virtual_time": 4.0},
+        {"event": "join", "device": 1, "virtual_time": 4.0},
+    )
+    write_account(made, {"virtual_time": 5.0}, States.AWAY)
+    run.look()
+    assert list(run.devices.states[1:4]) == [States.CRASHED, States.CRASHED, States.AWAY]
+    write_account(made, {"virtual_time": 9.0}, States.AWAY)
+    run.look()
+    assert list(run.devices.states[1:4]) == [States.CRASHED, States.AWAY, States.AWAY]
+    write_account(made, {"virtual_time": 9.0}, States.ONLINE)
+    run.look()
+    assert set(run.devices.states) == {States.ONLINE}
+
+
+def test_of_the_account_and_the_rows_the_one_counts_that_tells_a_later_time(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedemu.ops.live.run.holder_of", lambda path: UNNAMED)
+    run = LiveRun(0, made.directory, Told())
+    write_account(made, {"virtual_time": 0.0, "wall_time": 3.5})
+    assert told_times(run) == (0.0, 3.5)
+    made.row(1, virtual_time=8.0, wall_time=3.0)
+    assert told_times(run) == (8.0, 3.5)
+    write_account(made, {"virtual_time": 9.5, "wall_time": 4.0})
+    assert told_times(run) == (9.5, 4.0)
+    (made.directory / LIVE / FLEET).unlink()
+    assert told_times(run) == (8.0, 3.0)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
