@@ -37,6 +37,8 @@ MOST_NAMES: Final = 1000
 """The number of classes whose names the page gets."""
 FRESH_SECONDS: Final = 4.0
 """An account of the coordinator that is older than this is not believed any more."""
+_GATHERS: Final = {"resume": True, "fleet_complete": False, "fleet_incomplete": False}
+"""The events between which a coordinator waits for the fleet before it goes on with a run."""
 
 
 class LiveRun:
@@ -72,6 +74,8 @@ class LiveRun:
         self._counted = 0
         self._kinds: Counter[str] = Counter()
         """How often each event came in the whole run."""
+        self._gathers = False
+        """Whether a coordinator that goes on with the run waits for the fleet, by the events."""
         self._asked: deque[dict[str, Any]] = deque(maxlen=KEPT_ASKS)
         self._status: dict[str, Any] = {}
         self._summary: tuple[float, dict[str, Any]] | None = None
@@ -107,6 +111,7 @@ class LiveRun:
             self.devices.happened(event)
             self._counted += 1
             self._kinds[event["event"]] += 1
+            self._gathers = _GATHERS.get(event["event"], self._gathers)
             self._log.append({"n": self._counted, **event})
         if events:
             message["events"] = list(self._log)[-len(events) :]
@@ -223,12 +228,15 @@ class LiveRun:
     def _status_of(self, feed: dict[str, Any]) -> dict[str, Any]:
         row, summary, totals = self._rows.last, self.summary, self._rows.totals
         rounds = int(row.get("round") or 0)
+        absence = feed.get("absence")
         if self.coordinator is not None:
-            state = "running" if feed.get("ask") or rounds else "waiting"
+            waits = (absence or self._gathers or not rounds) and not (feed.get("ask") or feed.get("job"))
+            state = "waiting" if waits else "running"
         elif self.resuming.is_under_way:
             state = "resuming"
         else:
             state = str(summary.get("outcome", "stopped" if is_file(self.directory / CONFIG) else "gone"))
+        is_at_pace = state == "running" and not absence
         seconds = totals.get("round_seconds", 0.0)
         # The coordinator's account is up to seconds old. Meanwhile the log may have told the end of its ask.
         ask = feed.get("ask") or {}
@@ -245,10 +253,10 @@ class LiveRun:
             "wall_time": max(_times(feed, row, "wall_time"), default=None),
             "updates": totals.get("accepted", 0),
             "updates_per_second": totals.get("accepted", 0) / seconds if seconds else None,
-            "seconds_left": _left(self._rows, self.experiment.rounds) if state == "running" else None,
+            "seconds_left": _left(self._rows, self.experiment.rounds) if is_at_pace else None,
             "counts": feed.get("counts"),
             "ask": None if is_over else feed.get("ask"),
-            "absence": feed.get("absence"),
+            "absence": absence,
             "job": feed.get("job"),
             "coordinator": self.coordinator,
             "resume": self.resuming.command,

@@ -299,6 +299,39 @@ def test_the_time_that_is_left_follows_from_the_last_rounds_however_many_rows_ar
     assert (status["state"], status["seconds_left"]) == ("running", 5.0)
 
 
+def test_a_resumed_run_waits_until_its_devices_are_there_and_no_time_is_told_as_long_as_some_are_absent(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedemu.ops.live.run.holder_of", lambda path: UNNAMED)
+    run = LiveRun(0, made.directory, Told())
+
+    def told(ask: str = "", absent: int = 0, job: str = "") -> tuple[Any, Any]:
+        account = {
+            "ask": {"ask": ask} if ask else None,
+            "absence": {"devices": absent} if absent else None,
+            "job": {"name": job} if job else None,
+        }
+        write_account(made, account)
+        run.look()
+        status = run.snapshot()["status"]
+        return status["state"], status["seconds_left"]
+
+    made.row(1)
+    made.row(2)
+    assert told() == ("running", 1.5)
+    made.append("events", {"event": "resume", "round": 3})
+    assert told() == ("waiting", None)
+    assert told(absent=12) == ("waiting", None)
+    made.append("events", {"event": "fleet_complete", "devices": 12})
+    assert told() == ("running", 1.5)
+    assert told(ask="3.0.0") == ("running", 1.5)
+    assert told(ask="3.0.0", absent=2) == ("running", None)
+    assert told(job="distil", absent=12) == ("running", None)
+    assert told(absent=2) == ("waiting", None)
+    made.append("events", {"event": "resume", "round": 3}, {"event": "fleet_incomplete", "missing": 2})
+    assert told() == ("running", 1.5)
+
+
 def test_an_outcome_of_a_later_version_counts_as_none(made: Any) -> None:
     run = LiveRun(0, made.directory, Told())
     made.ask(1, [3, 5], "az")
