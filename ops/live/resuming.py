@@ -84,9 +84,12 @@ class Resuming:
         self._command = Command(["run", "--resume", str(directory)], None, os.environ)
         self._noted: int | None = None
         self._resumed: Resumed | None = None
+        self._is_awaited = False
+        """Whether no coordinator has come since a command was started here."""
 
     def note(self, coordinator: int | None) -> None:
         """Remember how the run was started, if its coordinator is another process than at the last call."""
+        self._is_awaited = self._is_awaited and coordinator is None
         if coordinator in (None, UNNAMED, self._noted):
             return
         self._noted = coordinator
@@ -108,6 +111,11 @@ class Resuming:
     def is_under_way(self) -> bool:
         """Whether a command that was started here has not ended."""
         return self._resumed is not None and self._resumed.process.poll() is None
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a command that was started here has not ended, and has brought no coordinator yet."""
+        return self._is_awaited and self.is_under_way
 
     @property
     def failure(self) -> str:
@@ -134,7 +142,7 @@ class Resuming:
                 env=self._command.environment,
                 start_new_session=True,
             )
-        self._resumed = Resumed(process, path, began)
+        self._resumed, self._is_awaited = Resumed(process, path, began), True
         return f"{self.command} was started (process {process.pid})"
 
 

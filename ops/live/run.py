@@ -44,12 +44,14 @@ _GATHERS: Final = {"resume": True, "fleet_complete": False, "fleet_incomplete": 
 class LiveRun:
     """A run directory. ``look`` reads what is new in it, and tells the viewers of ``stream``.
 
-    ``number`` is its place on the page. Raises ConfigurationError if the directory holds no run.
+    ``number`` is its place on the page. ``is_starting`` says that a command has begun which will start the coordinator.
+    Raises ConfigurationError if the directory holds no run.
     """
 
-    def __init__(self, number: int, directory: Path, stream: Stream) -> None:
+    def __init__(self, number: int, directory: Path, stream: Stream, is_starting: bool = False) -> None:
         self.number = number
         self.directory = directory
+        self.is_starting = is_starting
         self.experiment: Experiment = read_frozen(directory)
         self._frozen_at = self._changed(CONFIG)
         self._described_at: int | None = None
@@ -85,7 +87,7 @@ class LiveRun:
         or if very many rows have come at once.
         """
         self._mark()
-        self.resuming.note(self.coordinator)
+        self.note()
         looks = {log: tail.look() for log, tail in self._logs.items()}
         frozen_at = self._changed(CONFIG)
         anew = any(look.anew for look in looks.values()) or frozen_at not in (None, self._frozen_at)
@@ -140,6 +142,12 @@ class LiveRun:
             told = self.snapshot() if anew else {"number": self.number, "message": self._messages, **message}
             self.stream.add("snapshot" if anew else "tick", told)
 
+    def note(self) -> None:
+        """Notice that a coordinator has come."""
+        coordinator = self.coordinator
+        self.resuming.note(coordinator)
+        self.is_starting = self.is_starting and coordinator is None
+
     @property
     def coordinator(self) -> int | None:
         """The process that holds the lock of the run directory, None if none does, ``UNNAMED`` if it is not here."""
@@ -161,6 +169,8 @@ class LiveRun:
         """Start the command that goes on with the run, and say so. Raises FedemuError if it can't be started."""
         if self.coordinator is not None or self.resuming.is_under_way:
             raise ConfigurationError("the run goes on already")
+        if self.is_starting:
+            raise ConfigurationError("the command that serves this page is starting the run")
         return self.resuming.start()
 
     def snapshot(self) -> dict[str, Any]:
@@ -232,7 +242,9 @@ class LiveRun:
         if self.coordinator is not None:
             waits = (absence or self._gathers or not rounds) and not (feed.get("ask") or feed.get("job"))
             state = "waiting" if waits else "running"
-        elif self.resuming.is_under_way:
+        elif self.is_starting:
+            state = "starting"
+        elif self.resuming.is_starting:
             state = "resuming"
         else:
             state = str(summary.get("outcome", "stopped" if is_file(self.directory / CONFIG) else "gone"))

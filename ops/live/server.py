@@ -40,12 +40,21 @@ class Page:
     """The page of some runs. ``viewers`` is the number of streams that are open.
 
     ``find`` gives all run directories that there are now, in a thread: those that come later get a place on the page.
+    ``are_starting`` says that a command has begun which will start the coordinators of ``directories``.
     Raises ConfigurationError if one of ``directories`` holds no run.
     """
 
-    def __init__(self, directories: Iterable[Path], token: str, find: Callable[[], Iterable[Path]] = tuple) -> None:
+    def __init__(
+        self,
+        directories: Iterable[Path],
+        token: str,
+        find: Callable[[], Iterable[Path]] = tuple,
+        are_starting: bool = False,
+    ) -> None:
         self.stream = Stream()
-        self._runs = [LiveRun(number, directory, self.stream) for number, directory in enumerate(directories)]
+        self._runs = [
+            LiveRun(number, directory, self.stream, are_starting) for number, directory in enumerate(directories)
+        ]
         self._find = find
         self.token = token
         self._stories = Stories()
@@ -60,6 +69,16 @@ class Page:
         return any(exists(run.directory) for run in self._runs) and (
             self.viewers > 0 or time.monotonic() - self.left < seconds
         )
+
+    def note(self, has_command: bool) -> None:
+        """Notice the coordinators that have come, and whether the command that starts them is still there.
+
+        This has to be called a few times a second, also while nobody watches. Otherwise a coordinator may come and go,
+        and its run would seem to begin only now.
+        """
+        for run in self._runs:
+            run.note()
+            run.is_starting = run.is_starting and has_command
 
     def application(self) -> web.Application:
         """The web application."""

@@ -27,7 +27,7 @@ HOST: Final = "127.0.0.1"
 FIRST_PORT: Final = 8160
 _TRIES: Final = 40
 ASK_SECONDS: Final = 0.5
-"""How often a page asks whether its command is still there."""
+"""How often a page asks whether its command and its coordinator are there."""
 LINGER_SECONDS: Final = 20.0
 """After the end of its command a page is served until it has had no viewer for so long."""
 
@@ -42,12 +42,12 @@ def serve_page(
     """Serve the page of these run directories. ``opened`` is told its address and the token of its buttons.
 
     Those that ``find`` gives later, among all that there are then, come to the page as they begin.
-    Without a ``port`` a free one is taken. The page is served until a stop signal comes, or, with a ``parent``, until
-    that process has ended and nobody has watched for a while. Raises ConfigurationError if a directory holds no run,
-    or if the port can't be used.
+    Without a ``port`` a free one is taken. The page is served until a stop signal comes. With a ``parent``, the command
+    that starts the coordinator, it is served until that process has ended and nobody has watched for a while. Raises
+    ConfigurationError if a directory holds no run, or if the port can't be used.
     """
     server_logger.addFilter(is_own_fault)
-    page = Page(directories, secrets.token_hex(8), find)
+    page = Page(directories, secrets.token_hex(8), find, are_starting=parent is not None)
     asyncio.run(_serve(page, _bind(port), opened, parent))
 
 
@@ -65,8 +65,10 @@ async def _serve(page: Page, listening: socket.socket, opened: Callable[[str, st
             while not stopped.is_set() and not following.done():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stopped.wait(), ASK_SECONDS)
-                if parent is not None and _is_gone(parent) and not page.wanted(LINGER_SECONDS):
-                    break
+                if parent is not None:
+                    page.note(has_command := not _is_gone(parent))
+                    if not has_command and not page.wanted(LINGER_SECONDS):
+                        break
         finally:
             following.cancel()
             await runner.cleanup()

@@ -9,7 +9,7 @@ import { Story } from "./story.js";
 import { DASHES, TONES, bytes, counted, decimal, known, make, percent, rate, span } from "./words.js";
 
 const WORDS = {
-  running: ["running", "busy"], waiting: ["waiting for devices", "busy"], resuming: ["starting again", "busy"], completed: ["completed", "good"], stopped: ["stopped", "bad"],
+  starting: ["starting", "busy"], running: ["running", "busy"], waiting: ["waiting for devices", "busy"], resuming: ["starting again", "busy"], completed: ["completed", "good"], stopped: ["stopped", "bad"],
   interrupted: ["interrupted", "bad"], diverged: ["diverged", "bad"], quorum: ["ended: no quorum", "bad"], failed: ["failed", "bad"], gone: ["the folder is gone", "bad"],
 };
 const shares = (u, low, high) => (low === null ? [0, 1] : [Math.max(0, Math.floor(low * 20 - 0.2) / 20), Math.min(1.001, Math.ceil(high * 20 + 0.2) / 20)]);
@@ -150,7 +150,7 @@ export class View {
       [(status.updates || 0).toLocaleString("en"), "device updates"], [rate(status.updates_per_second), "updates/s"],
       [bytes((row.bytes_down || 0) + (row.bytes_up || 0)), "bytes of the last round"]];
     parts.cards.replaceChildren(...cards.map(([figure, label]) => make("div", { class: "card" }, make("b", {}, figure), make("span", {}, label))));
-    const unfinished = !known(status.coordinator) && !["resuming", "completed", "diverged", "gone"].includes(status.state);
+    const unfinished = !known(status.coordinator) && !["starting", "resuming", "completed", "diverged", "gone"].includes(status.state);
     parts.banner.hidden = !unfinished;
     if (unfinished) {
       const failed = status.failure ? `The run could not go on: ${status.failure}. ` : "";

@@ -409,6 +409,53 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         LiveRun(0, tmp_path, Told())
 
 
+def test_a_run_whose_command_has_begun_is_starting_until_its_coordinator_comes_and_is_not_resumed_meanwhile(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinators: list[int | None] = [None]
+    monkeypatch.setattr("fedemu.ops.live.run.holder_of", lambda path: coordinators[-1])
+    run = LiveRun(0, made.directory, Told(), is_starting=True)
+    (made.directory / "summary.json").write_text('{"outcome": "interrupted"}')
+
+    assert news(run)["status"]["state"] == "starting"
+    with pytest.raises(ConfigurationError, match=r"^the command that serves this page is starting the run$"):
+        run.resume()
+    assert not (made.directory / "logs").exists()
+    coordinators.append(UNNAMED)
+    assert news(run)["status"]["state"] == "waiting"
+    coordinators.append(None)
+    assert news(run)["status"]["state"] == "interrupted"
+
+
+def test_a_run_is_starting_again_until_the_coordinator_of_the_command_has_come_though_that_writes_the_report_then(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinators: list[int | None] = [None]
+    monkeypatch.setattr("fedemu.ops.live.run.holder_of", lambda path: coordinators[-1])
+    start, started = subprocess.Popen, list[subprocess.Popen[bytes]]()
+    monkeypatch.setattr(
+        "fedemu.ops.live.resuming.subprocess.Popen",
+        lambda words, **how: started.append(start(["sleep", "1000"], **how)) or started[-1],
+    )
+    run = LiveRun(0, made.directory, Told())
+    made.row(1)
+    assert news(run)["status"]["state"] == "stopped"
+    try:
+        run.resume()
+        assert news(run)["status"]["state"] == "resuming"
+        coordinators.append(UNNAMED)
+        assert news(run)["status"]["state"] == "running"
+        coordinators.append(None)
+        (made.directory / "summary.json").write_text('{"outcome": "completed"}')
+        assert news(run)["status"]["state"] == "completed"
+        with pytest.raises(ConfigurationError, match="goes on already"):
+            run.resume()
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
 def test_a_run_ended_as_its_newest_summary_says_and_lists_in_lists_without_end_are_none(made: Any) -> None:
     run, summary = LiveRun(0, made.directory, Told()), made.directory / "summary.json"
     contents = ['{"outcome": "interrupted"}', '{"outcome": "completed", "model_digest": "37ea"}', "[" * 100_000]

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,7 @@ from urllib.request import urlopen
 import pytest
 
 from fedemu.ops.live import server, serving, starting
+from fedemu.ops.results.holder import UNNAMED
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 LIMIT = 64
@@ -133,6 +135,44 @@ def test_the_page_of_a_command_that_has_ended_is_served_as_long_as_somebody_watc
                 return
         pytest.fail("it is not served any more")
 
+    visited(made.directory, visit, command)
+
+
+def states(address: str) -> Iterator[str]:
+    """The states of the run that the page's stream tells."""
+    for line in lines_of(address):
+        if told := re.search(rb'"state":"(\w+)"', line):
+            yield told[1].decode()
+
+
+def test_a_run_is_starting_as_long_as_its_command_is_there_and_has_started_no_coordinator(
+    made: Any, command: Command
+) -> None:
+    def visit(address: str) -> None:
+        told = states(address)
+        assert next(told) == "starting"
+        command.has_ended = True
+        assert next(told) == "stopped"
+
+    visited(made.directory, visit, command)
+
+
+def test_a_coordinator_that_comes_and_goes_while_nobody_watches_is_noticed(
+    made: Any, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = threading.Event()
+
+    def holder_of(path: Path) -> int | None:
+        if seen.is_set():
+            return None
+        seen.set()
+        return UNNAMED
+
+    def visit(address: str) -> None:
+        assert seen.wait(30)
+        assert next(states(address)) == "stopped"
+
+    monkeypatch.setattr("fedemu.ops.live.run.holder_of", holder_of)
     visited(made.directory, visit, command)
 
 
