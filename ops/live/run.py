@@ -63,7 +63,9 @@ class LiveRun:
         self.resuming = Resuming(directory)
         """The command that goes on with the run."""
         self.is_behind = False
-        """Whether the last look left lines of the logs unread, so that another one should follow at once."""
+        """Whether the last look left lines of the logs unread, so that another one should follow soon."""
+        self._is_anew = False
+        """Whether the viewers have to be told everything again."""
         self._begin()
 
     def _begin(self) -> None:
@@ -83,11 +85,38 @@ class LiveRun:
         self._summary: tuple[float, dict[str, Any]] | None = None
 
     def look(self) -> None:
-        """Read what is new. Its viewers get all of it again if it was resumed from an earlier round or got more,
-        or if very many rows have come at once.
+        """Read what is new, or a part of it if it is much. Viewers are told as soon as all of it is read.
+
+        They get everything again if the run was resumed from an earlier round or got more rounds, or if very much has
+        come at once.
         """
         self._mark()
         self.note()
+        message = self._read()
+        if self.is_behind:
+            self._is_anew = True
+            return
+        feed, states = self._account()
+        self.devices.reached(max(_times(feed, self._rows.last, "virtual_time"), default=0.0))
+        self.devices.told(states)
+        self.machine.look(self.coordinator)
+        self.devices.frozen = self.machine.frozen_devices()
+        if fleet := self.devices.changes():
+            message["fleet"] = fleet
+        status = self._status_of(feed)
+        if status != self._status:
+            self._status = status
+            message["status"] = status
+        if machine := self.machine.sample():
+            message["machine"] = machine
+        if message or self._is_anew:
+            self._messages += 1
+            told = self.snapshot() if self._is_anew else {"number": self.number, "message": self._messages, **message}
+            self.stream.add("snapshot" if self._is_anew else "tick", told)
+            self._is_anew = False
+
+    def _read(self) -> dict[str, Any]:
+        """Read the next part of the files of the run. Returns what it tells viewers."""
         looks = {log: tail.look() for log, tail in self._logs.items()}
         frozen_at = self._changed(CONFIG)
         anew = any(look.anew for look in looks.values()) or frozen_at not in (None, self._frozen_at)
@@ -103,12 +132,13 @@ class LiveRun:
         if described_at not in (None, self._described_at):
             self._described_at, self.class_names = described_at, read_class_names(self.directory)[:MOST_NAMES]
             anew = True
+        self._is_anew = self._is_anew or anew
         self._unread.update({log: look.unread for log, look in looks.items()})
         rows, events, asks = (look.lines for look in looks.values())
         message: dict[str, Any] = {}
         if rows := [self._rows.add(line) for line in rows]:
             message["rows"] = rows
-            anew = anew or len(rows) > MOST_POINTS
+            self._is_anew = self._is_anew or len(rows) > MOST_POINTS
         for event in events:
             self.devices.happened(event)
             self._counted += 1
@@ -124,23 +154,7 @@ class LiveRun:
         if asks:
             message["asks"] = list(self._asked)[-len(asks) :]
             message["visited"] = [device for ask in asks for device in ask.get("devices") or ()]
-        feed, states = self._account()
-        self.devices.reached(max(_times(feed, self._rows.last, "virtual_time"), default=0.0))
-        self.devices.told(states)
-        self.machine.look(self.coordinator)
-        self.devices.frozen = self.machine.frozen_devices()
-        if fleet := self.devices.changes():
-            message["fleet"] = fleet
-        status = self._status_of(feed)
-        if status != self._status:
-            self._status = status
-            message["status"] = status
-        if machine := self.machine.sample():
-            message["machine"] = machine
-        if message or anew:
-            self._messages += 1
-            told = self.snapshot() if anew else {"number": self.number, "message": self._messages, **message}
-            self.stream.add("snapshot" if anew else "tick", told)
+        return message
 
     def note(self) -> None:
         """Notice that a coordinator has come."""

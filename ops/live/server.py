@@ -26,6 +26,8 @@ LOOK_SECONDS: Final = 0.25
 """How often the run directories are looked at while somebody watches."""
 FIND_SECONDS: Final = 2.0
 """How often runs that have begun since are looked for while somebody watches."""
+TURN_SECONDS: Final = 0.01
+"""The time for everything else between two looks at a long log that was not read to its end."""
 REST: Final = 4
 """The pause between two looks is at least so many times as long as a look took."""
 BEAT_SECONDS: Final = 10.0
@@ -101,22 +103,24 @@ class Page:
         """Look at the runs, and for new ones, as long as somebody watches. Ends only if it is cancelled."""
         await asyncio.gather(self._again(self._look, LOOK_SECONDS), self._again(self._look_for_more, FIND_SECONDS))
 
-    async def _again(self, look: Callable[[], Awaitable[None]], seconds: float) -> None:
+    async def _again(self, look: Callable[[], Awaitable[bool]], seconds: float) -> None:
         """Look again and again, with a pause of ``seconds``, or a longer one if a look takes long.
 
-        A look that the system refuses, such as one without a file left to open, is made up for by the next one.
+        The pause is short after a look that left something to be read. A look that the system refuses, such as one
+        without a file left to open, is made up for by the next one.
         """
         while True:
-            began = time.monotonic()
+            began, at_once = time.monotonic(), False
             if self.viewers:
                 with suppress(OSError):
-                    await look()
-            await asyncio.sleep(max(seconds, REST * (time.monotonic() - began)))
+                    at_once = await look()
+            await asyncio.sleep(TURN_SECONDS if at_once else max(seconds, REST * (time.monotonic() - began)))
 
-    async def _look_for_more(self) -> None:
+    async def _look_for_more(self) -> bool:
         for directory in await asyncio.to_thread(lambda: list(self._find())):
             if all(run.directory != directory for run in self._runs):
                 self._add(directory)
+        return False
 
     def _add(self, directory: Path) -> None:
         """Give a run that has begun since its place. One whose settings can't be read yet is tried again later."""
@@ -125,14 +129,13 @@ class Page:
             self._runs.append(run)
             self.stream.add("snapshot", run.snapshot())
 
-    async def _look(self) -> None:
+    async def _look(self) -> bool:
+        """Look once at each run. Returns whether more can be read at once."""
         self._looked = time.monotonic()
         for run in self._runs:
             run.look()
             await asyncio.sleep(0)
-            while run.is_behind:
-                run.look()
-                await asyncio.sleep(0)
+        return any(run.is_behind for run in self._runs)
 
     async def _index(self, request: web.Request) -> web.StreamResponse:
         return web.FileResponse(STATIC / "index.html")
@@ -156,8 +159,10 @@ class Page:
         self.viewers += 1
         try:
             await response.prepare(request)
-            if time.monotonic() - self._looked > LOOK_SECONDS or any(run.is_behind for run in self._runs):
+            if time.monotonic() - self._looked > LOOK_SECONDS:
                 await self._look()
+            while any(run.is_behind for run in self._runs):  # ``follow`` reads on
+                await self.stream.news(LOOK_SECONDS)
             await self._send(response, request.headers.get("Last-Event-ID", ""))
         except OSError:
             pass  # the viewer went away, or takes nothing any more, or a run could not be looked at: it asks again

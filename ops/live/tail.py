@@ -15,8 +15,11 @@ from fedemu.coordinator.record.growing import GrowingLog
 from fedemu.coordinator.record.json_lines import object_in
 from fedemu.protocol.host.paths import is_file
 
-MOST_BYTES = 2**25
-"""The most bytes that one look reads. The rest comes with the next looks."""
+MOST_BYTES = 2**19
+"""The most bytes that one look reads, or one line if that is longer. The rest comes with the next looks.
+
+The page answers nobody during a look, and its objects take several times as much memory as their text.
+"""
 BLOCK_BYTES = 2**18
 """So many bytes are read at once from the end of a log."""
 Form = Callable[[Mapping[str, Any]], bool]
@@ -51,8 +54,7 @@ class Tail:
         self._log.read(whole)
         found = [*map(object_in, filter(None, whole.splitlines()))]
         lines = [value for value in found if value is not None and self._form(value)]
-        # A look that was cut ends with a whole line, and so before the most bytes.
-        return Look(lines, anew, len(found) - len(lines), len(whole) > MOST_BYTES // 2)
+        return Look(lines, anew, len(found) - len(lines), bool(whole) and self._log.is_cut)
 
 
 def backwards(path: Path, form: Form) -> Iterator[dict[str, Any]]:

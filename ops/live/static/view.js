@@ -34,6 +34,8 @@ export class View {
     this.run = run;
     place.replaceChildren(document.getElementById("run").content.cloneNode(true));
     const parts = (this.parts = Object.fromEntries([...place.querySelectorAll("[data-part]")].map((element) => [element.dataset.part, element])));
+    parts.name.textContent = run.about.name;
+    parts.state.textContent = "reading the logs";
     this.story = new Story(run, parts.story, place.querySelector(".columns"));
     this.field = new Field(run, parts, (devices) => this.breaking.chosen(devices));
     this.field.tell = (device) => this.story.open(device);
@@ -150,7 +152,7 @@ export class View {
       [(status.updates || 0).toLocaleString("en"), "device updates"], [rate(status.updates_per_second), "updates/s"],
       [bytes((row.bytes_down || 0) + (row.bytes_up || 0)), "bytes of the last round"]];
     parts.cards.replaceChildren(...cards.map(([figure, label]) => make("div", { class: "card" }, make("b", {}, figure), make("span", {}, label))));
-    const unfinished = !known(status.coordinator) && !["starting", "resuming", "completed", "diverged", "gone"].includes(status.state);
+    const unfinished = known(status.state) && !known(status.coordinator) && !["starting", "resuming", "completed", "diverged", "gone"].includes(status.state);
     parts.banner.hidden = !unfinished;
     if (unfinished) {
       const failed = status.failure ? `The run could not go on: ${status.failure}. ` : "";

@@ -23,6 +23,23 @@ def test_a_look_reads_whole_new_lines_until_they_are_taken_as_read(tmp_path: Pat
     assert log.look() == (b"three\n", False)
 
 
+def test_a_line_that_is_longer_than_what_is_wanted_comes_alone_once_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = GrowingLog(path)
+    path.write_bytes(b"one\nlonger\ntwo\nlonge")
+    told = []
+    for _ in range(4):
+        lines, _ = log.look(most=5)
+        log.read(lines)
+        told.append((lines, log.is_cut))
+    assert told == [(b"one\n", True), (b"longer\n", True), (b"two\n", True), (b"", True)]
+    with path.open("ab") as file:
+        file.write(b"st\n")
+    assert (log.look(most=5), log.is_cut) == ((b"longest\n", False), True)
+    log.read(b"longest\n")
+    assert (log.look(most=5), log.is_cut) == ((b"", False), False)
+
+
 def test_a_log_that_was_cut_and_written_on_or_removed_begins_anew(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     log = GrowingLog(path)

@@ -121,6 +121,21 @@ def test_many_rows_that_come_at_once_as_in_a_folder_that_is_copied_are_all_told(
     assert rounds == [*range(2, 4001, 2)]
 
 
+def test_viewers_are_told_of_a_long_log_when_all_of_it_is_read(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedemu.ops.live.tail.MOST_BYTES", 1000)
+    run = LiveRun(0, made.directory, Told())
+    made.append("metrics", *({"round": round} for round in range(1, 101)))
+    told = [news(run)]
+    while run.is_behind:
+        told.append(news(run))
+    assert told[:-1] == [{}]
+    assert [row["round"] for row in told[-1]["rows"]] == [*range(1, 101)]
+    assert (told[-1]["status"]["round"], run.stream.kind) == (100, "snapshot")  # type: ignore[attr-defined]
+    made.row(101)
+    assert [row["round"] for row in news(run)["rows"]] == [101]
+    assert run.stream.kind == "tick"  # type: ignore[attr-defined]
+
+
 def test_a_device_that_dropped_out_is_away_until_it_is_back(made: Any) -> None:
     run = LiveRun(0, made.directory, Told())
     made.append(

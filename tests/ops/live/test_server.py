@@ -115,6 +115,18 @@ async def test_a_long_log_is_read_to_its_end_before_a_viewer_is_told_of_it(
     assert (whole["status"]["round"], len(whole["rows"])) == (100, 100)
 
 
+async def test_a_page_answers_while_it_reads_a_long_log(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedemu.ops.live.tail.MOST_BYTES", 1000)
+    for round in range(1, 501):
+        made.row(round)
+    async with served(made.directory) as (session, page), session.get("/api/stream") as answer:
+        async with session.get("/") as index:
+            assert index.status == 200
+        assert page.stream.last == 0, "nobody is told of a part of it"
+        assert [(await event(answer))[0] for _ in range(2)] == ["runs", "snapshot"]
+        assert page.stream.last == 1
+
+
 async def test_viewers_that_read_nothing_hold_nobody_up(made: Any) -> None:
     """Two megabytes are more than the buffers of a connection take, so the silent ones are stuck in the first."""
     made.row(1)

@@ -28,6 +28,24 @@ def test_lines_of_another_form_and_lines_that_nobody_could_read_are_left_out_and
     assert Tail(log, lambda line: isinstance(line["a"], int)).look() == Look([{"a": 1}, {"a": 2}], False, unread=2)
 
 
+def test_a_long_log_is_read_in_parts_and_a_look_tells_whether_there_is_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "MOST_BYTES", 17)
+    log = tmp_path / "log.jsonl"
+    follower = Tail(log)
+    log.write_text('{"a":1}\n{"a":2}\n{"a":"a longer line"}\n{"a":4}\n')
+    assert [follower.look() for _ in range(4)] == [
+        Look([{"a": 1}, {"a": 2}], False, full=True),
+        Look([{"a": "a longer line"}], False, full=True),
+        Look([{"a": 4}], False),
+        Look([], False),
+    ]
+    with log.open("a") as file:
+        file.write('{"a":"a line that is being writt')
+    assert follower.look() == Look([], False), "there is nothing to read before it is whole"
+
+
 def test_a_log_that_was_cut_and_grew_again_begins_anew(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     tail = Tail(log)
