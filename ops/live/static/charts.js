@@ -152,15 +152,21 @@ export class Heat {
     context.font = "11px system-ui, sans-serif";
     const high = (HEIGHT - foot - 4) / classes, every = Math.max(1, Math.ceil(14 / high));
     const names = values[values.length - 1][this.column].map((_, label) => (label % every ? "" : short(this.named(label))));
-    const left = Math.max(40, ...names.map((name) => Math.ceil(context.measureText(name).width) + 9)), wide = (width - left - 4) / values.length;
-    this.at = { left, wide, high, classes };
-    const step = Math.max(1, Math.floor(values.length / (width - left)));
-    for (let place = 0; place < values.length; place += step) {
-      values[place][this.column].forEach((value, label) => {
+    const left = Math.max(40, ...names.map((name) => Math.ceil(context.measureText(name).width) + 9)), right = width - 4;
+    // A column reaches from its round to that of the next one. The last one is as wide as the one before.
+    const first = values[0].round, last = values[values.length - 1].round, gap = values.length > 1 ? last - values[values.length - 2].round : 1;
+    const wide = (right - left) / (last + gap - first);
+    this.at = { left, wide, high, classes, first };
+    let from = left;
+    values.forEach((row, place) => {
+      const next = values[place + 1], to = next ? left + (next.round - first) * wide : right;
+      if (next && to - from < 1) return; // Of columns in one pixel the last one is drawn.
+      row[this.column].forEach((value, label) => {
         context.fillStyle = known(value) ? viridis(value) : colour("line");
-        context.fillRect(left + place * wide, label * high, Math.max(1, wide * step) + 0.5, high + 0.5);
+        context.fillRect(from, label * high, Math.max(1, to - from) + 0.5, high + 0.5);
       });
-    }
+      from = to;
+    });
     context.fillStyle = colour("soft");
     context.textBaseline = "middle";
     context.textAlign = "right";
@@ -168,9 +174,9 @@ export class Heat {
     names.forEach((name, label) => context.fillText(name, left - 5, Math.max(6, (label + 0.5) * high)));
     context.textBaseline = "alphabetic";
     context.textAlign = "left";
-    context.fillText(`round ${values[0].round}`, left, HEIGHT - 4);
+    context.fillText(`round ${first}`, left, HEIGHT - 4);
     context.textAlign = "right";
-    context.fillText(`${values[values.length - 1].round}`, width - 4, HEIGHT - 4);
+    context.fillText(`${last}`, right, HEIGHT - 4);
     this.say();
     this.tabled();
   }
@@ -188,8 +194,8 @@ export class Heat {
 
   point(event) {
     const box = this.canvas.getBoundingClientRect();
-    const place = Math.floor((event.clientX - box.left - this.at.left) / this.at.wide), label = Math.floor((event.clientY - box.top) / this.at.high);
-    const row = this.kept[place];
+    const round = this.at.first + (event.clientX - box.left - this.at.left) / this.at.wide, label = Math.floor((event.clientY - box.top) / this.at.high);
+    const row = this.kept.findLast((one) => one.round <= round);
     if (row && label >= 0 && label < this.at.classes) {
       this.caption.textContent = `round ${row.round}, ${this.what} ${this.named(label)}: ${percent(row[this.column][label])}`;
     }

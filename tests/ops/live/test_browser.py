@@ -227,6 +227,35 @@ def test_the_page_fills_while_the_run_goes_on_and_survives_a_reload(live: Live, 
     assert page.inner_text("#connection") == "live"
 
 
+MAP = """
+([rounds, shares]) => import('/static/charts.js').then(({ Heat, viridis }) => {
+    const heat = new Heat(document.body, 'T', 'a', 'class', (label) => label);
+    heat.seen.now = true;
+    heat.draw(rounds.map((round, place) => ({ round, a: [place / 4] })));
+    const box = heat.canvas.getBoundingClientRect();
+    const tones = heat.canvas.getContext('2d').getImageData(0, 50, box.width, 1).data;
+    return shares.map((share) => {
+        const x = Math.floor(heat.at.left + share * (box.width - heat.at.left - 4));
+        heat.point({ clientX: box.left + x, clientY: box.top + 50 });
+        const tone = `rgb(${[...tones.slice(4 * x, 4 * x + 3)].join()})`;
+        return [heat.caption.textContent.split(',')[0], rounds.findIndex((_, place) => viridis(place / 4) === tone)];
+    });
+})
+"""
+"""Draws a map of rows of these rounds. Tells, at shares of its width, which round is said and which row is drawn."""
+
+
+def test_a_map_has_an_even_axis_of_rounds_however_many_rows_are_kept_of_a_part(watched: Callable[..., Any]) -> None:
+    page = watched()
+    every, shares = [10, 20, 30], [0.02, 0.32, 0.35, 0.65, 0.68, 0.98]
+    assert [place for _, place in page.evaluate(MAP, [every, shares])] == [0, 0, 1, 1, 2, 2]
+    thinned, shares = [1, 801, 901, 1001], [0.5, 0.7, 0.75, 0.8, 0.85, 0.95]
+    first, second, third, last = [[f"round {round}", place] for place, round in enumerate(thinned)]
+    assert page.evaluate(MAP, [thinned, shares]) == [first, first, second, second, third, last]
+    ((told, _),) = page.evaluate(MAP, [[*range(1, 100_001)], [0.25]])
+    assert int(told.removeprefix("round ")) == pytest.approx(25_000, abs=200), "many columns share a pixel"
+
+
 def test_what_is_drawn_is_also_said(live: Live, visit: Callable[..., Any]) -> None:
     page = visit(live.shown.address)
     grown(page, 1)
