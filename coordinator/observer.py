@@ -64,7 +64,10 @@ class RunObserver(Protocol):
         ...
 
     def fleet(self, counts: Mapping[str, int]) -> None:
-        """Devices by state: ``enrolled``, ``connected``, ``online`` (by the experiment's clock), ``busy`` (asked)."""
+        """Devices by state: ``enrolled``, ``connected``, ``online`` (by the experiment's clock), ``busy`` (asked).
+
+        Under the wall clock those that are off-line by plan are not connected, but ``away``.
+        """
         ...
 
     def server_job(self, name: str, round: int, step: int, steps: int) -> None:

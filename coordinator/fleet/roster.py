@@ -300,6 +300,10 @@ class Roster:
         """The number of devices that can be asked now: the connected ones, or those that somebody can wake."""
         return len(self.connected) if self.planned is None else int(self.leases.held().sum())
 
+    def away(self) -> int:
+        """The number of devices that are off-line by their plan, and whose machine is there (wall clock)."""
+        return int(self.leases.held()[list(self.departed)].sum()) if self.departed else 0
+
     def forget_states(self, lease: Lease) -> int:
         """The own states of a lease's devices are gone, so that they begin anew. Returns how many had one."""
         return sum(self.columns.forget_states(first, stop) for first, stop in lease.ranges)

@@ -219,12 +219,13 @@ class Service:
         return (0, 0) if self._hub is None else (self._hub.bytes_sent, self._hub.bytes_received)
 
     def counts(self) -> Mapping[str, int]:
-        """The number of devices by state: ``enrolled``, ``connected``, ``online`` and ``busy``."""
+        """The number of devices by state, as ``Observer.fleet`` explains it."""
         exchange = self.reception.exchange
         busy = 0 if exchange is None else len(exchange.machine.terms.cohort) - len(exchange.machine.verdicts)
         return {
             "enrolled": self.roster.leases.granted,
             "connected": self.roster.reachable(),
+            "away": self.roster.away(),
             "online": int(self.roster.eligible(self.timeline.time).sum()),
             "busy": busy,
         }

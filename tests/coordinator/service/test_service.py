@@ -392,6 +392,7 @@ async def test_a_device_that_said_goodbye_by_its_plan_is_shown_as_away_and_one_t
         return [codes[state] for state in states]
 
     assert shown() == ["away", "away", "crashed", "crashed", "online", "absent"]
+    assert service.counts() == {"enrolled": 6, "connected": 1, "away": 2, "online": 1, "busy": 0}
     service.reception.received(b"0", Envelope(Hello(device=0, incarnation=2, lease=token), ()))
     assert shown()[0] == "online"
     service.reception.received(b"machine", Envelope(Died(device=0, incarnation=2), ()))
@@ -399,6 +400,9 @@ async def test_a_device_that_said_goodbye_by_its_plan_is_shown_as_away_and_one_t
     service.reception.stopping = Stop(reason="completed")
     service.reception.received(b"4", Envelope(Bye(reason="stopped"), ()))
     assert "crashed" not in shown(), "at the end of a run all devices leave"
+    assert service.counts() == {"enrolled": 6, "connected": 0, "away": 1, "online": 0, "busy": 0}
+    service.reception.received(b"machine", Envelope(Bye(reason="stopped"), ()))
+    assert service.counts()["away"] == 0, "without their machine they cannot come back"
     assert not service.reception.broken.done()
 
 

@@ -32,10 +32,11 @@ def _states(**values: str) -> list[dict[str, str]]:
     return [_series("fedemu_run_state", text, state=state) for state, text in values.items()]
 
 
-def _fleet(connected: str, enrolled: str) -> list[dict[str, str]]:
+def _fleet(connected: str, enrolled: str, away: str = "0x200") -> list[dict[str, str]]:
     return [
         _series("fedemu_devices", connected, state="connected"),
         _series("fedemu_devices", enrolled, state="enrolled"),
+        _series("fedemu_devices", away, state="away"),
     ]
 
 
@@ -128,6 +129,17 @@ CASES: dict[str, tuple[str, list[dict[str, str]], dict[str, bool]]] = {
         "FleetMostlyGone",
         [*_fleet("_x8 10x20 0x3 10x20", "_x8 10x43")],
         {"7m15s": False, "8m": False, "8m15s": False, "9m": False},
+    ),
+    "a fleet of which most are off-line by plan is not mostly gone before others lose their connections": (
+        "FleetMostlyGone",
+        # Of ten devices six are away by plan. At 7:15 six are gone, and two of the other four are away.
+        [*_fleet("_x8 4x20 2x41", "_x8 10x62", "_x8 6x20 2x41")],
+        {"2m": False, "5m": False, "7m15s": False, "8m": False, "8m30s": True, "15m": True},
+    ),
+    "a fleet of which most are off-line by plan is not gone": (
+        "FleetMostlyGone",
+        [*_fleet("_x8 4x60", "_x8 10x60", "_x8 6x60")],
+        {f"{minute}m": False for minute in range(2, 17)},
     ),
     "the fleet of a finished run is not gone": (
         "FleetMostlyGone",
