@@ -291,7 +291,7 @@ def test_without_the_library_wordpiece_is_refused_with_what_to_do(monkeypatch: p
 
 REAL = [
     ("nlu_eval_home.csv.gz", {}, (8869, 2219, 18)),
-    ("slurp_devel_test.csv.gz", {"train_split": "devel+test", "id_column": "recorded_at_unix"}, (4035, 1016, 18)),
+    ("slurp_devel_test.csv.gz", {"train_split": "devel+test"}, (4035, 1016, 18)),
     ("tinyshakespeare.txt.gz", {"id_column": "speaker", "id_min_samples": 10, "test_by": "id"}, (14886, 3572, 1)),
 ]
 
@@ -304,10 +304,11 @@ def test_the_real_files_are_read(name: str, data: dict[str, Any], sizes: tuple[i
         pytest.skip(f"FEDEMU_DATA has no text/{name}")
     play = name.startswith("tiny")
     text = {"kind": "next", "length": 64, "tokenizer": "characters"} if play else {"kind": "masked", "length": 24}
-    source = corpora.source_of(Experiment.parse({"data": {"dataset": str(file), "text": text, **data}}).data)
-    corpus = corpora.load_corpus(source, cache=tmp_path)
+    stream = {"kind": "periods", "order": "recorded_at_unix"} if name.startswith("slurp") else {"kind": "static"}
+    wanted = Experiment.parse({"data": {"dataset": str(file), "text": text, **data}, "stream": stream})
+    corpus = corpora.load_corpus(corpora.source_of(wanted.data, wanted.stream), cache=tmp_path)
     assert (len(corpus.train), len(corpus.test), corpus.classes) == sizes
-    if "recorded_at_unix" in corpus.train.columns:
+    if name.startswith("slurp"):
         times = corpus.train.columns["recorded_at_unix"]
         assert times.dtype == np.int64
         assert 1.43e9 < times.min() <= times.max() < 1.51e9
