@@ -44,9 +44,10 @@ class Keyed(TorchFunctionMode):
         kwargs = kwargs or {}
         replaced = _REPLACED.get(func)
         if replaced is not None:
-            out = kwargs.get("out")
-            made = replaced(self._draws, *args, **{name: value for name, value in kwargs.items() if name != "out"})
-            return made if out is None else _written(out, made)
+            others = {name: value for name, value in kwargs.items() if name not in ("out", "requires_grad")}
+            made = replaced(self._draws, *args, **others)
+            made = made if kwargs.get("out") is None else _written(kwargs["out"], made)
+            return made.requires_grad_() if kwargs.get("requires_grad") else made
         body = opened(func)
         if body is None:
             return func(*args, **kwargs)
@@ -204,7 +205,6 @@ def _like(values: Callable[..., Tensor]) -> Callable[..., Tensor]:
         *arguments: Any,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        requires_grad: bool = False,
         **others: Any,
     ) -> Tensor:
         keywords = {name: others[name] for name in ("low", "high") if name in others}
@@ -223,7 +223,6 @@ def _sized(values: Callable[..., Tensor], usual: torch.dtype | None = None, befo
         size: Any = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        requires_grad: bool = False,
         **others: Any,
     ) -> Tensor:
         keywords = {name: others[name] for name in ("low", "high") if name in others}

@@ -120,6 +120,28 @@ def test_a_draw_fills_the_tensor_that_is_given_for_it(draw: Callable[[Tensor], T
 
 
 @pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.rand(3, requires_grad=True),
+        lambda: torch.randn_like(torch.ones(3), requires_grad=True),
+        lambda: torch.empty(3, requires_grad=True),
+        lambda: torch.normal(0.0, 1.0, (3,), requires_grad=True),
+        lambda: torch.rand(3, out=torch.ones(3), requires_grad=True),
+    ],
+)
+def test_a_draw_requires_a_gradient_if_it_is_told_to(draw: Callable[[], Tensor]) -> None:
+    def slope() -> Tensor:
+        x = draw()
+        return torch.autograd.grad((3 * x).sum(), x)[0]
+
+    assert drawn(slope).tolist() == [3.0] * 3
+    with torch.no_grad():
+        made = drawn(draw)
+    assert (made.requires_grad, made.is_leaf) == (True, True)
+    assert not drawn(lambda: torch.rand(3)).requires_grad
+
+
+@pytest.mark.parametrize(
     ("function", "mean", "variance"),
     [
         (lambda: torch.randn(N), 0, 1),
