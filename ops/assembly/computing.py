@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from fedemu.device.compute.executors.checked import Disagreement
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.code.own_code import cause_of, own_frames, place
 from fedemu.protocol.errors import ConfigurationError
@@ -30,8 +31,9 @@ def choose(experiment: Experiment, attempt: Attempt, *, stacked: bool, draws_out
 
     Code of the user's own is tried in a stack, then one device after the other, then by torch's ordinary means. Other
     experiments are tried as they are. ``stacked`` says whether a machine without a GPU stacks devices, and
-    ``draws_outside`` what draws by the generators of Python or numpy, empty if nothing does. Raises ConfigurationError
-    if the experiment names an executor that cannot run what another one can.
+    ``draws_outside`` what draws by the generators of Python or numpy, empty if nothing does. A disagreement that the
+    executor ``checked`` finds is returned as it is. Raises ConfigurationError if the experiment names an executor that
+    cannot run what another one can.
     """
     named = experiment.local.executor
     if draws_outside and named != "plain":
@@ -43,7 +45,7 @@ def choose(experiment: Experiment, attempt: Attempt, *, stacked: bool, draws_out
     found = attempt("vmapped" if own and named == "auto" else named)
     if found is None and own and named == "auto" and not stacked:
         return attempt("serial") or Computing(named)
-    if found is None or not own or named == "plain":
+    if found is None or not own or named == "plain" or isinstance(found, Disagreement):
         return found or Computing(named)
     alone = found if named == "serial" else attempt("serial")
     ordinary = attempt("plain") if alone is not None else None

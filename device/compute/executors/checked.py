@@ -29,9 +29,13 @@ then 0 up to rounding, and normalisation divides them by the root of its epsilon
 """
 
 
+class Disagreement(TrainingError):
+    """Two executors computed the same job, and their results differ by more than rounding."""
+
+
 @dataclass(frozen=True)
 class Checked:
-    """Runs both executors and returns the candidate's results. A result that differs by more than rounding is an error.
+    """Runs both executors and returns the candidate's results, or ``Disagreement`` where they differ beyond rounding.
 
     Two leaves agree if no element differs by more than ``tolerance`` times a scale. The scale is the largest magnitude
     in the reference leaf, but at least a thousandth of the largest magnitude in all leaves: some leaves, such as the
@@ -74,7 +78,7 @@ class Checked:
             failure = expected if isinstance(expected, TrainingError) else result
             return TrainingError(f"one executor fails where the other does not: {failure}")
         if difference := self._difference(expected, result, floor, grids):
-            return TrainingError(f"the executors disagree on {difference}")
+            return Disagreement(f"the executors disagree on {difference}")
         return result
 
     def _difference(

@@ -138,6 +138,10 @@ OWN = """
     def vector(logits, batch, facts):
         return logits.logsumexp(-1)
 
+    def per_row(logits, batch, facts):
+        chances = logits.log_softmax(-1).gather(1, batch.y[:, None])[:, 0]
+        return -(chances * batch.weight).sum() / len(batch.y)
+
     def not_today(logits, batch, facts):
         raise ValueError("not today")
 
@@ -393,6 +397,10 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
         (
             ["model.name=tried:Branches", "local.executor=checked"],
             "model 'tried:Branches' branches on values, so local.executor = 'checked' can't compute it; choose 'auto'",
+        ),
+        (
+            ["algorithm.loss=tried:per_row", "local.executor=checked"],
+            "'fedavg' can't train the model 'mlp' by the loss 'tried:per_row': the executors disagree on delta/",
         ),
         (
             ["algorithm.loss=tried:counts"],

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedemu.algorithms.interface import Forest
-from fedemu.device.compute.executors.checked import Checked
+from fedemu.device.compute.executors.checked import Checked, Disagreement
 from fedemu.device.compute.executors.executor import Job, JobResult, Source
 from fedemu.protocol.errors import TrainingError
 
@@ -67,7 +67,7 @@ def test_every_job_is_compared_and_the_candidate_sets_the_capacity() -> None:
 )
 def test_a_difference_is_named(candidate: JobResult, message: str) -> None:
     result = checked(a_result(), candidate)
-    assert isinstance(result, TrainingError)
+    assert isinstance(result, Disagreement)
     assert str(result) == message
 
 
