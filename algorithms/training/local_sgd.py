@@ -34,7 +34,10 @@ class Training(NamedTuple):
 
 @dataclass(frozen=True)
 class SGD:
-    """``g += weight_decay·w; m = momentum·m + g; w -= lr·m``, as in torch. The momentum m starts at 0."""
+    """``g += weight_decay·w; m = momentum·m + g; w -= lr·m``, as in torch. The momentum m starts at 0.
+
+    The gradient g of a variable that a batch does not use is 0, where torch may have None and leave the variable out.
+    """
 
     momentum: float = 0.0
     weight_decay: float = 0.0
