@@ -1,13 +1,15 @@
 """Whether a model mixes the samples of a batch, so that samples that only fill up a batch change its training.
 
 Buffers of a model are taken as a sign of it. A model of the user's own without buffers is asked by trying: it may, for
-example, subtract the mean of the batch, or take the samples for the steps of a sequence.
+example, subtract the mean of the batch, take the samples for the steps of a sequence, divide by the number of samples,
+or count in the backward pass how often the batch has a word.
 """
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -24,6 +26,8 @@ from fedemu.algorithms.trees import map_leaves, only, without
 _ROWS: Final = 4
 _ROW: Final = 2
 """The sample that stays as it is while the others of its batch change. Some come before it and some after it."""
+_ROUNDING: Final = 1e-3
+"""The largest difference that is rounding, as a share of the largest number. In half precision it is more."""
 _CHANGE: Final = 0.1
 """The standard deviation of what is added to variables. Some begin with zeros, which hide what they scale."""
 
@@ -84,42 +88,68 @@ class OwnModel:
         return replace(self, inner=observed(self.inner))
 
     def mixes(self, train: bool) -> bool:
-        """Whether what it says of one sample changes, by a single bit, with the other samples of the batch.
+        """Whether what it says of one sample depends on the other samples of the batch, or on their number.
 
-        False for a model that cannot be stacked. It is computed one by one, where no batch has to be filled up.
+        In training this is also how the variables would move by this sample alone. A single bit counts, but batches of
+        other sizes may differ by rounding. False for a model that cannot be stacked. It is computed one by one, where
+        no batch has to be filled up.
         """
         key = torch.zeros(KEY_SHAPE, dtype=torch.int32)
+        drew = False
 
-        def said(variables: Tree, key: Tensor, x: Tensor) -> Tensor:
+        def said(row: int, variables: Tree, key: Tensor, x: Tensor) -> tuple[Tensor, ...]:
             buffers = only(variables, self.buffers)
 
             def logits(trained: Tree) -> Tensor:
-                with Keyed(Draws(key)):
+                nonlocal drew
+                draws = Draws(key)
+                with Keyed(draws):
                     outputs, _ = self.inner.apply({**trained, **buffers}, x, train)
-                return outputs.logits[_ROW]
+                drew |= draws.count > 0
+                return outputs.logits[row]
 
-            # Some layers, such as nn.LSTM, can be stacked only where they are differentiated too.
-            found: Tensor = torch.func.vjp(logits, without(variables, self.buffers))[0]
-            return found
+            def weighted(trained: Tree) -> tuple[Tensor, Tensor]:
+                value = logits(trained)
+                # The weights differ, because the sum of some outputs, such as softmax's, has no gradient.
+                weights = torch.linspace(-1, 1, value.numel(), dtype=value.dtype).reshape(value.shape)
+                return (value * weights).sum(), value
 
-        def stacked(variables: Tree, x: Tensor) -> Tensor:
+            trained = without(variables, self.buffers)
+            if not train:
+                # Some layers, such as nn.LSTM, can be stacked only where they are differentiated too.
+                return (torch.func.vjp(logits, trained)[0],)
+            gradient, value = torch.func.grad(weighted, has_aux=True)(trained)
+            return value, torch.cat([leaf.flatten() for leaf in gradient.values()])
+
+        def stacked(variables: Tree, x: Tensor, row: int = _ROW) -> list[Tensor]:
             stack = map_leaves(lambda leaf: leaf.clone()[None], variables), key[None], x[None]
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.filterwarnings("ignore", "There is a performance drop")
-                found: Tensor = under_seed(lambda: torch.func.vmap(said)(*stack), 0)
-            return found.nan_to_num()
+                found = under_seed(lambda: torch.func.vmap(partial(said, row))(*stack), 0)
+            return [each.nan_to_num() for each in found]
 
         first = self.inner.init(0)
         x, other, changed = under_seed(lambda: (self._samples(), self._samples(), map_leaves(_changed, first)), 0)
         other[_ROW] = x[_ROW]
         try:
-            return not all(torch.equal(stacked(leaves, x), stacked(leaves, other)) for leaves in (first, changed))
+            for leaves in (first, changed):
+                among = stacked(leaves, x)
+                if not all(map(torch.equal, among, stacked(leaves, other))):
+                    return True
+            # What is drawn for a sample depends on the size of the batch, so a model that draws gets full ones anyway.
+            return not drew and not all(map(_close, among, stacked(changed, x[_ROW : _ROW + 1], row=0)))
         except Exception:  # it cannot be stacked, or the training step will tell it better
             return False
 
     def _samples(self) -> Tensor:
         shape = (_ROWS, *self.input_shape)
         return torch.randint(0, 2, shape) if self.tokens else torch.randn(shape)
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same, up to rounding of the size of their largest number."""
+    share = max(_ROUNDING, torch.finfo(one.dtype).eps ** 0.5)
+    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=share * float(one.abs().max()))
 
 
 def _changed(leaf: Tensor) -> Tensor:

@@ -52,10 +52,33 @@ class Sequence(Net):
         return logits
 
 
+class Centred(torch.autograd.Function):
+    """Changes nothing, and subtracts the mean of the batch from the gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(h: Tensor) -> Tensor:
+        return h.clone()
+
+    @staticmethod
+    def setup_context(context: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(context: Any, slope: Tensor) -> Tensor:  # type: ignore[override]
+        return slope - slope.mean(0)
+
+
+def centred(h: Tensor) -> Tensor:
+    found: Tensor = Centred.apply(h)
+    return found
+
+
 class Words(Net):
-    def __init__(self, mixing: bool) -> None:
+    def __init__(self, mixing: bool, counting: bool = False) -> None:
         super().__init__()
-        self.table, self.mixing = nn.Embedding(2, 1), mixing
+        self.table, self.mixing = nn.Embedding(2, 1, scale_grad_by_freq=counting), mixing
 
     def forward(self, x: Tensor) -> Tensor:
         words = self.table(x).squeeze(-1)
@@ -79,9 +102,14 @@ MIXING: dict[str, Callable[[], nn.Module]] = {
     "a gate that is closed at first": Gated,
     "batch normalisation": lambda: normalised(track_running_stats=False),
     "samples as the steps of a sequence": lambda: Sequence(batch_first=False),
+    "the mean of gradients": lambda: Net(centred),
+    "the number of samples": lambda: Net(lambda h: h / len(h)),
+    "another way for a sample alone": lambda: Net(lambda h: h if len(h) > 1 else 2 * h),
 }
 APART: dict[str, Callable[[], nn.Module]] = {
     "layers": Net,
+    "chances": lambda: nn.Sequential(Net(), nn.Softmax(1)),
+    "half precision": lambda: Net().bfloat16(),
     "dropout": lambda: Net(nn.Dropout(0.5)),
     "sequences": lambda: Sequence(batch_first=True),
     "no stack": lambda: Net(branching),
@@ -106,11 +134,17 @@ def test_a_model_that_computes_each_sample_by_itself_or_cannot_be_stacked_is_non
 
 def test_a_model_of_tokens_is_asked_by_tokens() -> None:
     assert rows_matter(OwnModel(from_module(lambda: Words(mixing=True)), (6,), tokens=True))
+    assert rows_matter(OwnModel(from_module(lambda: Words(mixing=False, counting=True)), (6,), tokens=True))
     assert not rows_matter(OwnModel(from_module(lambda: Words(mixing=False)), (6,), tokens=True))
 
 
 def test_running_statistics_mix_in_training_alone() -> None:
     model = OwnModel(from_module(normalised), (6,), tokens=False)
+    assert (model.mixes(True), model.mixes(False)) == (True, False)
+
+
+def test_what_mixes_in_the_backward_pass_alone_does_not_in_evaluation() -> None:
+    model = OwnModel(from_module(lambda: Net(centred)), (6,), tokens=False)
     assert (model.mixes(True), model.mixes(False)) == (True, False)
 
 

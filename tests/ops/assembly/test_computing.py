@@ -71,6 +71,10 @@ OWN = """
             norm = nn.BatchNorm1d(64, track_running_stats=False)
             super().__init__(nn.Flatten(), norm, nn.Linear(64, classes))
 
+    class Divides(Net):
+        def between(self, h):
+            return h / len(h)
+
     class Branches(Net):
         def between(self, h):
             return h if h.sum() > 0 else -h
@@ -229,7 +233,7 @@ def test_an_executor_that_cannot_repeat_draws_by_python_is_refused(executor: str
         tried_parts(experiment("algorithm.loss=mine:noisy", f"local.executor={executor}"), print)
 
 
-@pytest.mark.parametrize("name", ["Centres", "Normalises"])
+@pytest.mark.parametrize("name", ["Centres", "Normalises", "Divides"])
 def test_a_model_that_mixes_samples_trains_alike_by_every_executor(name: str) -> None:
     sizes = (1, 3, 11)
     found: dict[str, list[Tree]] = {}
