@@ -64,9 +64,11 @@ class ModuleModel:
 
     def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
         # A module updates its buffers in place, and may write to its input, so it gets copies. A batch in training is a
-        # copy already. Otherwise samples are kept, and read again.
+        # copy already. Otherwise samples are kept, and read again. There it also gets views of its parameters, because
+        # it may give them other memory (``weight.data = ...``), which only a step of training goes on with.
         buffers = {name: leaf.clone() for name, leaf in only(variables, self.buffers).items()}
-        x = x if train else x.clone()
+        if not train:
+            x, variables = x.clone(), map_leaves(lambda leaf: leaf.view_as(leaf), variables)
         self._last = None
         with repeatable(), BySpectra():
             out = functional_call(self._modes[train], {**self._beside(x), **variables, **buffers}, (x,))

@@ -85,6 +85,8 @@ _REASONS = {
     "setup_context": "has a torch.autograd.Function without setup_context",
     "data pointer": "hands values to other libraries",
     "saved tensor hooks": "computes activations again in its backward pass",
+    "mutating directly with `.data`": "gives a variable other memory (.data = ...)",
+    "requires_grad_()": "computes gradients itself, by torch.autograd",
 }
 """What an error of torch means, by a part of its text."""
 

@@ -171,12 +171,16 @@ def states_of_generators() -> tuple[object, str]:
 
 
 def _applied(parts: Parts, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
-    """What a model gives for a copy of a batch. All that it draws is the same each time."""
+    """What a model gives for a copy of a batch, in training by copies of its variables, to which it may write then.
+
+    All that it draws is the same each time.
+    """
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+    variables = map_leaves(torch.clone, parts.variables) if train else parts.variables
     with torch.no_grad(), Keyed(Draws(torch.zeros(KEY_SHAPE, dtype=torch.int32))):
-        return parts.model.apply(parts.variables, x.clone(), train)
+        return parts.model.apply(variables, x.clone(), train)
 
 
 def _require_same_logits(name: str, once: Outputs, again: Outputs) -> None:

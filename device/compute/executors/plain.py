@@ -64,6 +64,10 @@ def _grad_in_place_of(original: Callable[..., Any]) -> Callable[..., Any]:
                 slopes = [torch.zeros_like(leaf) for leaf in leaves]
                 if value.requires_grad:
                     slopes = [*torch.autograd.grad(value, taken, create_graph=nested, materialize_grads=True)]
+                for leaf, own in zip(leaves, taken, strict=True):
+                    if not own.is_set_to(leaf):
+                        # By ``own.data = ...`` it has other memory now. A step goes on from these values.
+                        leaf.detach().copy_(own.detach())
             tree = tree_unflatten(slopes, spec)
             if not has_aux:
                 return tree

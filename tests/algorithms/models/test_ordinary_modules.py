@@ -268,6 +268,20 @@ def test_samples_are_as_before_after_an_evaluation_by_a_module_that_writes_to_it
     assert torch.equal(x, -torch.ones(4, 3))
 
 
+def test_variables_are_as_before_after_an_evaluation_by_a_module_that_puts_others_in_their_place() -> None:
+    class Clamped(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.weight.data = self.weight.data.clamp(-0.5, 0.5)
+            return super().forward(x)
+
+    model = from_module(lambda: Clamped(1, 2, bias=False))
+    variables = {"weight": torch.tensor([[1.0], [-2.0]])}
+    with torch.inference_mode():
+        logits = [model.apply(variables, torch.ones(1, 1), False)[0].logits.tolist() for _ in range(2)]
+    assert logits == [[[0.5, -0.5]]] * 2
+    assert variables["weight"].tolist() == [[1.0], [-2.0]]
+
+
 @pytest.mark.parametrize("changed", ["weight_norm", "prune"])
 def test_a_layer_whose_weight_a_hook_makes_of_parameters_is_trained(changed: str) -> None:
     def build() -> nn.Module:

@@ -136,6 +136,27 @@ OWN = """
         def between(self, h):
             return super().between(h) if h.sum() > 0 else h
 
+    class Decays(Net):
+        def between(self, h):
+            if self.training:
+                with torch.no_grad():
+                    self.last.weight.copy_(self.last.weight * 0.9)
+            return h
+
+    class Replaces(Net):
+        def between(self, h):
+            if self.training:
+                self.last.weight.data = self.last.weight.data * 0.9
+            return h
+
+    class Differentiates(Net):
+        def between(self, h):
+            if not self.training:
+                return h
+            noise = torch.rand(h.shape, requires_grad=True)
+            with torch.enable_grad():
+                return h + torch.autograd.grad((noise**2).sum() * h.sum(), noise)[0]
+
     class Remembers(Net):
         before = None
 
@@ -184,6 +205,9 @@ def experiment(*settings: str) -> Experiment:
         ("DrawsByPython", "plain", "draws random numbers by Python or numpy"),
         ("Poisson", "plain", "draws random numbers that no key can make"),
         ("BranchesAndDraws", "plain", "draws random numbers that no key can make"),
+        ("Decays", "auto", ""),
+        ("Replaces", "plain", "gives a variable other memory (.data = ...)"),
+        ("Differentiates", "plain", "computes gradients itself, by torch.autograd"),
     ],
 )
 def test_an_own_model_trains_repeatably_by_the_executor_that_is_told(name: str, executor: str, reason: str) -> None:
@@ -259,6 +283,23 @@ def test_a_model_that_mixes_samples_trains_alike_by_every_executor(name: str) ->
         # A sample alone is its own mean, and so are its copies: the weights see 0, and learn nothing.
         assert float(found["serial"][0]["delta/weight"].abs().max()) < 1e-6
         assert float(found["serial"][0]["delta/bias"].abs().max()) > 1e-2
+
+
+def test_what_a_model_writes_to_its_parameters_in_training_counts_in_every_executor() -> None:
+    found: dict[str, Tree] = {}
+    for name, executor in (("Decays", "vmapped"), ("Decays", "serial"), ("Decays", "plain"), ("Replaces", "plain")):
+        parts, _ = tried(f"model.name=mine:{name}", f"local.executor={executor}", "local.epochs=3", "local.lr=0.001")
+        trainer = open_trainer(parts.experiment.to_bytes(), "cpu")
+        [result] = trainer.run("train", {"model": parts.variables}, [Job(3, 1, 0, np.arange(10))])
+        assert isinstance(result, JobResult), result
+        found[f"{name} {executor}"] = flatten(result.payload)
+    expected = found["Decays vmapped"]
+    # Three steps of training hardly move the weights, and three decays to 90 % move them by 27.1 %.
+    decayed = -(1 - 0.9**3) * parts.variables["last.weight"]
+    torch.testing.assert_close(expected["delta/last.weight"], decayed, rtol=0, atol=5e-3)
+    for each in found.values():
+        for name, leaf in expected.items():
+            torch.testing.assert_close(each[name], leaf, rtol=0, atol=1e-6)
 
 
 def test_a_model_that_keeps_something_from_batch_to_batch_is_refused() -> None:

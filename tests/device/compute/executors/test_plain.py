@@ -35,6 +35,19 @@ def test_gradients_are_those_of_torch_func() -> None:
     assert not aux.requires_grad
 
 
+def test_what_a_function_puts_in_the_place_of_a_variables_values_is_there_after_it() -> None:
+    tree = {"w": torch.tensor([1.0, -2.0]), "v": torch.ones(1)}
+
+    def value(tree: dict[str, Tensor]) -> Tensor:
+        tree["w"].data = tree["w"].data.clamp(-0.5, 0.5)
+        return (tree["w"] ** 2).sum() * tree["v"].sum()
+
+    with torch.no_grad(), plain(key(0)):
+        found = torch.func.grad(value)(tree)
+    assert {name: leaf.tolist() for name, leaf in found.items()} == {"w": [1.0, -1.0], "v": [0.5]}
+    assert {name: leaf.tolist() for name, leaf in tree.items()} == {"w": [0.5, -0.5], "v": [1.0]}
+
+
 def test_a_gradient_of_a_gradient_and_one_under_vmap_work_too() -> None:
     def slope(x: Tensor) -> Tensor:
         return torch.func.grad(lambda x: x**3)(x)  # type: ignore[no-any-return]
