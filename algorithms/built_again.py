@@ -18,7 +18,9 @@ from torch import Tensor
 from fedemu.protocol.code.own_code import is_own
 
 LARGE = 2**20
-"""An array with more bytes is not looked at for changes."""
+"""An array with more bytes is not looked at for changes. Nor is such a tensor of a module."""
+_OF_TORCH = frozenset(vars(torch.nn.Module()))
+"""What every module has: its tensors, its parts, its hooks and its mode."""
 
 
 def difference(one: object, other: object) -> str | None:
@@ -36,10 +38,13 @@ class Original:
     It looks at plain values, tensors, generators, arrays of up to ``LARGE`` bytes and the sizes of collections, in
     attributes of objects and of their classes, in items, and in variables around functions. What objects of fedemu and
     of libraries hold does not count, unless ``everything`` does.
+
+    It looks into no module of torch, unless with ``modules``. Their parameters and buffers do not count. All other
+    tensors have then changed if their numbers have, because a module may compute them anew in each call.
     """
 
-    def __init__(self, thing: object, everything: bool = False) -> None:
-        self._everything = everything
+    def __init__(self, thing: object, everything: bool = False, modules: bool = False) -> None:
+        self._everything, self._modules = everything, modules
         self._held = self._all(thing)
 
     @property
@@ -61,7 +66,33 @@ class Original:
         return "its size" if name == "" else name
 
     def _all(self, thing: object) -> dict[str, object]:
-        return dict(_held("", thing, self._everything, self._everything, set()))
+        return dict(self._values("", thing, self._everything, set()))
+
+    def _values(self, name: str, thing: object, own: bool, seen: set[int]) -> Iterator[tuple[str, object]]:
+        """All values inside of ``thing`` by their names, or those that somebody's ``own`` object holds."""
+        inside = id(thing) not in seen
+        match thing:
+            case None | bool() | int() | float() | complex() | str() | bytes():
+                found: object = repr(thing)
+                inside = False
+            case Tensor():
+                found = _numbers(thing) if self._modules else _Tensor(thing)
+                inside = False
+            case np.ndarray():
+                found = thing.tobytes() if thing.nbytes <= LARGE else None
+            case Mapping() | list() | tuple() | Set():
+                found = len(thing)
+            case _:
+                found = _content(thing)
+                own = self._everything or (own if found is not None else _is_own(thing))
+                found = type(thing) if own and found is None else found
+        if own and found is not None:
+            yield name, found
+        if inside and (self._modules or not isinstance(thing, torch.nn.Module)):
+            seen.add(id(thing))
+            parts = _parts_of_module(thing) if isinstance(thing, torch.nn.Module) else _parts(thing)
+            for part, value in (*_parts_of_classes(thing), *parts):
+                yield from self._values(f"{name}.{part}" if name else str(part), value, own, seen)
 
 
 class _Tensor:
@@ -110,29 +141,11 @@ def _content(thing: object) -> object:
     return None
 
 
-def _held(name: str, thing: object, own: bool, everything: bool, seen: set[int]) -> Iterator[tuple[str, object]]:
-    """All values inside of ``thing`` by their names, or those that somebody's ``own`` object holds."""
-    inside = id(thing) not in seen
-    match thing:
-        case None | bool() | int() | float() | complex() | str() | bytes():
-            found: object = repr(thing)
-            inside = False
-        case Tensor():
-            found = _Tensor(thing)
-        case np.ndarray():
-            found = thing.tobytes() if thing.nbytes <= LARGE else None
-        case Mapping() | list() | tuple() | Set():
-            found = len(thing)
-        case _:
-            found = _content(thing)
-            own = everything or (own if found is not None else _is_own(thing))
-            found = type(thing) if own and found is None else found
-    if own and found is not None:
-        yield name, found
-    if inside and not isinstance(thing, Tensor | torch.nn.Module):
-        seen.add(id(thing))
-        for part, value in (*_parts_of_classes(thing), *_parts(thing)):
-            yield from _held(f"{name}.{part}" if name else str(part), value, own, everything, seen)
+def _numbers(tensor: Tensor) -> bytes | None:
+    """The numbers of a tensor. None if it is large, or no array of numbers."""
+    if tensor.layout is not torch.strided or tensor.nbytes > LARGE:
+        return None
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _is_own(thing: object) -> bool:
@@ -147,6 +160,11 @@ def _parts_of_classes(thing: object) -> Iterator[tuple[object, object]]:
         if is_own(getattr(sys.modules.get(kind.__module__), "__file__", None) or ""):
             shared = ((name, value) for name, value in vars(kind).items() if not name.startswith("__"))
             yield from ((name, value) for name, value in shared if isinstance(value, _DATA))
+
+
+def _parts_of_module(module: torch.nn.Module) -> Iterator[tuple[object, object]]:
+    yield from ((name, value) for name, value in vars(module).items() if name not in _OF_TORCH)
+    yield from module.named_children()
 
 
 _DATA = (NoneType, bool, int, float, complex, str, bytes, Tensor, np.ndarray, Mapping, list, tuple, Set)

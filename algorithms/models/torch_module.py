@@ -78,6 +78,10 @@ class ModuleModel:
         self._last, self._after = None, {}
         return outputs, {name: after[name] for name in buffers}
 
+    def module(self, train: bool) -> nn.Module:
+        """The module that is applied in this mode. Its parameters and buffers have the values of no call."""
+        return self._modes[train]
+
     def observed(self) -> ModuleModel:
         """The same model with ``Outputs.statistics``: mean and variance of each batch normalisation's input."""
         return _Observed(self._module, self.kind, self._build)

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedemu.algorithms.built_again import Original
 from fedemu.algorithms.data.extremes import extremes
 from fedemu.algorithms.interface import Batch, Facts, Outputs, Tree
+from fedemu.algorithms.models.around import ModelAround
 from fedemu.algorithms.models.randomness.draws import KEY_SHAPE, Draws
 from fedemu.algorithms.models.randomness.random_functions import Keyed
+from fedemu.algorithms.models.torch_module import ModuleModel
 from fedemu.algorithms.registry import find_criterion
 from fedemu.algorithms.trees import map_leaves, without
 from fedemu.coordinator.evaluation.evaluate import read
@@ -140,7 +143,7 @@ def require_gradient_of_loss(parts: Parts, samples: NDArray[np.int64]) -> None:
 def draws_outside(parts: Parts, samples: NDArray[np.int64]) -> bool:
     """Whether a model of the user's own draws by the generators of Python or numpy in training.
 
-    Raises ConfigurationError if it answers the same question differently when it is asked again, or if training
+    Raises ConfigurationError if it keeps something from one batch to the next outside of buffers, or if training
     changes a buffer of a type that has no negative numbers.
     """
     corpus, model, name = parts.corpus, parts.model, parts.experiment.model.name
@@ -150,6 +153,7 @@ def draws_outside(parts: Parts, samples: NDArray[np.int64]) -> bool:
 
     try:
         once, after = _applied(parts, x, train=True), states_of_generators()
+        held = _held(parts, train=True)
         again = _applied(parts, x, train=True)
     except Exception:  # the training step will tell it better
         return False
@@ -159,7 +163,7 @@ def draws_outside(parts: Parts, samples: NDArray[np.int64]) -> bool:
                 f"model {name!r} changes its buffer {buffer!r} in training, and uint8 has no negative numbers, which a "
                 "change may be; make it int64"
             )
-    _require_same_logits(name, once[0], again[0])
+    _require_nothing_kept(parts, True, held, once[0], again[0])
     random.seed(0)
     np.random.seed(0)
     return after != states_of_generators()
@@ -183,12 +187,32 @@ def _applied(parts: Parts, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
         return parts.model.apply(variables, x.clone(), train)
 
 
-def _require_same_logits(name: str, once: Outputs, again: Outputs) -> None:
-    """Raise ConfigurationError if two applications of a model to the same batch gave different logits."""
+def _held(parts: Parts, train: bool) -> Original:
+    """What a model of the user's own holds beside its variables. After its first batch this may be a cache, too."""
+    return Original(_holder(parts, train), modules=True)
+
+
+def _holder(parts: Parts, train: bool) -> object:
+    """The module that is applied in this mode, or the model that is no module."""
+    model: Any = parts.model.model if isinstance(parts.model, ModelAround) else parts.model
+    return model.inner.module(train) if isinstance(model.inner, ModuleModel) else model.inner
+
+
+def _require_nothing_kept(parts: Parts, train: bool, held: Original, once: Outputs, again: Outputs) -> None:
+    """Raise ConfigurationError if two applications of a model to the same batch differ in logits or in what it holds.
+
+    ``held`` is what it held between the two.
+    """
+    name = parts.experiment.model.name
     if not torch.equal(once.logits.nan_to_num(), again.logits.nan_to_num()):
         raise ConfigurationError(
             f"model {name!r} gives other logits when it is applied to the same batch again, because it keeps something "
             "from one batch to the next; keep it in a buffer (register_buffer), or draw by torch's functions"
+        )
+    if (changed := held.changed(_holder(parts, train))) is not None:
+        raise ConfigurationError(
+            f"model {name!r} keeps {changed!r} from one batch to the next outside of buffers, so devices would share "
+            "it; keep it in a buffer (register_buffer), or leave it out"
         )
 
 
@@ -209,7 +233,8 @@ def _require_unchanged(parts: Parts, x: Tensor) -> None:
 
     with nothing_written(((repr(variable), leaf) for variable, leaf in parts.variables.items()), written):
         once = _applied(parts, x, train=False)
-    _require_same_logits(name, once[0], _applied(parts, x, train=False)[0])
+    held = _held(parts, train=False)
+    _require_nothing_kept(parts, False, held, once[0], _applied(parts, x, train=False)[0])
 
 
 def refuse(said: str, error: Exception) -> NoReturn:

@@ -164,6 +164,46 @@ def test_a_state_is_watched_whatever_it_is_made_of() -> None:
         assert before.changed(state) == name
 
 
+class Layer(torch.nn.Linear):
+    """A module that may keep all sorts of things beside its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.calls = 0
+        self.shape: tuple[int, ...] = (2,)
+        self.last = torch.zeros(2)
+        self.large = torch.zeros(LARGE)
+        self.table = torch.eye(2).to_sparse()
+        self.register_buffer("seen", torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda layer: setattr(layer, "calls", 1), "1.calls"),
+        (lambda layer: setattr(layer, "shape", (3,)), "1.shape.0"),
+        (lambda layer: layer.last.add_(1), "1.last"),
+        (lambda layer: setattr(layer, "last", torch.zeros(2)), None),
+        (lambda layer: setattr(layer, "last", torch.zeros(3)), "1.last"),
+        (lambda layer: setattr(layer, "cache", [1]), None),
+        (lambda layer: layer.large.add_(1), None),
+        (lambda layer: layer.table.mul_(2), None),
+        (lambda layer: layer.weight.data.add_(1), None),
+        (lambda layer: layer.seen.add_(1), None),
+        (lambda layer: layer.eval(), None),
+        (lambda layer: setattr(layer, "out_features", 3), "1.out_features"),
+    ],
+)
+def test_what_an_own_module_has_changed_in_itself_is_named(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], object], name: str | None
+) -> None:
+    monkeypatch.setattr(built_again, "is_own", lambda file: file == __file__)
+    module = torch.nn.Sequential(torch.nn.ReLU(), Layer())
+    original = Original(module, modules=True)
+    change(module[1])
+    assert original.changed(module) == name
+
+
 def test_what_objects_of_fedemu_change_in_themselves_is_theirs() -> None:
     method = Keeping()
     original = Original(method)

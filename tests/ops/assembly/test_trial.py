@@ -89,6 +89,27 @@ OWN = """
             self.before = self.before if self.training else self.before + x.mean()
             return super().forward(x + self.before)
 
+    class Warms(Linear):
+        # What it keeps changes the logits from the fourth batch on.
+        def __init__(self, input_shape, classes, kept: str = "", training: bool = True):
+            super().__init__(input_shape, classes)
+            self.counts, self.seen, self.of_training = {"batches": 0}, [], training
+            self.kept = kept
+
+        def forward(self, x):
+            if self.training == self.of_training:
+                if self.kept == "a count":
+                    self.counts["batches"] += 1
+                if self.kept == "a list":
+                    self.seen.append(len(x))
+                if self.kept == "a mean":
+                    self.mean = 0.9 * getattr(self, "mean", 0) + x.mean().detach()
+                if self.kept == "a cache":
+                    self.counts.setdefault(len(x), torch.ones(len(x), 1))
+                self.last = x.mean().detach()
+            late = self.counts["batches"] > 3 or len(self.seen) > 3
+            return super().forward(x * (0.1 if late else 1.0))
+
     class Halves(Linear):
         def forward(self, x):
             return super().forward(x.mul_(0.5))
@@ -373,6 +394,14 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
             "model 'tried:Remembers' gives other logits when it is applied to the same batch again, because it keeps",
         ),
         (
+            ["model={name='tried:Warms',kept='a count'}"],
+            "model 'tried:Warms' keeps 'counts.batches' from one batch to the next outside of buffers, so devices",
+        ),
+        (["model={name='tried:Warms',kept='a count'}", *TASKS], "model 'tried:Warms' keeps 'counts.batches' from"),
+        (["model={name='tried:Warms',kept='a count',training=false}"], "model 'tried:Warms' keeps 'counts.batches' fr"),
+        (["model={name='tried:Warms',kept='a list'}"], "model 'tried:Warms' keeps 'seen' from one batch to the next"),
+        (["model={name='tried:Warms',kept='a mean'}"], "model 'tried:Warms' keeps 'mean' from one batch to the next"),
+        (
             ["model.name=tried:Raises"],
             "model 'tried:Raises' can't be applied to a batch [2, 1, 8, 8] of the data: ValueError: not today",
         ),
@@ -551,6 +580,10 @@ def test_a_method_need_not_be_made_twice_in_a_process() -> None:
 def test_what_a_term_never_finds_is_not_tried() -> None:
     tried("algorithm.terms={'tried:late'={}}")  # there is one task
     tried(*TASKS, "algorithm.terms={'tried:late'={previous=false}}")
+
+
+def test_a_model_may_keep_a_cache_and_what_it_computes_anew_for_each_batch() -> None:
+    tried("model={name='tried:Warms',kept='a cache'}")
 
 
 def test_a_model_may_count_in_a_buffer_of_signed_numbers() -> None:
