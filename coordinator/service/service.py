@@ -129,9 +129,7 @@ class Service:
         """
         settings, roster = self._settings, self.roster
         then = _WITHOUT_THEM if partly else "the run gives up"
-        came = await self._announced(
-            roster.missing, roster.is_missing, settings.start_timeout, then, START_SECONDS
-        )
+        came = await self._announced(roster.missing, roster.is_missing, settings.start_timeout, then, START_SECONDS)
         if came and settings.clock == "wall":
             await self._let_return()
         return came
