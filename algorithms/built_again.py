@@ -143,9 +143,10 @@ def _content(thing: object) -> object:
 
 def _numbers(tensor: Tensor) -> bytes | None:
     """The numbers of a tensor. None if it is large, or no array of numbers."""
-    if tensor.layout is not torch.strided or tensor.nbytes > LARGE:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.nbytes > LARGE:
         return None
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    numbers = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return numbers.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _is_own(thing: object) -> bool:

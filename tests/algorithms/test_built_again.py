@@ -174,6 +174,7 @@ class Layer(torch.nn.Linear):
         self.last = torch.zeros(2)
         self.large = torch.zeros(LARGE)
         self.table = torch.eye(2).to_sparse()
+        self.turn = torch.tensor([1j, 2j]).conj()
         self.register_buffer("seen", torch.zeros(2))
 
 
@@ -185,6 +186,8 @@ class Layer(torch.nn.Linear):
         (lambda layer: layer.last.add_(1), "1.last"),
         (lambda layer: setattr(layer, "last", torch.zeros(2)), None),
         (lambda layer: setattr(layer, "last", torch.zeros(3)), "1.last"),
+        (lambda layer: setattr(layer, "turn", torch.tensor([complex(0, -1), complex(0, -2)])), None),
+        (lambda layer: setattr(layer, "turn", torch.tensor([1j, 2j])), "1.turn"),
         (lambda layer: setattr(layer, "cache", [1]), None),
         (lambda layer: layer.large.add_(1), None),
         (lambda layer: layer.table.mul_(2), None),
