@@ -84,6 +84,11 @@ def map_leaves(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> di
     return {name: function(leaf, *(other[name] for other in others)) for name, leaf in tree.items()}
 
 
+def views(tree: Tree) -> dict[str, Tensor]:
+    """The leaves as other tensors in the same memory. What gives these other memory leaves the tree as it is."""
+    return map_leaves(lambda leaf: leaf.view_as(leaf), tree)
+
+
 def zeros_like(tree: Tree) -> dict[str, Tensor]:
     """Zeros with the shapes and dtypes of the tree's leaves."""
     return map_leaves(torch.zeros_like, tree)

@@ -18,7 +18,7 @@ from fedemu.algorithms.models.frozen import fixed_tensors, resting_parts, saved_
 from fedemu.algorithms.models.layers import batch_statistics
 from fedemu.algorithms.models.randomness.random_functions import repeatable
 from fedemu.algorithms.models.spectral import BySpectra
-from fedemu.algorithms.trees import map_leaves, only
+from fedemu.algorithms.trees import map_leaves, only, views
 from fedemu.protocol.code.own_code import account
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.generators import seeded
@@ -64,11 +64,12 @@ class ModuleModel:
 
     def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
         # A module updates its buffers in place, and may write to its input, so it gets copies. A batch in training is a
-        # copy already. Otherwise samples are kept, and read again. There it also gets views of its parameters, because
-        # it may give them other memory (``weight.data = ...``), which only a step of training goes on with.
+        # copy already. Otherwise samples are kept, and read again.
         buffers = {name: leaf.clone() for name, leaf in only(variables, self.buffers).items()}
-        if not train:
-            x, variables = x.clone(), map_leaves(lambda leaf: leaf.view_as(leaf), variables)
+        x = x if train else x.clone()
+        if not train and torch.is_inference_mode_enabled():
+            # It may give its parameters other memory (``weight.data = ...``), with which only training goes on.
+            variables = views(variables)
         self._last = None
         with repeatable(), BySpectra():
             out = functional_call(self._modes[train], {**self._beside(x), **variables, **buffers}, (x,))

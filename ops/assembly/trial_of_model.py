@@ -22,7 +22,7 @@ from fedemu.algorithms.models.randomness.draws import KEY_SHAPE, Draws
 from fedemu.algorithms.models.randomness.random_functions import Keyed
 from fedemu.algorithms.models.torch_module import ModuleModel
 from fedemu.algorithms.registry import find_criterion
-from fedemu.algorithms.trees import map_leaves, without
+from fedemu.algorithms.trees import map_leaves, views, without
 from fedemu.coordinator.evaluation.evaluate import read
 from fedemu.device.compute.executors.executor import is_machine_fault
 from fedemu.device.compute.tapes.writing import nothing_written
@@ -128,7 +128,7 @@ def require_gradient_of_loss(parts: Parts, samples: NDArray[np.int64]) -> None:
         one, labels = torch.ones((), dtype=torch.int64), torch.bincount(y, minlength=corpus.classes)
         facts = Facts(one * len(y), one, one * 0.1, one, one * 0, one > 0, labels, one * 0)
         with torch.no_grad():
-            logits = parts.model.apply(parts.variables, x, False)[0].logits.detach()
+            logits = parts.model.apply(views(parts.variables), x, False)[0].logits.detach()
         with torch.enable_grad():
             value = find_criterion(name, parts.model)(logits.requires_grad_(), Batch(x, y, torch.ones(len(y))), facts)
     except Exception:  # the training step will tell it better
@@ -175,14 +175,14 @@ def states_of_generators() -> tuple[object, str]:
 
 
 def _applied(parts: Parts, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
-    """What a model gives for a copy of a batch, in training by copies of its variables, to which it may write then.
+    """What a model gives for a copy of a batch. All that it draws is the same each time.
 
-    All that it draws is the same each time.
+    In training it gets copies of its variables, because it may write to them then, and else views.
     """
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
-    variables = map_leaves(torch.clone, parts.variables) if train else parts.variables
+    variables = map_leaves(torch.clone, parts.variables) if train else views(parts.variables)
     with torch.no_grad(), Keyed(Draws(torch.zeros(KEY_SHAPE, dtype=torch.int32))):
         return parts.model.apply(variables, x.clone(), train)
 

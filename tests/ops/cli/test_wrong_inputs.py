@@ -185,7 +185,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["sweep", "digits-small", "--out", "x", "--search", "local.lr=0.1..inf"], "needs two finite numbers"),
     (
         ["sweep", "digits-small", "--out", "json.toml", "--search", "local.lr=0.1..1"],
-        "json.toml cannot be written: File exists; choose another folder",
+        "json.toml is a file; name a folder with --out",
     ),
     (["suite", "forgetting", "--size", "tiny", "--list", "--method", "nope"], 'there is no method "nope" to follow a'),
     (["sweep", "evidence"], "--out is missing; see fedemu sweep --help"),
