@@ -153,31 +153,8 @@ def load_sweep(source: str) -> Sweep:
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigurationError(f"{path}: two parts are named {twice}; give each a name of its own")
     for part in sweep.parts:
-        sizes = part.sizes.values()
-        methods = [*part.methods, *(method for size in sizes for method in size.methods or ())]
-        if methods and not part.presets:
-            raise ConfigurationError(f"{path}: the part {part.name} has methods, and no presets that they follow")
-        if not part.experiments and not part.presets:
-            raise ConfigurationError(f"{path}: the part {part.name} names no experiments and no presets; name some")
-        settings = [part.set, *part.tuned.values(), *(size.set for size in sizes)]
-        fixed = {override.partition("=")[0].strip() for overrides in settings for override in overrides}
-        if "seed" in {*fixed, *part.grid}:
-            raise ConfigurationError(f"{path}: the part {part.name} sets seed; write it as seeds = [...]")
-        if part.rounds or any(size.rounds for size in sizes):
-            fixed.add("rounds")
-        for key in part.grid:
-            if key.split(".")[0] in OF_MACHINES:
-                raise ConfigurationError(
-                    f"{path}: the grid of the part {part.name} varies {key}, a setting of the machine, which changes "
-                    "no result"
-                )
-            if key in fixed:
-                raise ConfigurationError(
-                    f"{path}: the grid of the part {part.name} varies {key}, which the part sets to one value, too; "
-                    "leave one of them out"
-                )
-        if unknown := [name for name in part.tuned if name not in (*methods, *part.experiments)]:
-            raise ConfigurationError(f"{path}: tuned names {unknown[0]}, which is no method of the part {part.name}")
+        if mistake := _mistake(part):
+            raise ConfigurationError(f"{path}: {mistake}")
     return sweep
 
 
@@ -228,6 +205,31 @@ def chosen(runs: Sequence[Planned], only: str | None) -> list[Planned]:
     if not found:
         raise ConfigurationError(f"--only {only} fits no run of the sweep, such as {runs[0].folder}")
     return found
+
+
+def _mistake(part: Part) -> str:
+    """What does not go together in a part. Empty if all of it does."""
+    sizes = part.sizes.values()
+    methods = [*part.methods, *(method for size in sizes for method in size.methods or ())]
+    if methods and not part.presets:
+        return f"the part {part.name} has methods, and no presets that they follow"
+    if not part.experiments and not part.presets:
+        return f"the part {part.name} names no experiments and no presets; name some"
+    settings = [part.set, *part.tuned.values(), *(size.set for size in sizes)]
+    fixed = {override.partition("=")[0].strip() for overrides in settings for override in overrides}
+    if "seed" in {*fixed, *part.grid}:
+        return f"the part {part.name} sets seed; write it as seeds = [...]"
+    if part.rounds or any(size.rounds for size in sizes):
+        fixed.add("rounds")
+    for key in part.grid:
+        varies = f"the grid of the part {part.name} varies {key}"
+        if key.split(".")[0] in OF_MACHINES:
+            return f"{varies}, a setting of the machine, which changes no result"
+        if key in fixed:
+            return f"{varies}, which the part sets to one value, too; leave one of them out"
+    if unknown := [name for name in part.tuned if name not in (*methods, *part.experiments)]:
+        return f"tuned names {unknown[0]}, which is no method of the part {part.name}"
+    return ""
 
 
 def _tables(value: Any) -> list[dict[str, Any]]:
