@@ -132,6 +132,11 @@ class RefusedError(FedemuError):
             "version of fedemu on both, which fedemu --version tells.",
         )
 
+    @classmethod
+    def shut_out(cls, reason: str, seconds: float, why: str) -> RefusedError:
+        """The error of a peer that was not let in for so many seconds."""
+        return cls(reason, f"No way in within {seconds:g} s: {why}.")
+
 
 class QuorumError(FedemuError):
     """Too few devices replied in every attempt of a round."""
@@ -143,6 +148,14 @@ class UnreachableError(FedemuError):
     """The other side never came, or is gone for good."""
 
     exit_code = 3
+
+    @classmethod
+    def unanswered(cls, address: str, seconds: float) -> UnreachableError:
+        """The error of a peer that no coordinator has answered at an address for so many seconds."""
+        return cls(
+            f"No coordinator answered at {address} within {seconds:g} s; start one there, or give the right address "
+            "with --connect."
+        )
 
 
 class Interrupted(FedemuError):

@@ -109,11 +109,8 @@ class Upward:
     def _never_stationed(self) -> UnreachableError | RefusedError:
         plan = self._plan
         if self._barred:
-            return RefusedError(edge.NO_EDGE, f"No way in within {plan.connect_seconds:g} s: {self._barred}.")
-        return UnreachableError(
-            f"No coordinator answered at {plan.up} within {plan.connect_seconds:g} s; "
-            "start one there, or give the right address with --connect."
-        )
+            return RefusedError.shut_out(edge.NO_EDGE, plan.connect_seconds, self._barred)
+        return UnreachableError.unanswered(plan.up, plan.connect_seconds)
 
     def _ask(self, now: float) -> None:
         self._asked = now

@@ -222,13 +222,10 @@ class Enrolment:
             )
         if self._barred:
             return self._shut_out(self._connect_seconds)
-        return UnreachableError(
-            f"No coordinator answered at {self._address} within {self._connect_seconds:g} s; "
-            "start one there, or give the right address with --connect."
-        )
+        return UnreachableError.unanswered(self._address, self._connect_seconds)
 
     def _shut_out(self, seconds: float) -> RefusedError:
-        return RefusedError("keys", f"No way in within {seconds:g} s: {self._barred}.")
+        return RefusedError.shut_out("keys", seconds, self._barred)
 
     def _other_run(self, run: str) -> RefusedError:
         mine = self.granted.run if self.granted else ""
