@@ -5,6 +5,7 @@ They are pyzmq's certificate files. The secret part never leaves the machine tha
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -33,6 +34,10 @@ _PUBLIC, _SECRET = ".key", ".key_secret"
 _EDGE: Final = "role = edge"
 """The line of a file that approves an edge."""
 _ANOTHER: Final = "name another folder with --keys"
+_PASSING: Final = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
+)
+"""What hinders a look at a file for a while: no free descriptor or memory, or a network behind which the file lies."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -136,17 +141,30 @@ class KeyFolder:
         return approved[name]
 
     def approved(self) -> dict[str, str]:
-        """The approved public keys by the names of their machines. A file that cannot be read approves nobody."""
+        """The approved public keys by the names of their machines. A file that cannot be read approves nobody.
+
+        Raises OSError if it cannot be read for a reason that passes.
+        """
         keys = {}
-        for file in sorted(self.approved_folder.glob("*" + _PUBLIC)):
+        for file in self._approvals():
             try:
                 keys[file.name.removesuffix(_PUBLIC)] = _load(file)[0]
             except ConfigurationError as error:
+                if isinstance(error.__cause__, OSError) and is_passing(error.__cause__):
+                    raise error.__cause__ from None
                 logger.warning("%s; it approves nobody", error)
         return keys
 
+    def _approvals(self) -> list[Path]:
+        try:
+            return sorted(file for file in self.approved_folder.iterdir() if file.name.endswith(_PUBLIC))
+        except OSError as error:
+            if is_passing(error):
+                raise
+            return []
+
     def edges(self) -> list[str]:
-        """The names of the approved machines that may be edges."""
+        """The names of the approved machines that may be edges. Raises OSError as ``approved`` does."""
         return [name for name in self.approved() if _is_edge(self.approved_folder / (name + _PUBLIC))]
 
 
@@ -154,8 +172,15 @@ def _is_edge(file: Path) -> bool:
     """Whether an approval is one for an edge."""
     try:
         return any(line.strip() == _EDGE for line in file.read_text(encoding="utf-8").splitlines())
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and is_passing(error):
+            raise
         return False
+
+
+def is_passing(error: OSError) -> bool:
+    """Whether an error tells nothing about a file, because the system cannot look at it at this moment."""
+    return error.errno in _PASSING
 
 
 def read_public(text: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from fedemu.ops.keys import approval
+from fedemu.ops.keys import approval, store
 from fedemu.ops.keys.approval import AGAIN_SECONDS, Approval
 from fedemu.ops.keys.store import KeyFolder
 
@@ -85,3 +87,30 @@ def test_a_link_to_nothing_hides_no_change(tmp_path: Path, clock: list[float]) -
     folder.revoke("lab")
     clock[0] += AGAIN_SECONDS
     assert not approved(FIRST)
+
+
+@pytest.mark.parametrize("hindered", ["folder", "file"])
+def test_what_was_approved_counts_while_the_system_cannot_look(
+    tmp_path: Path, clock: list[float], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, hindered: str
+) -> None:
+    folder = KeyFolder(tmp_path)
+    folder.approve("lab", FIRST, edge=True)
+    approved = Approval(folder, own="")
+    assert approved(FIRST)
+    folder.approve("other", SECOND)
+
+    def no_descriptor(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    place = (approval.os, "scandir") if hindered == "folder" else (store, "load_certificate")
+    with monkeypatch.context() as patch:
+        patch.setattr(*place, no_descriptor)
+        for _ in range(3):
+            clock[0] += AGAIN_SECONDS
+            assert [approved(FIRST), approved.of_edge(FIRST), approved(SECOND)] == [True, True, False]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"can't look at {folder.approved_folder} now (Too many open files); what it approved before counts until this "
+        "is over"
+    ]
+    clock[0] += AGAIN_SECONDS
+    assert approved(SECOND)
