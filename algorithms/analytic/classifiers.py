@@ -15,9 +15,7 @@ from fedemu.algorithms.interface import Outputs, Tree
 from fedemu.protocol.errors import ConfigurationError
 
 UNKNOWN: Final = -1e4
-"""The bias of a class of which no sample has been counted. It is finite, so that losses stay numbers."""
-FAR: Final = 1e3
-"""The squared length of a mean above which UNKNOWN alone may be above what a sample gets from all known classes."""
+"""What a class of which no sample has been counted gets beyond the mean of the others. It is finite, as losses need."""
 
 
 def class_sums(classes: int, normalised: bool) -> Summed:
@@ -62,15 +60,14 @@ def answers_by_class(classes: int) -> Summed:
     return summed
 
 
-def nearest_means(sums: Tree, normalised: bool, biased: bool = True) -> tuple[Tensor, Tensor]:
+def nearest_means(sums: Tree, normalised: bool) -> tuple[Tensor, Tensor]:
     """Weight ``[classes, width]`` and bias ``[classes]`` of the classifier that names the nearest class mean.
 
     By Euclidean distance ``argmin_c ‖f - m_c‖² = argmax_c m_c·f - ‖m_c‖²/2``. With ``normalised`` means are scaled to
     norm 1, so that the bias is the same for all classes and is left out: the answer is the same for features of any
-    norm, so features need not be normalised. The class of no counted sample has the weight 0 and the bias ``UNKNOWN``.
-    In a classifier that is not ``biased`` it has the mean of the other weights: 0 would be the answer where all cosines
-    are negative, and the mean of some numbers is never above the largest. If a mean has a squared length above ``FAR``,
-    such a class has the mean of the other weights and of their biases, lowered by ``UNKNOWN``.
+    norm, so features need not be normalised. A class of no counted sample has the mean of the other weights, and that
+    of their biases and ``UNKNOWN`` more. So it is never the answer, whatever the features: the mean of some numbers is
+    not above the largest.
     """
     means = sums["features"] / sums["counts"].clamp(min=1)[:, None]
     if normalised:
@@ -79,11 +76,9 @@ def nearest_means(sums: Tree, normalised: bool, biased: bool = True) -> tuple[Te
     else:
         bias = -means.square().sum(1) / 2
     known = sums["counts"] > 0
-    lowest = torch.full_like(bias, UNKNOWN)
-    if not biased or means.square().sum(1).max() > FAR:
-        classes = known.sum().clamp(min=1)
-        means, lowest = torch.where(known[:, None], means, means.sum(0) / classes), lowest + bias.sum() / classes
-    return means, torch.where(known, bias, lowest)
+    classes = known.sum().clamp(min=1)
+    means = torch.where(known[:, None], means, means.sum(0) / classes)
+    return means, torch.where(known, bias, bias.sum() / classes + UNKNOWN)
 
 
 def ridge_regression(sums: Tree, ridge: float, constant: bool) -> tuple[Tensor, Tensor]:

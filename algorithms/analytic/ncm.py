@@ -39,5 +39,5 @@ def ncm(
         )
     normalised = distance == "cosine"
     summed = class_sums(ingredients.classes, normalised)
-    solve = partial(nearest_means, normalised=normalised, biased=head.bias is not None)
+    solve = partial(nearest_means, normalised=normalised)
     return analytic(ingredients, head, width, summed, solve, warm_up, devices)

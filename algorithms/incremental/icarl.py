@@ -85,8 +85,7 @@ class ICaRL(SurveyingFedAvg):
         if MEANS not in state.kept:
             return variables
         head = self.classifier.head
-        means = nearest_means(state.kept[MEANS], normalised=True, biased=head.bias is not None)
-        return with_head(variables, head, means)
+        return with_head(variables, head, nearest_means(state.kept[MEANS], normalised=True))
 
 
 def icarl(ingredients: Ingredients) -> ICaRL:
