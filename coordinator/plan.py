@@ -54,7 +54,8 @@ class CoordinatorPlan:
     machine may take. ``shown`` is called once, on the event loop, with what tells at any time what the devices do.
     ``planned`` are the on-line times of devices that sleep until they are asked, None if devices live at once and
     announce theirs. ``compute`` is how this process computes, which is compared with how the run was computed before;
-    None: nothing is known of it. ``at_rest`` waits until nothing is computed in this process beside the coordinator,
+    None: nothing is known of it. ``executor`` computes the devices, as ``experiment`` tells them, and the record of the
+    run keeps it. ``at_rest`` waits until nothing is computed in this process beside the coordinator,
     such as the training of devices that live in it. ``about`` is what ``data.json`` tells of the data.
     """
 
@@ -79,6 +80,7 @@ class CoordinatorPlan:
     planned: PlannedTimes | None = None
     quotas: Quotas = field(default_factory=Quotas)
     compute: Compute | None = None
+    executor: str = ""
     observers: Sequence[RunObserver] = ()
     opened: Callable[[str], None] = lambda address: None
     shown: Callable[[FleetView], None] = lambda view: None

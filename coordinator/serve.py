@@ -170,6 +170,7 @@ class Coordinator:
             "coordinator": self._own.to_record(),
             "machines": self._machines.to_record(),
             "mixed": self._own.mixes or self._machines.mixes,
+            "executor": self._plan.executor,
         }
 
     def _resume(self) -> None:

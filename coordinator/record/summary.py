@@ -63,8 +63,8 @@ class Summary:
     ``last_accuracy`` is the mean of the last 100 rounds, None if there are fewer. ``rounds`` counts finished rounds,
     ``totals`` has the sums over the rounds of the columns ``TOTALS``, ``periods`` is the result of
     ``summarize_periods``. ``ended`` is the date and the time at the end, in UTC. ``compute`` says how the run was
-    computed: by the ``coordinator`` and by the ``machines`` of the fleet, each with all its ways, and whether it was
-    ``mixed``, with several ways.
+    computed: by the ``coordinator`` and by the ``machines`` of the fleet, each with all its ways, whether it was
+    ``mixed``, with several ways, and by which ``executor`` devices were computed.
     """
 
     name: str

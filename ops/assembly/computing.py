@@ -1,14 +1,14 @@
 """How devices are computed: by the executor that an experiment names, or by one that can run what is the user's own.
 
 The coordinator decides it once, by trying the first step, and all machines are told the result as the experiment's
-``local.executor``. So they all compute in the same way.
+``local.executor``. So they all compute in the same way. The checkpoints of the run keep it, and a resume takes it.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from fedemu.device.compute.executors.checked import Disagreement
 from fedemu.ops.experiment import Experiment
@@ -19,11 +19,25 @@ Attempt = Callable[[str], Exception | None]
 """Takes the first step by the executor of this name. Returns what went wrong, or None."""
 
 
+_REPLACEABLE: Final = ("auto", "serial")
+"""The names of executors in place of which another one is taken for what they cannot compute."""
+
+
 class Computing(NamedTuple):
     """The executor of a run. If it is not the one that the experiment names, ``why`` tells the reason in a sentence."""
 
     executor: str
     why: str = ""
+
+
+def began_with(record: Mapping[str, Any]) -> str:
+    """The executor of a run, as the coordinator's record in a checkpoint has it. Empty if earlier versions wrote it."""
+    return str(record.get("compute", {}).get("executor", ""))
+
+
+def depends_on_trial(experiment: Experiment) -> bool:
+    """Whether ``choose`` may take another executor than the one that the experiment names."""
+    return _has_own(experiment) and experiment.local.executor in _REPLACEABLE
 
 
 def choose(experiment: Experiment, attempt: Attempt, *, stacked: bool, draws_outside: str) -> Computing | Exception:
@@ -40,7 +54,7 @@ def choose(experiment: Experiment, attempt: Attempt, *, stacked: bool, draws_out
         said = f"{draws_outside} draws random numbers by Python or numpy"
         _require_choice(named, said)
         return attempt("plain") or Computing("plain", f"{said}, so {_PLAIN}")
-    own = ":" in experiment.model.name or bool(own_part(experiment))
+    own = _has_own(experiment)
     # A machine with a GPU stacks what others do not, so it has to be known at once whether that works.
     found = attempt("vmapped" if own and named == "auto" else named)
     if found is None and own and named == "auto" and not stacked:
@@ -59,8 +73,13 @@ def choose(experiment: Experiment, attempt: Attempt, *, stacked: bool, draws_out
 
 def _require_choice(named: str, said: str) -> None:
     """Raise ConfigurationError unless ``named`` allows another executor, which is necessary for what is ``said``."""
-    if named not in ("auto", "serial"):
+    if named not in _REPLACEABLE:
         raise ConfigurationError(f"{said}, so local.executor = {named!r} can't compute it; choose 'auto'")
+
+
+def _has_own(experiment: Experiment) -> bool:
+    """Whether devices compute with code of the user's own."""
+    return ":" in experiment.model.name or bool(own_part(experiment))
 
 
 def own_part(experiment: Experiment) -> str:

@@ -20,10 +20,12 @@ from fedemu.coordinator.fleet.planned_times import PlannedTimes
 from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.data_file import about
+from fedemu.coordinator.record.records import newest_record
 from fedemu.coordinator.settings import Settings
 from fedemu.device.compute.environment import hold_to_portable
 from fedemu.ops.assembly.agreement import common
 from fedemu.ops.assembly.behaviours import intervals
+from fedemu.ops.assembly.computing import began_with
 from fedemu.ops.assembly.named_code import record, with_digests
 from fedemu.ops.assembly.trial import tried_parts
 from fedemu.ops.experiment import Always, Experiment
@@ -45,7 +47,8 @@ def assemble(
     torch.set_num_threads(experiment.server.threads)
     if experiment.compute.portable:
         hold_to_portable("cpu")
-    parts = tried_parts(experiment, say)
+    newest = newest_record(directory / "checkpoint")
+    parts = tried_parts(experiment, say, "" if newest is None else began_with(newest["record"]))
     sent = with_digests(parts.experiment)
     record(directory, sent.code, say)
     corpus, model, stream = parts.corpus, parts.model, parts.stream
@@ -76,6 +79,7 @@ def assemble(
         frozen=frozen,
         about=about(corpus),
         public=parts.public,
+        executor=parts.experiment.local.executor,
         diagnosis=diagnosis,
         album=open_album(corpus),
         planned=planned_times(experiment) if experiment.fleet.wake == "on-demand" else None,

@@ -27,6 +27,7 @@ from fedemu.device.compute.executors.executor import Job, JobResult, Source
 from fedemu.device.compute.rule import kind_of
 from fedemu.device.compute.trainer import open_executor
 from fedemu.ops.assembly.agreement import common
+from fedemu.ops.assembly.computing import began_with
 from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.assembly.trial import try_out
 from fedemu.ops.experiment import Experiment
@@ -59,7 +60,7 @@ def local_curves(directory: Path, experiment: Experiment, devices: int | Sequenc
         [np.bincount(parts.corpus.train.y[_held(parts, d, round)], minlength=parts.corpus.classes) for d in chosen]
     )
     models = [[parts.algorithm.variables(loaded.state)] * len(chosen)]
-    executor = try_out(parts).executor
+    executor = try_out(parts, began_with(loaded.record)).executor
     for count in range(1, experiment.local.epochs + 1):
         models.append(_trained(parts, count, loaded.state, round, chosen, executor))
     accuracy: Floats = np.array([[evaluator.evaluate(model).class_accuracy for model in after] for after in models])

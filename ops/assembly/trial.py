@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from fedemu.device.compute.executors.query import run_query
 from fedemu.device.compute.rule import compute_rule, kind_of
 from fedemu.device.compute.trainer import open_executor
 from fedemu.device.host.limits import free_memory
-from fedemu.ops.assembly.computing import Computing, choose, own_part
+from fedemu.ops.assembly.computing import Computing, choose, depends_on_trial, own_part
 from fedemu.ops.assembly.hints import warnings_of
 from fedemu.ops.assembly.learning import first_ask, require_built_again
 from fedemu.ops.assembly.parts import Parts
@@ -54,6 +54,7 @@ from fedemu.protocol.code.own_code import Told, account, own_frames, retold, tol
 from fedemu.protocol.errors import ConfigurationError, TrainingError
 from fedemu.protocol.host.starting import starting
 from fedemu.protocol.messages import MOST_METRICS
+from fedemu.protocol.wording import ending
 
 SAMPLES = 2
 STACK_SIZE = 2
@@ -63,30 +64,31 @@ _NOT_OF_ALL = ("processed", "kind", "notes", "local_model", "measured")
 """What only some programs have: ``CountingSteps``, ``OfItsOwnKind``, ``Noting``, ``Revealing`` and ``Measuring``."""
 
 
-def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
+def tried_parts(experiment: Experiment, say: Callable[[str], None], began: str = "") -> Parts:
     """Put an experiment together as a coordinator needs it, and try it out.
 
     ``say`` gets a line for people while data are decoded, which happens in a process of its own, one for each of
     ``warnings_of``, and one if devices are computed in another way than the experiment says. Its ``local.executor`` is
-    then the one that is taken.
-    Raises ConfigurationError or DataError if a part cannot be made, or if the parts do not fit together.
+    then the one that is taken. ``began`` is as for ``try_out``.
+    Raises ConfigurationError or DataError if a part cannot be made, if the parts do not fit together, or if the trial
+    came to no end and devices would be computed by what it finds.
     """
     decode_apart(experiment, say)
     parts = Parts(experiment)
     # These are made first, because a wrong name and an impossible partition are found quickly.
     _ = parts.algorithm, parts.stream
-    computing = try_out(parts)
+    computing = try_out(parts, began)
     for warning in warnings_of(parts):
         say(warning)
     if computing.why:
         say(computing.why)
-        local = experiment.local.model_copy(update={"executor": computing.executor})
-        parts.experiment = experiment.model_copy(update={"local": local})
+    local = experiment.local.model_copy(update={"executor": computing.executor})
+    parts.experiment = experiment.model_copy(update={"local": local})
     return parts
 
 
-def try_out(parts: Parts) -> Computing:
-    """How devices are computed.
+def try_out(parts: Parts, began: str = "") -> Computing:
+    """How devices are computed. ``began`` is the executor with which the run began, which it keeps; empty if unknown.
 
     Raises ConfigurationError if the model cannot be evaluated on the data, or fails in its first training step, or if a
     device would train for more steps than this machine's memory can list.
@@ -95,14 +97,17 @@ def try_out(parts: Parts) -> Computing:
     somebody's own code writes. No thread of autograd starts here. After such a start, server jobs could not compute
     gradients beside a CUDA device.
 
-    A process that dies or lacks memory proves nothing: devices may have more.
+    A process that dies or lacks memory proves nothing against the experiment: devices may have more. But it does not
+    tell either how code of the user's own can be computed. If nothing else tells that, ConfigurationError is raised:
+    another executor would give other results, and nobody would know.
     """
+    named = parts.experiment.local.executor
     samples = np.arange(min(SAMPLES, len(parts.corpus.train)), dtype=np.int64)
     _require_memory_for_batches(parts, free_memory())
     # The variables and the public data are made before the fork, so that their errors are raised here.
     _ = parts.variables, parts.public
 
-    def found() -> Computing | Told:
+    def found() -> _Found:
         torch.set_num_threads(1)
         try:
             evaluate(parts, samples)
@@ -114,13 +119,22 @@ def try_out(parts: Parts) -> Computing:
             return told(error, f"the first training step ends its process: {account(error)}")
         except Exception as error:
             if is_machine_fault(error):
-                raise
+                return _Unfinished(f"lacked memory ({account(error).splitlines()[0]})")
             return told(error, f"the first training step can't be tried: {account(error)}")
 
-    result = _apart(found) if len(samples) else None
+    if not len(samples):
+        return Computing(began or named)
+    result = _apart(found)
+    if isinstance(result, Computing):
+        return Computing(began) if began not in ("", result.executor) else result
     if isinstance(result, Told):
         raise retold(result, ConfigurationError)
-    return result or Computing(parts.experiment.local.executor)
+    if not began and depends_on_trial(parts.experiment):
+        raise ConfigurationError(
+            "the process that tried the first training step, to find how your own code can be computed, "
+            f"{result.how}; free memory and try again, or set local.executor = 'plain', which computes any code"
+        )
+    return Computing(began or named)
 
 
 def _require_memory_for_batches(parts: Parts, free: int | None) -> None:
@@ -225,7 +239,7 @@ class _Steps:
     def attempt(self, executor: str) -> Exception | None:
         """Take the steps by the executor of this name. Returns what went wrong, or None.
 
-        Raises ConfigurationError if the program returns something else than it tells.
+        Raises ConfigurationError if the program returns something else than it tells, and a lack of memory as it is.
         """
         results: dict[str, Tensor] = {}
         for task, shared in enumerate(self._tasks):
@@ -243,8 +257,10 @@ class _Steps:
             opened = open_executor(executor, self.kind, "cpu", stack_size=STACK_SIZE)
             [result] = opened.run(cast(LocalProgram, _FirstSteps(self._program)), shared, [self.job], self.source)
         except Exception as error:
-            return error
-        if isinstance(result, TrainingError):
+            result = error
+        if isinstance(result, Exception):
+            if is_machine_fault(result):  # another executor may need less, but this one may be the right one
+                raise result
             return result
         self._require_as_told(result, shared)
         measures = {name: torch.tensor(value) for name, value in result.metrics.items()}
@@ -314,8 +330,18 @@ def _first_line(plan: Plan) -> Plan:
     return lambda examples, generator: plan(examples, generator)[:1]
 
 
-def _apart(found: Callable[[], Computing | Told]) -> Computing | Told | None:
-    """Call ``found`` in a forked process, and return what it returns. None if the process dies.
+class _Unfinished(NamedTuple):
+    """A trial that came to no end, and how its process ended, to stand after its name."""
+
+    how: str
+
+
+_Found = Computing | Told | _Unfinished
+_KINDS: Final = {kind.__name__: kind for kind in (Computing, Told, _Unfinished)}
+
+
+def _apart(found: Callable[[], _Found]) -> _Found:
+    """Call ``found`` in a forked process, and return what it returns, or how the process died.
 
     ``coordinator/rounds/server_job.py`` tells why a fork is safe in a thread that has never computed.
     """
@@ -323,7 +349,7 @@ def _apart(found: Callable[[], Computing | Told]) -> Computing | Told | None:
         return thread.submit(_forked, found).result()
 
 
-def _forked(found: Callable[[], Computing | Told]) -> Computing | Told | None:
+def _forked(found: Callable[[], _Found]) -> _Found:
     reading, writing = os.pipe()
     parent = os.getpid()
     with open(reading, encoding="utf-8") as said, open(writing, "w", encoding="utf-8") as telling:
@@ -335,15 +361,15 @@ def _forked(found: Callable[[], Computing | Told]) -> Computing | Told | None:
                 settle(writing, parent)
                 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends what hangs in somebody's own code
                 result = found()
-                json.dump([isinstance(result, Told), *result], telling)
+                json.dump([type(result).__name__, *result], telling)
                 telling.flush()
             finally:
                 os._exit(0)
         telling.close()
         text = said.read()
-    os.waitpid(pid, 0)
+    _, status = os.waitpid(pid, 0)
     try:
-        refused, *fields = json.loads(text)
-        return Told(*fields) if refused else Computing(*fields)
+        kind, *fields = json.loads(text)
+        return _KINDS[kind](*fields)
     except ValueError:  # the process died before it said anything, or while it did
-        return None
+        return _Unfinished(ending(os.waitstatus_to_exitcode(status)))

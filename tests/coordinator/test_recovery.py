@@ -371,6 +371,16 @@ async def test_a_resume_on_a_machine_that_computes_otherwise_is_refused_and_chan
     assert {path: path.read_bytes() for path in plan.directory.glob("*.jsonl")} == logs
 
 
+async def test_a_run_keeps_which_executor_computes_its_devices(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet()
+    summary, left = await play(plan := make_plan(rounds=2, executor="plain"))
+    for round in (1, 2):
+        assert read_record(plan.directory / "checkpoint", round)["record"]["compute"]["executor"] == "plain"
+    assert summary.compute["executor"] == left.summary["compute"]["executor"] == "plain"
+
+
 async def test_more_rounds_for_which_no_fleet_comes_leave_the_model_and_a_summary(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:

@@ -11,6 +11,7 @@ from fedemu.coordinator.evaluation import threads
 from fedemu.coordinator.evaluation.evaluate import Evaluator
 from fedemu.coordinator.fleet.planned_times import PlannedTimes
 from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.record.records import write_record
 from fedemu.coordinator.settings import Settings
 from fedemu.ops.assembly.coordinator import VERDICT_DELAY, assemble, settings_of
 from fedemu.ops.data.corpora import open_corpus
@@ -91,6 +92,17 @@ def test_the_rules_of_a_run_are_those_of_its_experiment() -> None:
     changes = {"evaluate": {"every": 2}, "faults": {}, "compute": {"portable": True}, "server": {"threads": 1}}
     other = settings_of(Experiment.parse({**RULES, **changes}), stream)
     assert (other.evaluate_all_every, other.planned_silence, other.portable) == (0, 0.0, True)
+
+
+def test_a_resumed_run_computes_its_devices_as_it_began(tmp_path: Path) -> None:
+    assert plan_of(tmp_path).executor == "auto"
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    write_record(checkpoint, 1, {"format": 2, "record": {"compute": {}}})  # as earlier versions wrote it
+    assert plan_of(tmp_path).executor == "auto"
+    write_record(checkpoint, 2, {"format": 2, "record": {"compute": {"executor": "plain"}}})
+    plan = plan_of(tmp_path)
+    assert (plan.executor, Experiment.from_bytes(plan.experiment).local.executor) == ("plain", "plain")
 
 
 def test_a_plan_has_the_parts_that_its_experiment_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

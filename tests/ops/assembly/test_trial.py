@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fedemu.algorithms.trees import map_leaves
+from fedemu.ops.assembly.computing import Computing
 from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.assembly.trial import try_out
 from fedemu.ops.experiment.presets import methods
@@ -283,6 +284,12 @@ OWN = """
     class LacksMemoryInTraining(Linear):
         def forward(self, x):
             if self.training:
+                raise MemoryError
+            return super().forward(x)
+
+    class LacksMemoryInAStack(Linear):
+        def forward(self, x):
+            if self.training and torch._C._functorch.is_functorch_wrapped_tensor(x):
                 raise MemoryError
             return super().forward(x)
 
@@ -639,8 +646,40 @@ def test_a_trial_changes_nothing_in_this_process() -> None:
 
 
 @pytest.mark.parametrize("name", ["Dies", "LacksMemory", "LacksMemoryInTraining"])
-def test_a_failure_of_this_machine_is_no_refusal(name: str) -> None:
-    tried(f"model.name=tried:{name}")
+def test_a_failure_of_this_machine_is_no_refusal_where_the_executor_is_known(name: str) -> None:
+    parts = opened(f"model.name=tried:{name}", "local.executor=vmapped")
+    assert try_out(parts) == Computing("vmapped")
+    parts = opened(f"model.name=tried:{name}")
+    assert try_out(parts, began="plain") == Computing("plain")
+
+
+@pytest.mark.parametrize(
+    ("name", "executor", "how"),
+    [
+        ("Dies", "auto", "was ended by SIGKILL (the kernel does so if memory runs out)"),
+        ("Dies", "serial", "was ended by SIGKILL (the kernel does so if memory runs out)"),
+        ("LacksMemory", "auto", r"lacked memory \(.*MemoryError, .*tried\.py:\d+\)"),
+        ("LacksMemoryInTraining", "auto", r"lacked memory \(.*MemoryError, .*tried\.py:\d+\)"),
+        ("LacksMemoryInAStack", "auto", r"lacked memory \(.*MemoryError, .*tried\.py:\d+\)"),
+    ],
+)
+def test_a_trial_without_an_end_does_not_choose_how_own_code_is_computed(name: str, executor: str, how: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        tried(f"model.name=tried:{name}", f"local.executor={executor}")
+    said = (
+        "the process that tried the first training step, to find how your own code can be computed, "
+        f"{how if how.startswith('lacked') else re.escape(how)}; free memory and try again, or set local.executor = "
+        "'plain', which computes any code"
+    )
+    assert re.fullmatch(said, str(caught.value)), caught.value
+
+
+def test_a_run_keeps_the_executor_with_which_it_began() -> None:
+    parts = opened("model.name=tried:Branches")
+    found = try_out(parts)
+    assert found.executor == "serial"
+    assert try_out(parts, began="serial") == found
+    assert try_out(parts, began="plain") == Computing("plain")
 
 
 def test_a_machine_that_starts_no_process_to_try_in_says_so_and_keeps_nothing_open(
