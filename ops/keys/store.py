@@ -13,7 +13,8 @@ import shlex
 import stat
 import struct
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -34,6 +35,8 @@ _PUBLIC, _SECRET = ".key", ".key_secret"
 _EDGE: Final = "role = edge"
 """The line of a file that approves an edge."""
 _ANOTHER: Final = "name another folder with --keys"
+_OF_OTHERS: Final = 0o077
+"""The modes that a secret key must not have."""
 _PASSING: Final = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
 )
@@ -72,14 +75,17 @@ class KeyFolder:
         return self.path / "approved"
 
     def new(self) -> str:
-        """Make this machine's pair of keys, and return the public key. Raises ConfigurationError if there is one."""
+        """Make this machine's pair of keys, and return the public key.
+
+        Raises ConfigurationError if there is one, or if the file system would let other users read the secret key.
+        """
         require_curve()
         if exists(self.secret_file) or exists(self.public_file):
             raise ConfigurationError(
                 f"there is a key in {self.path} already (`fedemu keys list{self.option}` shows it); "
                 f"remove {self.public_file.name} and {self.secret_file.name} to make another"
             )
-        with usable(self.path, _ANOTHER):
+        with usable(self.path, _ANOTHER), _without_trace(self.path):
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.TemporaryDirectory(dir=self.path, prefix=".new-") as private:  # its mode is 0700
                 while True:
@@ -89,6 +95,11 @@ class KeyFolder:
                         break
                 secret.chmod(0o600)
                 public.chmod(0o644)
+                if _mode(secret) & _OF_OTHERS:
+                    raise ConfigurationError(
+                        f"the file system of {self.path} keeps no modes of files, so other users could read the secret "
+                        f"key there; {_ANOTHER}"
+                    )
                 os.rename(secret, self.secret_file)
                 os.rename(public, self.public_file)
         return key
@@ -103,8 +114,7 @@ class KeyFolder:
             raise ConfigurationError(
                 f"{self.secret_file} has no secret key; make a new pair with `fedemu keys new{self.option}`"
             )
-        mode = stat.S_IMODE(self.secret_file.stat().st_mode)
-        if mode & 0o077:
+        if (mode := _mode(self.secret_file)) & _OF_OTHERS:
             raise ConfigurationError(
                 f"other users can read {self.secret_file} (its mode is {mode:04o}); chmod 600 it, "
                 "or make a new pair if somebody may have"
@@ -166,6 +176,24 @@ class KeyFolder:
     def edges(self) -> list[str]:
         """The names of the approved machines that may be edges. Raises OSError as ``approved`` does."""
         return [name for name in self.approved() if _is_edge(self.approved_folder / (name + _PUBLIC))]
+
+
+@contextmanager
+def _without_trace(folder: Path) -> Iterator[None]:
+    """If the block fails, the folders that it has made, as far as ``folder``, are removed again if they are empty."""
+    made = [each for each in (folder, *folder.parents) if not exists(each)]
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for each in made:
+                each.rmdir()
+        raise
+
+
+def _mode(file: Path) -> int:
+    """Who may read, write and execute a file."""
+    return stat.S_IMODE(file.stat().st_mode)
 
 
 def _is_edge(file: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from zmq.auth import load_certificate
@@ -57,6 +58,30 @@ def test_a_second_pair_does_not_take_the_place_of_the_first(folder: KeyFolder) -
     folder.secret_file.rename(folder.public_file)
     with pytest.raises(ConfigurationError, match=r"there is a key in .*keys already"):
         folder.new()
+
+
+def test_a_file_system_without_modes_gets_no_keys(
+    folder: KeyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = Path.stat
+
+    def without_modes(path: Path, **more: Any) -> os.stat_result:
+        found = stat(path, **more)
+        return os.stat_result((found.st_mode | 0o777, *found[1:]))
+
+    monkeypatch.setattr(Path, "stat", without_modes)
+    for place in (folder.path, folder.path / "deep" / "er"):
+        with pytest.raises(ConfigurationError) as caught:
+            KeyFolder(place).new()
+        assert str(caught.value) == (
+            f"the file system of {place} keeps no modes of files, so other users could read the secret key there; "
+            "name another folder with --keys"
+        )
+        assert [*tmp_path.iterdir()] == []
+    folder.path.mkdir()
+    with pytest.raises(ConfigurationError):
+        folder.new()
+    assert [*folder.path.iterdir()] == []
 
 
 def test_a_secret_key_that_others_can_read_is_not_used(folder: KeyFolder) -> None:
