@@ -12,7 +12,7 @@ from fedemu.algorithms.interface import Context, Tree
 from fedemu.algorithms.scripts import first_state
 from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator.fleet.admission import Admission
-from fedemu.coordinator.fleet.journal import LeaseJournal
+from fedemu.coordinator.fleet.journal import LEASES, LeaseJournal
 from fedemu.coordinator.fleet.leases import Leases, Ranges, UnfitChangeError
 from fedemu.coordinator.fleet.likeness import Likeness
 from fedemu.coordinator.fleet.roster import Roster
@@ -77,7 +77,7 @@ class Coordinator:
                 "start it anew in another folder."
             )
         record: dict[str, Any] = {} if loaded is None else loaded.record
-        journal = LeaseJournal(run.checkpoint / "leases.jsonl")
+        journal = LeaseJournal(run.checkpoint / LEASES)
         granted_before = list(journal.entries(record.get("leases", 0)))
         if loaded is not None:
             _require_shapes(plan.algorithm.variables(loaded.state), plan.algorithm.variables(initial))

@@ -11,12 +11,15 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fedemu.coordinator.fleet.changes import CHANGES
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import append_line, make_durable, named_failure, wait_for_disk, write_whole
 from fedemu.protocol.host.paths import exists, is_file
+
+LEASES: Final = "leases.jsonl"
+"""The file of a checkpoint that is this journal. It is there before a round is played."""
 
 
 class LeaseJournal:

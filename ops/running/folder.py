@@ -1,4 +1,4 @@
-"""The run directory: claimed before anything starts, reopened by ``--resume``, and given back if no round has begun."""
+"""The run directory: claimed before anything starts, reopened by ``--resume``, and given back without results."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fedemu.coordinator.fleet.journal import LEASES
 from fedemu.coordinator.record.json_lines import read_object
 from fedemu.coordinator.record.records import newest_record
 from fedemu.coordinator.record.row import read_rows
@@ -207,13 +208,16 @@ def _grown(folder: Path | None) -> list[Path]:
 
 
 def give_back(directory: Path) -> bool:
-    """Remove a claimed run directory in which no round has begun. Returns False if it holds results, which are kept.
+    """Remove a claimed run directory without results. Returns False if it holds some, which are kept.
 
-    It is kept, too, if the system does not let it be seen.
+    Results are rows, and what a checkpoint has beside the leases of devices that have enrolled. A directory is kept,
+    too, if the system does not let it be seen.
     """
     rows, checkpoint = directory / "metrics.jsonl", directory / "checkpoint"
     try:
-        if (exists(rows) and rows.stat().st_size) or (exists(checkpoint) and any(checkpoint.iterdir())):
+        if exists(rows) and rows.stat().st_size:
+            return False
+        if exists(checkpoint) and any(file.name != LEASES for file in checkpoint.iterdir()):
             return False
     except OSError:
         return False

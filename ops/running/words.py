@@ -74,8 +74,10 @@ def conclude(directory: Path, code: int, command: str, *, new: bool, print_summa
         say("interrupted after the last round, before the report was written; write it with")
         say(f"fedemu report {shlex.quote(str(directory))}")
         return code
-    done = f"after round {results.rows[-1].round}" if results.rows else "before the first round"
-    say(f"stopped {done}; its results so far are in {directory}; {_go_on(code)}")
+    if results.rows:
+        say(f"stopped after round {results.rows[-1].round}; its results so far are in {directory}; {_go_on(code)}")
+    else:
+        say(f"stopped before the end of the first round; {_go_on(code)}")
     say(again)
     return code
 

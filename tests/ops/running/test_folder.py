@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from fedemu.coordinator.fleet.journal import LEASES, LeaseJournal
 from fedemu.coordinator.record.records import write_record
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import read_run
@@ -96,6 +97,24 @@ def test_a_claim_beside_another_run_is_given_back_alone() -> None:
     kept, directory = claim(EXPERIMENT, None), claim(EXPERIMENT, None)
     assert give_back(directory)
     assert list(Path("runs").iterdir()) == [kept]
+
+
+def test_a_claim_in_which_devices_have_enrolled_and_no_round_was_played_is_given_back() -> None:
+    directory = claim(EXPERIMENT, Path("mine"))
+    (directory / "checkpoint").mkdir()
+    LeaseJournal(directory / "checkpoint" / LEASES).write({"grant": "a"})
+    (directory / "devices").mkdir()
+    assert give_back(directory)
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("name", ["record-1.json", "job-1.1.0.20.safetensors"])
+def test_a_run_with_a_checkpoint_is_kept(name: str) -> None:
+    directory = claim(EXPERIMENT, None)
+    (directory / "checkpoint").mkdir()
+    (directory / "checkpoint" / name).touch()
+    assert not give_back(directory)
+    assert directory.exists()
 
 
 def test_a_claim_that_cannot_be_seen_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,15 @@ def test_a_run_that_could_not_begin_leaves_nothing(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == ""
 
 
+def test_a_run_that_stopped_in_its_first_round_is_not_said_to_have_results(capsys: pytest.CaptureFixture[str]) -> None:
+    directory = claim(EXPERIMENT, Path("mine"))
+    assert conclude(directory, 4, "run", new=True, print_summary=False) == 4
+    assert capsys.readouterr().err.splitlines() == [
+        "stopped before the end of the first round; continue it with",
+        "fedemu run --resume mine",
+    ]
+
+
 @pytest.mark.parametrize(
     ("code", "way"),
     [
