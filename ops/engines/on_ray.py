@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,6 +31,7 @@ from fedemu.ops.keys.store import KeyFolder
 from fedemu.ops.running.devices import called
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.running.folder import PLACES, read_places
+from fedemu.ops.running.together import OWN_CLUSTER
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError, UnreachableError
 from fedemu.protocol.host.files import write_whole
@@ -69,12 +72,16 @@ def main(words: Sequence[str]) -> int:
 
 
 def connect(on: str) -> str:
-    """Connect to the cluster that ``on`` names. Returns the address of this machine that its nodes reach."""
+    """Connect to the cluster that ``on`` names. Returns the address of this machine that its nodes reach.
+
+    Signals are heard as before. Raises UnreachableError if no cluster answers.
+    """
     import ray
 
     given = os.environ.get("RAY_ADDRESS", "") if on == "ray" else on
+    former = signal.getsignal(signal.SIGTERM)
     try:
-        if given and given != "local":
+        if given not in OWN_CLUSTER:
             place = urlsplit(given if "//" in given else f"//{given}")
             if place.port is not None:  # Ray itself would look for minutes
                 socket.create_connection((place.hostname, place.port), CONNECT_SECONDS).close()
@@ -84,6 +91,10 @@ def connect(on: str) -> str:
     except (OSError, ImportError, RuntimeError, ValueError, AssertionError) as error:
         said = " ".join(str(error).split())[:200]
         raise UnreachableError(f"no Ray cluster answers at {given or 'this machine'} ({said})") from error
+    finally:
+        # Ray's own handler raises SystemExit, which would look like an error in the middle of anything.
+        if former is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, former)
     own = str(ray.util.get_node_ip_address())
     if {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]} <= {_LOCAL, own}:
         return _LOCAL

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from fedemu.coordinator.service.open_files import files_for, require_files
 from fedemu.device.host.limits import demand, require_room
@@ -33,6 +32,8 @@ from fedemu.protocol.host.private import private_folder
 
 ONE_MACHINE = ("fedemu-devices", "fedemu.ops.running.devices")
 LAST_PORT = 65535
+OWN_CLUSTER = ("", "local")
+"""The values of ``RAY_ADDRESS`` with which Ray begins a cluster on this machine alone."""
 _SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -210,7 +211,8 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
 
 def _reachable_elsewhere(directory: Path, runtime: Runtime) -> Runtime:
     """The runtime with an address for other machines, and with keys, which are made in the run directory."""
-    here = runtime.on == "ray" and urlsplit(f"//{os.environ.get('RAY_ADDRESS', '')}").hostname in (None, "127.0.0.1")
+    # A cluster whose head is at a loopback address may have nodes on other machines.
+    here = runtime.on == "ray" and os.environ.get("RAY_ADDRESS", "") in OWN_CLUSTER
     told = {} if "bind" in runtime.model_fields_set else {"bind": f"tcp://{'127.0.0.1' if here else '0.0.0.0'}:0"}
     if not runtime.keys:
         keys = KeyFolder(directory / "keys")

@@ -24,6 +24,7 @@ from fedemu.ops.engines.on_ray import connect
 from fedemu.ops.experiment.sources import CONFIG_FILE, load_experiment, write_frozen
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.running.launch import child_command
+from fedemu.ops.running.together import OWN_CLUSTER
 from fedemu.ops.sweeps.plan import Planned
 from fedemu.ops.sweeps.runs import command_of
 from fedemu.protocol.errors import FedemuError
@@ -43,7 +44,7 @@ def slots(on: str) -> int:
     import ray
 
     connect(on)
-    if os.environ.get("RAY_ADDRESS", "") in ("", "local"):  # each run would begin a cluster of its own
+    if os.environ.get("RAY_ADDRESS", "") in OWN_CLUSTER:  # each run would begin a cluster of its own
         os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
     return max(1, int(ray.cluster_resources().get("CPU", 1)))
 

@@ -38,7 +38,7 @@ from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.folder import claim
 from fedemu.ops.running.together import run_together
 from fedemu.ops.stress.fleet import finished_rounds
-from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.errors import ConfigurationError, FedemuError, UnreachableError
 
 SMALL = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
 LONGEST_SECONDS = 600.0
@@ -196,6 +196,38 @@ class Lonely(RayFleet):
         self._actors = {0: SimpleNamespace(report=SimpleNamespace(remote=lambda: "report"))}
         self._patch.setattr(self._ray, "get", get)
         self._look(["a"])
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_signals_are_heard_as_before_when_ray_was_asked_for_its_cluster(
+    found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedemu[ray]'")
+
+    def init(**_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        if not found:
+            raise ConnectionError("nobody there")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(ray, "nodes", list)
+    heard: list[int] = []
+
+    def hear(number: int, frame: object) -> None:
+        heard.append(number)
+
+    former = signal.signal(signal.SIGTERM, hear)
+    try:
+        if found:
+            assert on_ray.connect("ray") == "127.0.0.1"
+        else:
+            with pytest.raises(UnreachableError, match="no Ray cluster answers at this machine"):
+                on_ray.connect("ray")
+        assert signal.getsignal(signal.SIGTERM) is hear
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def test_a_place_that_can_never_begin_ends_the_run_with_the_reason(

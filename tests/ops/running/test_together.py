@@ -50,6 +50,37 @@ def test_a_run_opens_a_port_only_if_an_address_is_asked_for(
     assert training.connect == serving.bind
 
 
+@pytest.mark.parametrize(
+    ("on", "cluster", "host"),
+    [
+        ("ray", None, "127.0.0.1"),
+        ("ray", "", "127.0.0.1"),
+        ("ray", "local", "127.0.0.1"),
+        ("ray", "127.0.0.1:6379", "0.0.0.0"),
+        ("ray", "10.1.0.4:6379", "0.0.0.0"),
+        ("ray", "auto", "0.0.0.0"),
+        ("ray://127.0.0.1:10001", "", "0.0.0.0"),
+    ],
+)
+def test_the_nodes_of_a_ray_cluster_reach_the_coordinator_unless_it_is_of_this_machine_alone(
+    on: str, cluster: str | None, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, list[str]] = {}
+
+    def launch(commands: dict[str, list[str]], *rest: object, **more: object) -> Launch:
+        given.update(commands)
+        return Launch(exit_code=2)
+
+    monkeypatch.setattr(together, "launch", launch)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if cluster is not None:
+        monkeypatch.setenv("RAY_ADDRESS", cluster)
+    run_together(tmp_path, Experiment.parse({}), Runtime.parse({"on": on}), new=False, print_summary=False)
+    serving = Runtime.model_validate_json(given["coordinator"][-1])
+    assert re.fullmatch(rf"tcp://{host}:\d+", serving.bind)
+    assert serving.keys == str(tmp_path / "keys")
+
+
 @pytest.mark.parametrize("log_level", ["info", "debug"])
 def test_devices_whose_last_words_cannot_be_read_end_the_run_with_its_code(
     log_level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
