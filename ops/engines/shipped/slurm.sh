@@ -51,8 +51,11 @@ node() {
     exit $code
 }
 if lives $coordinator; then
-    # The name of the first node is known only now, and the port since the coordinator listens.
-    address=tcp://$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):$(sed 's/.*://' "$run/address")
+    # The address is known since the coordinator listens. If that is at all addresses, nodes look for the first one's name.
+    address=$(cat "$run/address")
+    case ${LISTEN:-0.0.0.0} in
+    0.0.0.0 | '*' | '[::]') address=tcp://$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):${address##*:} ;;
+    esac
     export address
     export -f key node
     srun --ntasks-per-node=1 --cpu-bind=none bash -c node &

@@ -23,7 +23,7 @@ here=$(dirname "$0")
 shift 2
 case "$1 $2" in
 "keys new") mkdir -p "$4" && touch "$4/machine.key" ;;
-"coordinator --resume") echo tcp://there:4711 >"$3/address"; echo "$*" >>"$here/coordinators"; . "$here/coordinator" ;;
+"coordinator --resume") echo "${5%:0}:4711" | sed s/0.0.0.0/there/ >"$3/address"; echo "$*" >>"$here/coordinators"; . "$here/coordinator" ;;
 "device --n") echo "$SLURM_PROCID $*" >>"$here/devices"; . "$here/device" ;;
 esac
 """
@@ -150,6 +150,25 @@ def play(slurm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return code, len(lives), sorted(devices.read_text().splitlines()) if devices.exists() else []
 
     return playing
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        ("", "tcp://node-1:4711"),
+        ("0.0.0.0", "tcp://node-1:4711"),
+        ("*", "tcp://node-1:4711"),
+        ("[::]", "tcp://node-1:4711"),
+        ("127.0.0.2", "tcp://127.0.0.2:4711"),
+        ("[fd00::4]", "tcp://[fd00::4]:4711"),
+    ],
+)
+def test_nodes_look_for_the_coordinator_where_it_listens(listen: str, address: str, slurm: Any, play: Any) -> None:
+    slurm.environment["LISTEN"] = listen
+    there = 'until [ -e "$here/done" ]; do sleep 0.05; done'
+    code, _, devices = play(there, '[ "$SLURM_PROCID" = 0 ] || touch "$here/done"')
+    assert code == 0
+    assert [line.split()[5] for line in devices] == [address, address]
 
 
 def test_each_node_gets_its_part_and_a_supervisor_that_was_killed_is_started_again(play: Any, tmp_path: Path) -> None:
