@@ -15,7 +15,7 @@ from typing import Final
 
 from fedemu.device.host.limits import demand, pack_size
 from fedemu.ops.assembly.named_code import allowing
-from fedemu.ops.engines.places import require_places, share, variables
+from fedemu.ops.engines.places import require_places, share, share_in_words, variables
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import write_frozen
 from fedemu.ops.keys.store import KeyFolder
@@ -102,12 +102,13 @@ def _manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods: Pod
     most = max(share(experiment.fleet.devices, pods.machines))
     trainers = runtime.trainers or pods.gpus or pods.cpus
     asleep = experiment.fleet.wake == "on-demand"
-    each = pack_size(runtime.per_process) if asleep else runtime.per_process
-    memory = _BASE_MIB + demand(min(most, experiment.fleet.awake), each, trainers)[2] // 2**20
+    packed = pack_size(runtime.per_process) if asleep else runtime.per_process
+    memory = _BASE_MIB + demand(min(most, experiment.fleet.awake), packed, trainers)[2] // 2**20
+    each = share_in_words(experiment.fleet.devices, pods.machines)
     data = "{name: data, mountPath: /data, readOnly: true}"
     words = {
         "TITLE": " ".join(title(experiment).split()),
-        "MACHINES": f"{counted(pods.machines, 'machine')} with {most:,} devices each",
+        "MACHINES": f"{counted(pods.machines, 'machine')} with {each} devices each",
         "OUT": quote(str(folder)) if str(folder).isprintable() else "FOLDER",
         "NAME": pods.name,
         "IMAGE": pods.image,
@@ -119,7 +120,7 @@ def _manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods: Pod
         "STORAGE": pods.storage,
         "STATE": pods.state,
         "COUNT": str(pods.machines),
-        "EACH": str(most),
+        "DEVICES": str(experiment.fleet.devices),
         "TRAINERS": str(trainers),
         "ALLOWED": allowing(experiment),
         "CPU": str(pods.cpus),

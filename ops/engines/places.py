@@ -85,6 +85,12 @@ def share(devices: int, places: int) -> list[int]:
     return [each + (place < over) for place in range(places)]
 
 
+def share_in_words(devices: int, places: int) -> str:
+    """How many devices each place has, for people: one number or two."""
+    most, least = (share(devices, places)[place] for place in (0, -1))
+    return f"{most:,}" if most == least else f"{least:,} or {most:,}"
+
+
 def metrics_ports(first: int, places: int) -> list[int]:
     """The port of each place's metrics, from ``first`` on: places may share a node. 0 means none, for all of them.
 

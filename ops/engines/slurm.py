@@ -12,7 +12,7 @@ from shlex import quote
 from typing import Final
 
 from fedemu.ops.assembly.named_code import allowing
-from fedemu.ops.engines.places import require_places, settled_variables, share, variables
+from fedemu.ops.engines.places import require_places, settled_variables, share_in_words, variables
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.figures import span
 from fedemu.ops.running.words import title
@@ -111,8 +111,7 @@ def write_job(directory: Path, experiment: Experiment, runtime: Runtime, job: Sl
 
 def explained(directory: Path, experiment: Experiment, job: SlurmJob) -> str:
     """What a job will do, for the person who submits it."""
-    most, least = (share(experiment.fleet.devices, job.nodes)[place] for place in (0, -1))
-    each = f"{most:,}" if most == least else f"{least:,} or {most:,}"
+    each = share_in_words(experiment.fleet.devices, job.nodes)
     script = quote(str(directory / SCRIPT))
     return (
         f"{title(experiment)}\n"

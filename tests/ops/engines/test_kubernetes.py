@@ -105,7 +105,9 @@ def test_the_experiment_decides_on_machines_resources_and_settings(
     assert frozen["data"]["label_column"] == column
     supervisor = container(objects, "StatefulSet/digits-small-devices")
     assert objects["StatefulSet/digits-small-devices"]["spec"]["replicas"] == 3
-    assert "fedemu device --n 7 --connect tcp://digits-small:5577" in supervisor["args"][0]
+    assert "fedemu device --n $count --connect tcp://digits-small:5577" in supervisor["args"][0]
+    said_first = (folder / "manifests.yaml").read_text().splitlines()[0]
+    assert said_first.endswith("on Kubernetes: a coordinator and 3 machines with 6 or 7 devices each.")
     assert "--trainers 2" in supervisor["args"][0]
     assert supervisor["resources"]["requests"]["cpu"] == "4"
     assert supervisor["resources"]["limits"]["nvidia.com/gpu"] == 2
@@ -158,20 +160,22 @@ def test_a_machine_that_moves_takes_its_lease_and_its_own_states_along(tmp_path:
 @pytest.fixture
 def pods(tmp_path: Path) -> Any:
     """Starts the command of a pod: the folders of the pod are in ``tmp_path``, and its ``fedemu`` takes notes."""
-    assert call("kubernetes", "digits-small", "--out", "out") == 0
+    assert call("kubernetes", "digits-small", "--machines", "3", "--out", "out") == 0
     objects = written(tmp_path / "out")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "fedemu").write_text(FAKE)
     (tmp_path / "bin" / "fedemu").chmod(0o755)
 
-    def start(name: str, secret: str, code: int = 0) -> subprocess.Popen[bytes]:
+    def start(name: str, secret: str, code: int = 0, place: int = 0) -> subprocess.Popen[bytes]:
         for folder in ("secret", "experiment", "work", "tmp"):
             (tmp_path / folder).mkdir(exist_ok=True)
         for key, text in objects[f"Secret/{secret}"]["stringData"].items():
             (tmp_path / "secret" / key).write_text(text)
         (tmp_path / "experiment" / "config.toml").write_text(objects["ConfigMap/digits-small"]["data"]["config.toml"])
         script = re.sub(r"/(secret|experiment|tmp)/", rf"{tmp_path}/\1/", container(objects, name)["args"][0])
+        host = f"{name.removeprefix('StatefulSet/')}-{place}"
         path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path), "CODE": str(code)}
+        path["HOSTNAME"] = host
         return subprocess.Popen(["bash", "-c", script], cwd=tmp_path / "work", env=path, start_new_session=True)
 
     return start
@@ -194,6 +198,27 @@ def test_the_pod_of_the_coordinator_has_usable_keys_and_waits_with_its_results(p
     assert keys.pair()[0] in secrets["Secret/digits-small-devices"]["stringData"]["coordinator.key"]
     [approved] = keys.approved().values()
     assert approved in secrets["Secret/digits-small-devices"]["stringData"]["machine.key"]
+
+
+def test_a_coordinator_that_was_killed_while_it_copied_the_experiment_begins_with_all_of_it(
+    pods: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "traces.json").write_text("{}")
+    dies_once = '[ "$1" = -L ] && mkdir "$HOME/once" 2>/dev/null && /bin/cp -L "$2" "${@: -1}" && kill -9 $PPID'
+    (tmp_path / "bin" / "cp").write_text(f'#!/bin/bash\n{dies_once} || exec /bin/cp "$@"\n')
+    (tmp_path / "bin" / "cp").chmod(0o755)
+    coordinator = "StatefulSet/digits-small", "digits-small-coordinator"
+    assert pods(*coordinator).wait(60) == -signal.SIGKILL
+    assert pods(*coordinator, code=5).wait(60) == 5
+    assert sorted(file.name for file in (tmp_path / "work" / "run").iterdir()) == ["config.toml", "traces.json"]
+    assert [file.name for file in (tmp_path / "work").iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(("place", "count"), [(0, 7), (1, 7), (2, 6)])
+def test_the_machines_divide_the_devices_evenly(place: int, count: int, pods: Any, tmp_path: Path) -> None:
+    pods("StatefulSet/digits-small-devices", "digits-small-devices", code=4, place=place).wait(60)
+    assert (tmp_path / "said").read_text().startswith(f"device --n {count} --connect tcp://digits-small:5577 --keys ")
 
 
 def test_a_machine_that_is_told_of_an_interruption_ends_and_so_is_started_again(pods: Any, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedemu.ops.engines.places import metrics_ports, variables
+from fedemu.ops.engines.places import metrics_ports, share, share_in_words, variables
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.protocol.errors import ConfigurationError
 
@@ -13,6 +13,20 @@ from fedemu.protocol.errors import ConfigurationError
 def _no_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FEDEMU_DATA", "FEDEMU_CACHE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("devices", "places", "each", "said"),
+    [
+        (20, 3, [7, 7, 6], "6 or 7"),
+        (20, 2, [10, 10], "10"),
+        (101, 100, [2, *[1] * 99], "1 or 2"),
+        (5999, 3, [2000, 2000, 1999], "1,999 or 2,000"),
+    ],
+)
+def test_places_divide_the_devices_evenly(devices: int, places: int, each: list[int], said: str) -> None:
+    assert share(devices, places) == each
+    assert share_in_words(devices, places) == said
 
 
 @pytest.mark.parametrize(
