@@ -20,7 +20,7 @@ from functools import cached_property
 from types import FunctionType, ModuleType
 from typing import Any
 
-from fedemu.ops.notebook.changes import changed_since
+from fedemu.ops.notebook.again import changed_since
 from fedemu.ops.notebook.elsewhere import require_elsewhere
 from fedemu.ops.notebook.sources import alias_of, codes_of, source_of, submodules
 from fedemu.protocol.code.named import CELLS
@@ -83,7 +83,16 @@ class Written:
         head = f'"""{self._name}, as it was defined in a notebook or a script. Written by fedemu."""'
         if self._future:
             head += "\n\nfrom __future__ import annotations"
-        return "\n\n\n".join([head, *(["\n".join(imports)] if imports else []), *others]) + "\n"
+        text = "\n\n\n".join([head, *(["\n".join(imports)] if imports else []), *others]) + "\n"
+        if changed := changed_since(text, self._home, [name for name in self._parts if self._is_own(name)]):
+            source = self._names[changed.name].__name__
+            raise self._refusal(f"the source of {source} no longer says what {changed.what} is (run it again)")
+        return text
+
+    def _is_own(self, name: str) -> bool:
+        """Whether a name means a class or a function of this module."""
+        value = self._names[name]
+        return isinstance(value, type | FunctionType) and value.__module__ == self._home
 
     def _add(self, name: str) -> None:
         """Write the parts that ``name`` needs, and then its own."""
@@ -108,12 +117,10 @@ class Written:
             if getattr(sys.modules.get(origin), true_name, self) is value:
                 require_elsewhere(origin, self._setting, self._name)
                 return f"from {origin} import {true_name}" + (f" as {name}" if true_name != name else "")
-        if isinstance(value, type | FunctionType) and origin == self._home:
+        if self._is_own(name):
             source = source_of(value, self._home)
             if source is None:
                 raise self._refusal(f"the source of {value.__name__} is not at hand, or no longer what ran")
-            if changed := changed_since(value, source, self._names):
-                raise self._refusal(f"the source of {value.__name__} no longer says what {changed} is (run it again)")
             self._future |= any(code.co_flags & __future__.annotations.compiler_flag for code in codes_of(value))
             self._add_all(source)
             if name != value.__name__ in self._parts and self._names.get(value.__name__) is not value:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import importlib
+import itertools
 import linecache
 import os
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from fedemu.ops.notebook import settings
+from fedemu.ops.notebook import again, settings
 from fedemu.ops.notebook.cells import name_of
 from fedemu.protocol.code.named import load
 from fedemu.protocol.errors import ConfigurationError
@@ -41,6 +43,23 @@ def cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cell:
         return vars(main)
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def ticking(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module with an iterator and a decorator that refuses a second function of the same name."""
+    module: Any = ModuleType("ticking")
+    module.ticks, module.known = itertools.count(), []
+
+    def once(function: Any) -> Any:
+        print("registered")
+        assert function.__name__ not in module.known
+        module.known.append(function.__name__)
+        return function
+
+    module.once = once
+    monkeypatch.setitem(sys.modules, "ticking", module)
+    return module
 
 
 def test_a_class_takes_along_what_it_uses_and_nothing_else(cell: Cell) -> None:
@@ -203,6 +222,75 @@ def test_what_was_changed_after_its_definition_is_not_brought_over_as_it_was(
         return
     with pytest.raises(ConfigurationError, match=rf"the source of \w+ no longer says what {changed} is \(run it again"):
         name_of(mine, "model__name")
+
+
+@pytest.mark.parametrize(
+    ("text", "later", "changed"),
+    [
+        ("class A:\n    width = int(12)\n", "A.width = 4\n", "A.width"),
+        ("class A:\n    width = int(12)\n", "A.width = 12\n", None),
+        ("class A:\n    hidden = [64]\n", "A.hidden = [8]\n", "A.hidden"),
+        ("class A:\n    sizes = {'a': (1, 2)}\n", "A.sizes['a'] = (1, 3)\n", "A.sizes"),
+        ("class A:\n    width = 3\n", "del A.width\n", "A.width"),
+        ("class A:\n    places = {1, 2}\n", "A.places.add(3)\n", "A.places"),
+        ("class A:\n    scale = numpy.ones(2)\n", "A.scale = numpy.zeros(2)\n", "A.scale"),
+        ("class A:\n    scale = numpy.full(2, numpy.nan)\n", "A.scale = A.scale.copy()\n", None),
+        ("class A:\n    kind = numpy.dtype('i4')\n", "A.kind = numpy.dtype('i8')\n", "A.kind"),
+        ("class A:\n    cut = str.strip\n", "A.cut = str.lower\n", "A.cut"),
+        ("WIDE = [64]\ndef A(wide=WIDE): pass\n", "WIDE = [8]\n", "the default of wide in A"),
+        ("def A(wide=dict(a=1)): pass\n", "A.__defaults__ = ({'a': 2},)\n", "the default of wide in A"),
+        ("@times(FACTOR)\ndef A(): return 10\n", "FACTOR = 7\n", "A"),
+        ("class A:\n    @times(FACTOR)\n    def f(): return 10\n", "FACTOR = 7\n", "A.f"),
+        ("@times(FACTOR)\ndef A(): return 10\n", "FACTOR = 2.0\n", "A"),
+        ("class A(metaclass=Meta):\n    def f(self): return 1\n", "A.f = lambda self: 9\n", "A.f"),
+        ("class A(metaclass=Meta):\n    @property\n    def f(self): return 1\n", "A.f = 9\n", "A.f"),
+        ("class A:\n    call = functools.partial(max, key=abs)\n", "A.call.keywords['key'] = int\n", "A.call"),
+        ("class A:\n    mode = Mode.A\n", "A.mode = Mode.B\n", "A.mode"),
+        ("class A:\n    plan = Plan(3)\n", "A.plan = Plan(4)\n", "A.plan"),
+        ("class A:\n    plan = Plan(3)\n    mode = Mode.A\n", "A.plan = Plan(3)\n", None),
+        ("def A(x):\n    for i in (1, 2):\n        if x: numpy.ones(i)\n    return numpy.ones(3)\n", "", None),
+        # What a class fills, and what its source gives only once.
+        ("class A:\n    seen, _made = [], None\n    by = {}\n", "A.seen += [1]\nA.by[1] = 2\nA._made = {}\n", None),
+        ("class A:\n    since = next(ticks)\n", "next(ticks)\n", None),
+        ("class A:\n    net = Opaque()\n", "A.net = Opaque()\n", None),
+        ("@once\ndef A(): return 1\n", "", None),
+        ("class A:\n    def f(self): return super().__init__()\n    g = f\n    h = classmethod(f)\n", "", None),
+    ],
+)
+def test_a_change_is_found_however_the_value_was_made(cell: Cell, text: str, later: str, changed: str | None) -> None:
+    cell(
+        "import functools, itertools, numpy\nfrom enum import Enum\nfrom dataclasses import dataclass\n"
+        "from ticking import once, ticks\nFACTOR = 2\nclass Meta(type): ...\nclass Mode(Enum):\n    A = 1\n    B = 2\n"
+        "@dataclass(frozen=True)\nclass Plan:\n    size: int = 1\nclass Opaque: ...\n"
+        "def times(k):\n    def around(f):\n        return functools.wraps(f)(lambda *given: k * f(*given))\n"
+        "    return around\n"
+    )
+    cell(text)
+    names = cell(later)
+    if changed is None:
+        assert name_of(names["A"], "model__name").endswith(".py:A")
+        return
+    with pytest.raises(ConfigurationError, match=rf"the source of A no longer says what {changed} is \(run it again\)"):
+        name_of(names["A"], "model__name")
+
+
+def test_the_source_runs_apart_and_changes_nothing_here(
+    cell: Cell, capfd: pytest.CaptureFixture[str], ticking: ModuleType
+) -> None:
+    names = cell("from ticking import once, ticks\n@once\ndef make():\n    return next(ticks)\n")
+    capfd.readouterr()
+    name_of(names["make"], "model__name")
+    assert capfd.readouterr() == ("", "")
+    assert (names["make"](), ticking.known) == (0, ["make"])
+
+
+def test_a_source_that_does_not_come_to_an_end_says_nothing(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch, ticking: ModuleType
+) -> None:
+    monkeypatch.setattr(again, "SECONDS", 0.05)
+    names = cell("import ticking\n@ticking.once\ndef make(): return 1\n")
+    ticking.__dict__["once"] = lambda function: threading.Event().wait()
+    assert name_of(names["make"], "model__name").endswith(":make")
 
 
 def test_a_name_may_stand_for_what_another_name_was_before(cell: Cell) -> None:
