@@ -89,7 +89,7 @@ class _Comparison:
         for mine, other in zip_longest(here.__bases__, there.__bases__):
             if any(self.of(mine, other, what)):
                 yield f"the base {(mine or other).__name__}"
-        for name in {**vars(there), **vars(here)}:
+        for name in sorted({**vars(there), **vars(here)}, key=lambda name: name.startswith("_")):
             mine, other = vars(here).get(name, _ABSENT), vars(there).get(name, _ABSENT)
             if _counts(name, mine, other, here.__module__):
                 yield from self.of(mine, other, f"{here.__qualname__}.{name}")
@@ -152,7 +152,7 @@ def _same_code(one: CodeType, other: CodeType) -> bool:
 
 
 def _steps(code: CodeType) -> list[tuple[str, Any]]:
-    """The instructions of code. Where ``math`` is imported beside it, Python compiles ``math.sqrt(x)`` in another way."""
+    """The instructions of code. Python compiles ``math.sqrt(x)`` in another way if ``math`` is imported beside it."""
     kept = [step for step in dis.get_instructions(code) if step.opname not in ("PUSH_NULL", "EXTENDED_ARG")]
     places = [step.offset for step in kept]
 
