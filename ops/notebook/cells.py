@@ -15,7 +15,6 @@ import importlib.util
 import symtable
 import sys
 import textwrap
-from collections.abc import Iterator
 from functools import cached_property
 from types import FunctionType, ModuleType
 from typing import Any
@@ -32,6 +31,9 @@ from fedemu.protocol.wording import an_object
 _LONGEST = 20_000
 """Characters of the longest plain value that is written."""
 _DIGITS = 12
+_FUTURE = "from __future__ import annotations"
+_AT_ONCE = frozenset({"lambda", "listcomp", "setcomp", "dictcomp", "genexpr"})
+"""What ``symtable`` calls functions that an expression makes, and perhaps calls: a decorator may call a lambda."""
 
 
 def name_of(thing: Any, setting: str) -> str:
@@ -82,7 +84,7 @@ class Written:
         others = [part for part in self._parts.values() if part not in imports]
         head = f'"""{self._name}, as it was defined in a notebook or a script. Written by fedemu."""'
         if self._future:
-            head += "\n\nfrom __future__ import annotations"
+            head += f"\n\n{_FUTURE}"
         text = "\n\n\n".join([head, *(["\n".join(imports)] if imports else []), *others]) + "\n"
         if changed := changed_since(text, self._home, [name for name in self._parts if self._is_own(name)]):
             source = self._names[changed.name].__name__
@@ -95,16 +97,30 @@ class Written:
         return isinstance(value, type | FunctionType) and value.__module__ == self._home
 
     def _add(self, name: str) -> None:
-        """Write the parts that ``name`` needs, and then its own."""
+        """Write the parts that the definition of ``name`` reads, then its own, and then those that its functions read.
+
+        Two classes may name each other in their methods, which run when both are there.
+        """
         if name in self._begun or name not in self._names:
             return
         self._begun.add(name)
         value = self._names[name]
         if getattr(value, "__wrapped__", value) is getattr(builtins, name, self):  # IPython wraps ``open``.
             return
-        self._parts[name] = self._part(name, value)
+        part = self._part(name, value)
+        future = self._is_own(name) and _has_future(value)
+        self._future |= future
+        at_once, later = _used(part, future=future)
+        for used in sorted(at_once):
+            self._add(used)
+        if self._is_own(name) and name != value.__name__ in self._parts and self._names[value.__name__] is not value:
+            raise self._refusal(f"it uses {name}, which is an earlier {value.__name__}")
+        self._parts[name] = part
+        for used in sorted(later):
+            self._add(used)
 
     def _part(self, name: str, value: Any) -> str:
+        """The source that gives ``name`` its value."""
         if isinstance(value, ModuleType) and value.__name__ != self._home:
             require_elsewhere(value.__name__, self._setting, self._name)
             if value.__name__ != name:
@@ -121,22 +137,13 @@ class Written:
             source = source_of(value, self._home)
             if source is None:
                 raise self._refusal(f"the source of {value.__name__} is not at hand, or no longer what ran")
-            self._future |= any(code.co_flags & __future__.annotations.compiler_flag for code in codes_of(value))
-            self._add_all(source)
-            if name != value.__name__ in self._parts and self._names.get(value.__name__) is not value:
-                raise self._refusal(f"it uses {name}, which is an earlier {value.__name__}")
             return source if value.__name__ == name else f"{source}\n\n\n{name} = {value.__name__}"
         if _is_plain(value):
             return f"{name} = {value!r}"
         alias = alias_of(name, value, self._home)
         if alias is not None:
-            self._add_all(alias)
             return alias
         raise self._refusal(f"it uses {name}, which is {an_object(value)} and no code")
-
-    def _add_all(self, source: str) -> None:
-        for name in sorted(_used(source)):
-            self._add(name)
 
     def _refusal(self, why: str) -> ConfigurationError:
         return ConfigurationError(
@@ -146,18 +153,33 @@ class Written:
         )
 
 
-def _used(source: str) -> set[str]:
-    """The global names that a source reads, also inside of its functions and classes."""
+def _has_future(thing: type | FunctionType) -> bool:
+    """Whether the annotations of a class or a function are not evaluated at its definition."""
+    return any(code.co_flags & __future__.annotations.compiler_flag for code in codes_of(thing))
 
-    def visit(table: symtable.SymbolTable) -> Iterator[str]:
+
+def _used(source: str, *, future: bool) -> tuple[set[str], set[str]]:
+    """The global names that a source reads when it runs, and those that it reads later: in functions that are called.
+
+    With ``future`` annotations are not evaluated. Somebody may do it later.
+    """
+    at_once: set[str] = set()
+    later: set[str] = set()
+
+    def visit(table: symtable.SymbolTable, names: set[str]) -> None:
         top = table.get_type() == "module"
         for symbol in table.get_symbols():
-            if symbol.is_referenced() and (top or symbol.is_global()):
-                yield symbol.get_name()
+            if symbol.is_referenced() and (not symbol.is_assigned() if top else symbol.is_global()):
+                names.add(symbol.get_name())
         for child in table.get_children():
-            yield from visit(child)
+            waits = child.get_type() in ("function", "annotation") and child.get_name() not in _AT_ONCE
+            visit(child, later if waits else names)
 
-    return set(visit(symtable.symtable(source, "<cell>", "exec")))
+    if future:
+        visit(symtable.symtable(source, "<cell>", "exec"), later)
+        source = f"{_FUTURE}\n{source}"
+    visit(symtable.symtable(source, "<cell>", "exec"), at_once)
+    return at_once, later - at_once
 
 
 def _is_found(module: str) -> bool:

@@ -293,6 +293,25 @@ def test_a_source_that_does_not_come_to_an_end_says_nothing(
     assert name_of(names["make"], "model__name").endswith(":make")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class Base:\n    @staticmethod\n    def make(n): return Child(n)\n"
+        "class Child(Base):\n    def __init__(self, n): self.n = n\n",
+        "from __future__ import annotations\n"
+        "class Base:\n    @staticmethod\n    def make(n) -> Child: return Child(n)\n"
+        "class Child(Base):\n    def __init__(self, n): self.n = n\n",
+        "def twice(n): return 2 * TABLE[n]\nTABLE = [0, 1, 2, 3]\n"
+        "class Base:\n    two, three = twice(1), [twice(n) // 2 for n in (3,)]\n    def make(n): return Child(n)\n"
+        "class Child(Base):\n    def __init__(self, n, least=Base.two): self.n = max(n, least, *Base.three)\n",
+    ],
+)
+def test_classes_may_name_each_other_in_their_methods(cell: Cell, text: str) -> None:
+    names = cell(f"{text}def build(n): return Base.make(n)\ndef child(n): return Child(n)\n")
+    for name in ("build", "child"):
+        assert load(name_of(names[name], "model__name"))(3).n == 3
+
+
 def test_a_name_may_stand_for_what_another_name_was_before(cell: Cell) -> None:
     cell("class Net:\n    def f(self): return 1\nOld = Net\n")
     names = cell("class Net(Old):\n    def f(self): return 10 + super().f()\ndef both(): return Net().f(), Old().f()\n")
