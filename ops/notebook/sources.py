@@ -8,6 +8,9 @@ import inspect
 import linecache
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from enum import Enum
+from operator import itemgetter
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -36,14 +39,14 @@ def source_of(thing: type | FunctionType, home: str) -> str | None:
                         return None
                     found = text
         return found
-    # A class without functions of its own, such as a dataclass. The last definition that fits is the one that ran.
-    fitting = None
-    known = {*vars(thing), *vars(thing).get("__annotations__", {})}
-    for lines in _cells(home):
-        for node, _, text in _definitions(lines, thing.__name__):
-            if isinstance(node, ast.ClassDef) and _attributes(node) <= known:
-                fitting = text
-    return fitting
+    # A class without functions of its own, such as a dataclass. Some of the cells may never have come so far.
+    fitting = [
+        (_mismatches(thing, node), text)
+        for lines in _cells(home)
+        for node, place, text in _definitions(lines, thing.__name__)
+        if isinstance(node, ast.ClassDef) and _may_be(thing, node, place)
+    ]
+    return min(reversed(fitting), key=itemgetter(0))[1] if fitting else None
 
 
 def codes_of(thing: type | FunctionType) -> list[CodeType]:
@@ -54,7 +57,9 @@ def codes_of(thing: type | FunctionType) -> list[CodeType]:
     for value in vars(thing).values():
         inner = getattr(value, "__func__", getattr(value, "fget", value))
         inner = inspect.unwrap(inner) if callable(inner) else None
-        if isinstance(inner, FunctionType) and inner.__qualname__.startswith(f"{thing.__qualname__}."):
+        if not isinstance(inner, FunctionType) or inner.__module__ != thing.__module__:
+            continue  # collections gives a NamedTuple functions that are called after it
+        if inner.__qualname__.startswith(f"{thing.__qualname__}."):
             found.append(inner.__code__)
     # What dataclasses make is of "<string>", and so is all of python -c, whose lines Python 3.13 keeps.
     return [code for code in found if code.co_filename != "<string>" and linecache.getlines(code.co_filename)]
@@ -101,11 +106,27 @@ def _statements(lines: list[str]) -> list[ast.stmt]:
         return []
 
 
-def _attributes(node: ast.ClassDef) -> set[str]:
-    """The names that the body of a class gives values or types."""
-    return {
-        item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
-    }
+def _may_be(thing: type, node: ast.ClassDef, place: range) -> bool:
+    """Whether a definition can be that of a class: it has its line, where Python tells that, and its annotations."""
+    known = {*vars(thing), *vars(thing).get("__annotations__", {})}
+    annotated = [item.target for item in node.body if isinstance(item, ast.AnnAssign)]
+    names = {target.id for target in annotated if isinstance(target, ast.Name)}
+    return vars(thing).get("__firstlineno__", place.start) == place.start and names <= known
+
+
+def _mismatches(thing: type, node: ast.ClassDef) -> int:
+    """The number of attributes of a class that have another value than its definition writes down."""
+    found = 0
+    for item in node.body:
+        match item:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=expression)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as expression)
+            ):
+                with suppress(ValueError):  # it is no literal
+                    now = getattr(thing, name, None)
+                    found += repr(ast.literal_eval(expression)) != repr(now.value if isinstance(now, Enum) else now)
+    return found
 
 
 def submodules(name: str, home: str) -> list[str]:
@@ -123,9 +144,10 @@ def alias_of(name: str, value: Any, home: str) -> str | None:
             match node:
                 case ast.ImportFrom(module=str(module), names=names, level=0):
                     for imported in names:
-                        same = getattr(sys.modules.get(module), imported.name, home) is value
-                        if same and (imported.asname or imported.name) == name:
-                            found = f"from {module} import {imported.name} as {name}"
+                        of_all = imported.name == "*"
+                        same = getattr(sys.modules.get(module), name if of_all else imported.name, home) is value
+                        if same and (of_all or (imported.asname or imported.name) == name):
+                            found = f"from {module} import {name if of_all else imported.name} as {name}"
                 case ast.Assign(targets=[ast.Name(id=target)], value=expression) if target == name:
                     if _gives(expression, value, vars(sys.modules[home])):
                         found = ast.unparse(node)

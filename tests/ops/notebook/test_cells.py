@@ -294,6 +294,51 @@ def test_a_source_that_does_not_come_to_an_end_says_nothing(
 
 
 @pytest.mark.parametrize(
+    ("ran", "never", "read"),
+    [
+        ("class A(Base):\n    gain = [1.0]\n", "class A(Base):\n    gain = [7.0]\n", "A.gain == [1.0]"),
+        ("class A(Enum):\n    W = 16\n", "class A(Enum):\n    W = 8\n", "A.W.value == 16"),
+        ("@dataclass\nclass A:\n    w: int = 16\n", "@dataclass\nclass A:\n    w: int = 8\n", "A().w == 16"),
+    ],
+)
+@pytest.mark.parametrize("place", ["raised", "below"])
+def test_a_definition_that_never_ran_is_not_taken_for_one_that_did(
+    cell: Cell, place: str, ran: str, never: str, read: str
+) -> None:
+    start = "from dataclasses import dataclass\nfrom enum import Enum\nclass Base: ...\n"
+    cell(start)
+    cell(ran)
+    main: Any = sys.modules["__main__"]
+    if place == "raised":
+        with pytest.raises(ZeroDivisionError):
+            cell(f"1 / 0\n{never}")
+    else:  # the cell that calls goes on below
+        main._ih.append(never)
+    made = load(name_of(main.A, "model__name"))
+    assert eval(read, {"A": made})
+
+
+def test_if_nothing_tells_which_definition_ran_the_last_one_is_looked_at_again(cell: Cell) -> None:
+    names = cell("class A:\n    w = int(1)\n")
+    sys.modules["__main__"]._ih.append("class A:\n    w = int(2)\n")  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match=r"the source of A no longer says what A\.w is \(run it again\)"):
+        name_of(names["A"], "model__name")
+    names["A"].__firstlineno__ = 1  # as Python 3.13 gives it
+    sys.modules["__main__"]._ih[-1] = "\nclass A:\n    w = int(2)\n"  # type: ignore[attr-defined]
+    assert load(name_of(names["A"], "model__name")).w == 1
+
+
+def test_a_named_tuple_is_brought_over(cell: Cell) -> None:
+    names = cell("from typing import NamedTuple\nclass Sizes(NamedTuple):\n    width: int = 8\n")
+    assert load(name_of(names["Sizes"], "model__name"))() == (8,)
+
+
+def test_a_name_of_an_import_of_everything_is_imported(cell: Cell) -> None:
+    names = cell("from fedemu.algorithms import *\ndef same(tree: Tree) -> Tree:\n    return tree\n")
+    assert load(name_of(names["same"], "algorithm__loss"))({}) == {}
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "class Base:\n    @staticmethod\n    def make(n): return Child(n)\n"
