@@ -21,6 +21,7 @@ from fedemu.ops.running.folder import claim
 from fedemu.ops.running.together import run_together
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, start_interpreter
 from fedemu.ops.stress.invariants import ended_as_undisturbed
+from fedemu.ops.stress.warm import WarmStart
 from fedemu.ops.stress.wires import Quality, Wires
 from fedemu.ops.terminal import say
 
@@ -73,10 +74,12 @@ class WeatherResult:
         return not self.complaint
 
 
-def play_network(folder: Path, weathers: Sequence[Weather] = WEATHERS, rounds: int = 20) -> list[WeatherResult]:
+def play_network(
+    folder: Path, weathers: Sequence[Weather] = WEATHERS, rounds: int = 20, warm: WarmStart | None = None
+) -> list[WeatherResult]:
     """Play a run alone, and then one in each weather. People read on stderr how it goes.
 
-    Raises ConfigurationError if this user may not make network namespaces.
+    ``warm`` starts the commands, in place of an interpreter for each. Raises ConfigurationError if this user may not make network namespaces.
     """
     Wires(MACHINES, Quality()).close()
     settings = [f"rounds={rounds}", "runtime.report=false", "runtime.log_level=warning"]
@@ -88,22 +91,24 @@ def play_network(folder: Path, weathers: Sequence[Weather] = WEATHERS, rounds: i
     results = []
     for weather in weathers:
         say(f"{weather.name}: {weather.what} ...")
-        results.append(result := play(folder / weather.name, weather, settings, str(expected)))
+        results.append(result := play(folder / weather.name, weather, settings, str(expected), warm))
         why = "" if result.passed else f": {result.complaint}"
         say(f"  {'passed' if result.passed else 'FAILED'} in {span(result.seconds)}{why}")
     return results
 
 
-def play(folder: Path, weather: Weather, settings: Sequence[str], expected: str) -> WeatherResult:
+def play(
+    folder: Path, weather: Weather, settings: Sequence[str], expected: str, warm: WarmStart | None = None
+) -> WeatherResult:
     """Play one run, and compare its digest with the expected one."""
     began = time.monotonic()
-    with _fleet(folder, weather.quality, settings) as (fleet, wires):
+    with _fleet(folder, weather.quality, settings, warm) as (fleet, wires):
         fleet.start_coordinator("--insecure")
         place = f"tcp://{wires.addresses[EDGE]}:{PORT}"
         if weather.edge:
             fleet.start_edge(place, "--insecure")
         for name in MACHINES:
-            fleet.start_devices(10, state=name, address=place if weather.edge else None)
+            fleet.start_devices(10, "--trainers", "1", state=name, address=place if weather.edge else None)
         try:
             if weather.cut:
                 fleet.wait_for_round(2, LONGEST_SECONDS)
@@ -121,12 +126,16 @@ def play(folder: Path, weather: Weather, settings: Sequence[str], expected: str)
 
 
 @contextmanager
-def _fleet(folder: Path, quality: Quality, settings: Sequence[str]) -> Iterator[tuple[LiveFleet, Wires]]:
+def _fleet(
+    folder: Path, quality: Quality, settings: Sequence[str], warm: WarmStart | None
+) -> Iterator[tuple[LiveFleet, Wires]]:
     """A fleet whose coordinator, machines and edges are in namespaces of their own."""
     with closing(Wires([COORDINATOR, *MACHINES, EDGE], quality)) as wires:
 
         def start(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> psutil.Popen:
             name = Path(words[words.index("--state") + 1]).name if words[0] == "device" else words[0]
+            if warm is not None:
+                return warm.start(words, log, environment, network=wires.keeper(name))
             return start_interpreter(words, log, environment, wires.inside(name))
 
         address = f"tcp://{wires.addresses[COORDINATOR]}:{PORT}"

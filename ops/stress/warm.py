@@ -65,10 +65,15 @@ class WarmStart:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    def start(self, words: Sequence[str], log: Path, environment: Mapping[str, str]) -> Started:
-        """Start ``fedemu WORDS`` in this folder and a session of its own, with its output in the file ``log``."""
+    def start(
+        self, words: Sequence[str], log: Path, environment: Mapping[str, str], network: int | None = None
+    ) -> Started:
+        """Start ``fedemu WORDS`` in this folder and a session of its own, with its output in the file ``log``.
+
+        It is in the network namespace of the process ``network``, if there is one.
+        """
         line = self._open()
-        request = {"words": list(words), "environment": dict(environment), "folder": os.getcwd()}
+        request = {"words": list(words), "environment": dict(environment), "folder": os.getcwd(), "network": network}
         with log.open("wb") as file:
             socket.send_fds(line, [json.dumps(request).encode()], [file.fileno()])
         while not self._said:

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from fedemu.device.forking import Waiting
 from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.host.garbage import settle
-from fedemu.protocol.host.kernel import end_with_parent, name_process
+from fedemu.protocol.host.kernel import end_with_parent, join_network, name_process
 
 MESSAGE_BYTES = 2**18
 """The largest message on the line: arguments and an environment."""
@@ -96,6 +96,8 @@ class Commands:
             _put({0: os.open(os.devnull, os.O_RDONLY), 1: descriptors[0], 2: os.dup(descriptors[0])})
             _open_streams()
             os.chdir(request["folder"])
+            if request["network"] is not None:
+                join_network(request["network"])
             words: list[str] = request["words"]
             _set_environment(request["environment"])
             _be(MODULES["fedemu.ops.cli"](words), SPARE.get(words[0], 0))

@@ -73,7 +73,11 @@ class Wires:
 
     def inside(self, name: str) -> list[str]:
         """The words before a command that make it run on this machine."""
-        return ["nsenter", "--target", str(self._keepers[name].pid), "--net"]
+        return ["nsenter", "--target", str(self.keeper(name)), "--net"]
+
+    def keeper(self, name: str) -> int:
+        """The id of a process that is on this machine all the time."""
+        return self._keepers[name].pid
 
     def cut(self, names: Iterable[str]) -> None:
         """Drop everything that these machines send or are sent, without a word to anybody, until ``heal``."""

@@ -1,7 +1,7 @@
 """What fedemu asks of the Linux kernel and of glibc beyond the standard library.
 
-A process ends with its parent, has a name, keeps one heap and large blocks, and gives memory back. On other systems the
-requests are left out. A process may then live on until it notices by itself that its parent is gone.
+A process ends with its parent, has a name, keeps one heap and large blocks, gives memory back, and joins the network of
+another one. On other systems the requests are left out. A process may then live on until it notices by itself that its parent is gone.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ _PR_SET_NAME = 15
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
+_CLONE_NEWNET = 0x40000000
 _KEPT_BYTES = 2_000_000_000
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -66,6 +67,14 @@ def give_memory_back() -> None:
     """Give memory that is free back to the system. glibc keeps what was once needed, for a peak that may not return."""
     if sys.platform == "linux" and hasattr(_libc, "malloc_trim"):
         _libc.malloc_trim(0)
+
+
+def join_network(process: int) -> None:
+    """Move this thread, and what it starts, into the network namespace of a process. Raises OSError if it may not."""
+    with open(f"/proc/{process}/ns/net") as namespace:
+        if _libc.setns(namespace.fileno(), _CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
 
 def _control(option: int, argument: int | bytes) -> None:

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from fedemu.ops.stress.network import COORDINATOR, Weather, play_network
+from fedemu.ops.stress.warm import WarmStart
 from fedemu.ops.stress.wires import Quality, Wires
 from fedemu.protocol.errors import ConfigurationError
 
@@ -34,8 +35,8 @@ def _permitted() -> None:
 
 
 @pytest.mark.usefixtures("_permitted")
-def test_partitions_that_heal_cost_time_and_no_digest(tmp_path: Path) -> None:
-    [result] = play_network(tmp_path, [WEATHER], rounds=6)
+def test_partitions_that_heal_cost_time_and_no_digest(tmp_path: Path, warm: WarmStart) -> None:
+    [result] = play_network(tmp_path, [WEATHER], rounds=4, warm=warm)
     assert result.passed, result.complaint
     assert result.seconds > CUT_SECONDS
 
