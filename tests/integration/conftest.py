@@ -11,7 +11,11 @@ import pytest
 
 from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.record.summary import Summary
+from fedemu.ops.assembly import trial
+from fedemu.ops.assembly.computing import Computing
 from fedemu.ops.assembly.coordinator import assemble
+from fedemu.ops.assembly.parts import Parts
+from fedemu.ops.assembly.trial import try_out
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.experiment.sources import load_experiment, write_frozen
 from fedemu.ops.running.embedded import serve_embedded
@@ -56,8 +60,15 @@ def new_fleet(tmp_path: Path, warm: WarmStart) -> Iterator[Callable[..., LiveFle
 def in_one_process() -> Callable[..., Summary]:
     """Plays a run in this process, with no other process to kill: ``(directory, *overrides, ...) -> Summary``.
 
-    If the directory holds a run already, that run is continued.
+    If the directory holds a run already, that run is continued. The first step of an experiment is tried out once.
     """
+    tried: dict[bytes, Computing] = {}
+
+    def try_once(parts: Parts) -> Computing:
+        experiment = parts.experiment.to_bytes()
+        if experiment not in tried:
+            tried[experiment] = try_out(parts)
+        return tried[experiment]
 
     def play(
         directory: Path, *overrides: str, experiment: str = "digits-small", observers: Sequence[RunObserver] = ()
@@ -67,7 +78,9 @@ def in_one_process() -> Callable[..., Summary]:
         write_frozen(loaded, directory)
         network = MemoryNetwork()
         try:
-            plan = assemble(directory, loaded, network, "inproc://coordinator", observers)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(trial, "try_out", try_once)
+                plan = assemble(directory, loaded, network, "inproc://coordinator", observers)
             return asyncio.run(serve_embedded(plan, Runtime(transport="memory")))
         finally:
             network.close()
