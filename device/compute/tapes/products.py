@@ -43,25 +43,28 @@ def alike_in_slots(
     if name == "aten::mm":
         if left.shape[0] % slots:
             return None  # it belongs to no slot
-        ways, parts = (function, partial(_rows, slots, _aligned), partial(_rows, slots, _one_by_one)), slots
+        ways, parts = (partial(_rows, slots, _aligned), partial(_rows, slots, _one_by_one)), slots
     else:
         step = left.shape[1] * right.shape[2]
         if all(
             stride * left.dtype.itemsize % ALIGNED_BYTES == 0 for stride in (left.strides[0], right.strides[0], step)
         ):
             return None  # all matrices begin at such a place, because a stack of them takes a multiple of 64 bytes, too
-        ways, parts = (function, _aligned, _one_by_one), left.shape[0]
-    chosen = next((way for way in ways[:-1] if _is_alike(way, left, right, parts, begins)), ways[-1])
-    return None if chosen is function else chosen
+        ways, parts = (_aligned, _one_by_one), left.shape[0]
+    if _is_alike(function, left, right, parts, begins):
+        return None
+    # The other ways copy the matrices, so it does not matter where the arguments begin.
+    return next((way for way in ways[:-1] if _is_alike(way, left, right, parts, (0, 0))), ways[-1])
 
 
 def _is_alike(way: Product, left: Layout, right: Layout, parts: int, begins: Begins) -> bool:
     """Whether equal matrices in all parts have equal products, wherever the arguments may begin."""
     draws = torch.Generator().manual_seed(0)
+    rooms = _rooms(left, begins[0]), _rooms(right, begins[1])
     for _ in range(trials(left.shape.numel())):
         numbers = _repeated(left, parts, draws), _repeated(right, parts if len(right.shape) == 3 else 1, draws)
         reference: Tensor | None = None
-        for arguments in _in_all_places((left, right), begins, numbers):
+        for arguments in _in_all_places(rooms, numbers):
             each = way(*arguments).reshape(parts, -1)
             reference = each[:1] if reference is None else reference
             if not torch.equal(reference.expand_as(each), each):
@@ -74,14 +77,20 @@ def trials(elements: int) -> int:
     return max(2, min(32, 100_000 // max(1, elements)))
 
 
+def _rooms(layout: Layout, begin: int | None) -> Sequence[Tensor]:
+    """Room for an argument in its usual place, and in the others where it may begin."""
+    return [_room_of(layout, shift) for shift in ((0, *_SHIFTS) if begin is None else (begin,))]
+
+
 def _in_all_places(
-    layouts: tuple[Layout, Layout], begins: Begins, numbers: tuple[Tensor, Tensor]
+    rooms: tuple[Sequence[Tensor], Sequence[Tensor]], numbers: tuple[Tensor, Tensor]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Both arguments in their usual places, and then each of them in the others where it may begin."""
-    left, right = (placed(layout, begin or 0, of) for layout, begin, of in zip(layouts, begins, numbers, strict=True))
+    (first, *lefts), (second, *rights) = rooms
+    left, right = _filled(first, numbers[0]), _filled(second, numbers[1])
     yield left, right
-    yield from ((placed(layouts[0], shift, numbers[0]), right) for shift in _SHIFTS if begins[0] is None)
-    yield from ((left, placed(layouts[1], shift, numbers[1])) for shift in _SHIFTS if begins[1] is None)
+    yield from ((_filled(room, numbers[0]), right) for room in lefts)
+    yield from ((left, _filled(room, numbers[1])) for room in rights)
 
 
 def _repeated(layout: Layout, parts: int, draws: torch.Generator) -> Tensor:
@@ -93,15 +102,23 @@ def _repeated(layout: Layout, parts: int, draws: torch.Generator) -> Tensor:
 
 def placed(layout: Layout, shift: int, numbers: Tensor) -> Tensor:
     """The numbers in the memory order of the layout, so many elements behind a multiple of 64 bytes."""
+    return _filled(_room_of(layout, shift), numbers)
+
+
+def _room_of(layout: Layout, shift: int) -> Tensor:
+    """Memory for a tensor of the layout, so many elements behind a multiple of 64 bytes."""
     length = sum((size - 1) * stride for size, stride in zip(layout.shape, layout.strides, strict=True)) + 1
-    line = torch.zeros(length + shift, dtype=layout.dtype)
-    found = line.as_strided(layout.shape, layout.strides, shift)
-    if 0 in layout.strides:
-        first = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in layout.strides)
-        found[first] = numbers[first]
+    return torch.zeros(length + shift, dtype=layout.dtype).as_strided(layout.shape, layout.strides, shift)
+
+
+def _filled(room: Tensor, numbers: Tensor) -> Tensor:
+    """The room, with these numbers."""
+    if 0 in room.stride():
+        first = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in room.stride())
+        room[first] = numbers[first]
     else:
-        found.copy_(numbers)
-    return found
+        room.copy_(numbers)
+    return room
 
 
 def _rows(slots: int, way: Product, left: Tensor, right: Tensor) -> Tensor:
