@@ -17,13 +17,14 @@ from fedemu.ops.stress.scenarios import SHORT
 from fedemu.ops.stress.warm import WarmStart
 
 FleetMaker = Callable[..., LiveFleet]
+ONE = ("--trainers", "1")
 UNREPORTED = ("runtime.transport=memory", "runtime.report=false")
 """The settings of a run in one process of which nobody reads a report."""
 
 
 def test_the_devices_may_come_first_and_everyone_ends_with_exit_0(new_fleet: FleetMaker, undisturbed: Summary) -> None:
     fleet = new_fleet()
-    supervisor = fleet.start_devices(20)
+    supervisor = fleet.start_devices(20, *ONE)
     fleet.wait_until(lambda: "device" in fleet.tail(), "the supervisor's first line", 300)
     fleet.start_coordinator()
     assert fleet.wait_for_end() == 0, fleet.tail()
@@ -61,7 +62,7 @@ def test_three_machines_share_the_fleet_by_three_connections(new_fleet: FleetMak
     fleet = new_fleet(*SHORT.settings, "fleet.link=shared")
     fleet.start_coordinator()
     for machine, count in enumerate((5, 8, 7)):
-        fleet.start_devices(count, "--trainers", "1", state=str(machine))
+        fleet.start_devices(count, *ONE, state=str(machine))
     assert fleet.wait_for_end() == 0, fleet.tail()
     assert fleet.summary()["model_digest"] == undisturbed.model_digest
 
@@ -71,7 +72,7 @@ def test_devices_that_sleep_until_they_are_asked_have_the_same_digest_also_if_th
 ) -> None:
     fleet = new_fleet(*SHORT.settings, "fleet.link=shared", "fleet.wake=on-demand")
     fleet.start_coordinator()
-    fleet.start_devices(20, "--trainers", "1", "--per-process", "5")
+    fleet.start_devices(20, *ONE, "--per-process", "5")
     fleet.wait_for_round(2)
     packs = fleet.processes("device")
     # Rounds are quick, so devices of several cohorts may be awake at once, but not more than all.
@@ -111,7 +112,7 @@ def test_a_device_written_from_the_protocol_page_takes_part(new_fleet: FleetMake
         "rounds=4", "fleet.devices=11", "fleet.per_round=11", "availability={kind='always'}", "faults.crash_rate=0.0"
     )
     fleet.start_coordinator()
-    fleet.start_devices(10)
+    fleet.start_devices(10, *ONE)
     fleet.wait_until(lambda: bool(fleet.processes("device")), "the first device process", 300)
     page = Path(__file__).parents[2] / "docs" / "minimal_device.py"
     with subprocess.Popen([sys.executable, str(page), fleet.address], stdout=subprocess.PIPE, text=True) as device:
@@ -125,7 +126,7 @@ def test_a_device_written_from_the_protocol_page_takes_part(new_fleet: FleetMake
 
 def test_an_interrupted_run_resumes_to_the_same_digest(new_fleet: FleetMaker, undisturbed: Summary) -> None:
     fleet = new_fleet()
-    supervisor = fleet.start_devices(20)
+    supervisor = fleet.start_devices(20, *ONE)
     coordinator = fleet.start_coordinator()
     fleet.wait_for_round(3)
     coordinator.send_signal(signal.SIGINT)
@@ -133,7 +134,7 @@ def test_an_interrupted_run_resumes_to_the_same_digest(new_fleet: FleetMaker, un
     assert supervisor.wait(300) == 4, "the devices end with the outcome of the run"
     assert "--resume" in fleet.tail()
     fleet.start_coordinator()
-    fleet.start_devices(20)
+    fleet.start_devices(20, *ONE)
     assert fleet.wait_for_end() == 0, fleet.tail()
     assert outcomes_add_up(fleet.rows()) == []
     assert fleet.summary()["model_digest"] == undisturbed.model_digest

@@ -23,6 +23,8 @@ from fedemu.device.compute.trainer import open_device
 from fedemu.protocol.ids import Digest
 
 SAMPLES, DEVICES = 200, 9
+SEEDS = (1, 6, 7, *range(9, 15), *range(16, 20), 22, 23)
+"""All but two give a model whose bits depend on the slot, on one processor at least, if ``alike.py`` does nothing."""
 METHODS = ("fedavg", "fedprox", "fedntd", "moon", "scaffold", "flashback", "fedcurv")
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.Softplus, nn.Mish, nn.LogSigmoid, nn.PReLU)
 
@@ -67,7 +69,7 @@ def bits(result: object) -> list[str]:
 
 
 @pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_device_has_the_same_bits_in_every_slot(seed: int, where: str) -> None:
     place = open_device(where)
     random = Random(seed)
@@ -79,7 +81,7 @@ def test_a_device_has_the_same_bits_in_every_slot(seed: int, where: str) -> None
     model: Model = from_module(lambda: nn.Sequential(*modules))
     rest = {"devices": DEVICES, "input_shape": shape}
     criterion = find_criterion("cross_entropy", model)
-    ingredients = Ingredients(model, criterion, classes, 2, batch, 0.05, 0.9, **rest)  # type: ignore[arg-type]
+    ingredients = Ingredients(model, criterion, classes, 1, batch, 0.05, 0.9, **rest)  # type: ignore[arg-type]
     options: dict[str, Any] = {"flashback": {"distil": "devices"}, "fedcurv": {"samples": 6}}.get(name, {})
     algorithm = build_algorithm(name, options, ingredients)
     context = Context(1, 0, 5, classes, None)
@@ -87,7 +89,7 @@ def test_a_device_has_the_same_bits_in_every_slot(seed: int, where: str) -> None
     program: Any = algorithm.programs[ask.program]
     shared = {key: {name: leaf.to(place) for name, leaf in tree.items()} for key, tree in ask.shared.items()}
     source = Source(noise(shape, classes), 1, place)
-    jobs = [Job(i, 1, 0, np.arange(17 * i, 17 * i + 4 + 3 * i)) for i in range(DEVICES)]
+    jobs = [Job(i, 1, 0, np.arange(17 * i, 17 * i + 3 + 2 * i)) for i in range(DEVICES)]
     executor = Vmapped(stack)
 
     def played(chosen: Sequence[int]) -> list[list[str]]:
