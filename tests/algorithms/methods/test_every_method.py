@@ -105,10 +105,11 @@ OTHER_VALUES: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "flashback.server_batch": [(8, {})],
     "flashback.patience": [(1, {})],
     "flashback.server_epochs": [(2, {})],
-    "flashback.temperature": [(3.0, {"distil": "devices"}), (0.5, {"distil": "server"})],
+    "flashback.temperature": [(3.0, {"distil": "devices"}), (0.5, {"distil": "server", "server_lr": 0.3})],
     "flashback.beta": [(3.0, {"local": "not_true"})],
     "flashback.tau": [(3.0, {"local": "not_true"})],
     "feddf.server_batch": [(8, {})],
+    "feddf.evaluate_every": [(4, {})],
     "feddf.server_batches": [(4, {})],
     "feddf.patience": [(2, {})],
     "feddf.clip_norm": [(0.01, {})],
@@ -125,7 +126,7 @@ NO_DIFFERENCE = {
 SHAPE, CLASSES, WIDTH = (1, 8, 8), 4, 6
 MODEL = mlp(SHAPE, CLASSES, (WIDTH,))
 GROWING = growing(MODEL, ClassTasks.of(CLASSES, 2, [2, 0, 3, 1]), SHAPE)
-SHARES = [np.arange(40 * i, 40 * i + 10 + 7 * i) for i in range(4)]
+SHARES = [np.arange(40 * i, 40 * i + size) for i, size in enumerate((6, 10, 16, 20))]
 # Labels go 0, 1, 2, 3, 0, ...: the second task brings the odd ones, of which the last device has none.
 STREAM = [[*(share[first::2] for share in SHARES), np.arange(200, 212 - 12 * first, 2)] for first in (0, 1)]
 SETTINGS = [
@@ -147,11 +148,12 @@ def build(
     in_tasks: bool,
     loss: str = "cross_entropy",
     options: Mapping[str, Any] | None = None,
+    epochs: int = 2,
     **settings: Any,
 ) -> Algorithm[Any]:
     model = model_of(in_tasks)
     known = {"devices": 5, "public": True, "input_shape": SHAPE, **settings}
-    ingredients = Ingredients(model, find_criterion(loss, model), CLASSES, 2, 5, 0.05, 0.5, **known)
+    ingredients = Ingredients(model, find_criterion(loss, model), CLASSES, epochs, 5, 0.05, 0.5, **known)
     return build_algorithm(name, SHORT.get(name, {}) if options is None else options, ingredients)
 
 
@@ -170,11 +172,11 @@ def public(corpus: Corpus) -> PublicData:
 
 @pytest.fixture(scope="module")
 def fleet(little_fleet: Callable[..., Any], public: PublicData) -> Callable[..., Any]:
-    """``fleet(name, in_tasks)`` makes a fleet of its own, with a round for each task."""
+    """``fleet(name, in_tasks)`` makes a fleet of its own, with a round for each task. Nothing of it is recorded."""
 
     def make(name: str, in_tasks: bool, loss: str = "cross_entropy", **fields: Any) -> Any:
-        over = {"stream": STREAM if in_tasks else (), "public": public}
-        return little_fleet(build(name, in_tasks, loss), model_of(in_tasks).init(0), SHARES, **over, **fields)
+        fields = {"stream": STREAM if in_tasks else (), "public": public, "executor": Serial(plain=True)} | fields
+        return little_fleet(build(name, in_tasks, loss), model_of(in_tasks).init(0), SHARES, **fields)
 
     return make
 
@@ -288,11 +290,11 @@ def test_every_option_of_a_method_changes_what_is_learnt(
 
     def learnt(**options: Any) -> Iterator[str]:
         """The model after each of two rounds."""
-        algorithm = build(name, in_tasks, options=usual | options)
-        stream = STREAM if in_tasks else ()
-        played = little_fleet(algorithm, model_of(in_tasks).init(0), SHARES, stream=stream, public=public)
-        for _ in range(2):
-            played.play([0, 2])
+        algorithm = build(name, in_tasks, options=usual | options, epochs=1)
+        fields = {"stream": STREAM if in_tasks else (), "public": public, "executor": Serial(plain=True)}
+        played = little_fleet(algorithm, model_of(in_tasks).init(0), SHARES, **fields)
+        for cohort in ([2], [0, 2]):
+            played.play(cohort)
             yield model_digest(played.model)
 
     builder = ALGORITHMS[name]

@@ -81,7 +81,7 @@ def test_a_method_with_all_terms_plays_alike_on_both_executors_and_is_another_me
 ) -> None:
     terms: dict[str, Any] = {term: {"coefficient": 0.5} for term in TERMS if term != "der"} | {"der": {}}
     played = fleet(name, terms, executor=Checked(Serial(), Vmapped(2)))
-    plain = fleet(name, {})
+    plain = fleet(name, {}, executor=Serial(plain=True))
     for cohort in ([0, 1, 2], [0, 2], [0, 1], [1, 2]):
         played.play(cohort)
         plain.play(cohort)
