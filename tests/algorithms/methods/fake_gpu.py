@@ -1,6 +1,7 @@
 """Plays every method once, and then each of its programs on a GPU that only pretends to be there.
 
-Run as ``python fake_gpu.py METHOD...``, it prints what it found as JSON: complaints by method. Under ``FakeTensorMode``
+Run as ``python fake_gpu.py METHOD...``, it prints what it found as JSON: complaints by method, and what
+``fake_gpu_with_values.py`` found of server jobs. Under ``FakeTensorMode``
 tensors have shapes, dtypes and devices and no values, so this needs no GPU. torch without CUDA cannot differentiate
 tensors that are called ``cuda``; a backend in Python, which is called ``gpu`` here, takes their place. It has to have a
 process of its own, because from then on torch starts a thread for the GPU, and processes with threads must not fork.
@@ -21,6 +22,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import conftest  # noqa: E402
+import fake_gpu_with_values as with_values  # noqa: E402
 import test_every_method as every  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
@@ -229,6 +231,8 @@ def _complaints_of(name: str, rounds: int) -> list[str]:
 
 if __name__ == "__main__":
     _setup_privateuseone_for_python_backend(GPU)
-    json.dump({name: complaints_of(name) for name in sys.argv[1:]}, sys.stdout)
+    # They come first: for the jobs, functions of fedemu are replaced.
+    programs = {name: complaints_of(name) for name in sys.argv[1:]}
+    json.dump({"programs": programs, "jobs": with_values.found(sys.argv[1:])}, sys.stdout)
     sys.stdout.flush()
     os._exit(0)  # torch's thread for the GPU calls Python, and must not while Python ends

@@ -1,18 +1,16 @@
 """Plays the server jobs of every method on a processor, and on a GPU that only pretends to be there.
 
-Run as ``python fake_gpu_with_values.py METHOD...``, it prints what it found as JSON: complaints by method, the jobs
-that were computed in both ways, and how often a captured iteration was done. Tensors on the pretended GPU have
+``found`` tells what it found by method: complaints, the jobs that were computed in both ways, and how often a captured
+iteration was done. Tensors on the pretended GPU have
 values, which the processor computes, so a job must end with the same bits. As on a real GPU, an operation may not mix
 devices, unless a tensor of the processor has no dimensions, and what is captured may not wait for the GPU or copy
 between devices. What is captured is a list of operations: a number of Python, or of a tensor of the processor, stays as
-it was. ``fake_gpu.py`` tells why this has a process of its own.
+it was. ``fake_gpu.py`` calls this, and tells why it has a process of its own.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,7 +26,6 @@ from torch import Tensor  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_flatten, tree_map  # noqa: E402
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend  # noqa: E402
 
 from fedemu.algorithms.graphs import captures  # noqa: E402
 from fedemu.algorithms.graphs.repeated import recorded_by  # noqa: E402
@@ -40,7 +37,7 @@ GPU = "gpu"
 PASSES: dict[str, Any] = {"server_epochs": 5}
 GENERATING: dict[str, Any] = {"iterations": 5}
 ITERATIONS: dict[str, dict[str, Any]] = {
-    **{name: {**every.LONGER, "synthesis_rounds": 3} for name in every.LONGER_JOBS},
+    **{name: {**every.LONGER, "synthesis_rounds": 2} for name in every.LONGER_JOBS},
     **dict.fromkeys(("central", "fedavg_finetuned", "flashback"), PASSES),
     **dict.fromkeys(("mfcl", "fedavg_gen"), GENERATING),
     "fedcil": {"server_iterations": 5},
@@ -239,6 +236,7 @@ def complaints_of(name: str) -> tuple[list[str], list[str], int]:
             every.model_of(True).init(0),
             stream=every.STREAM,
             public=every.PublicData(*parts),
+            executor=every.Serial(plain=True),
             rounds_per_period=1,
         )
         fleet.complaints = []
@@ -249,12 +247,10 @@ def complaints_of(name: str) -> tuple[list[str], list[str], int]:
         flashback.taught = ordinary
 
 
-if __name__ == "__main__":
-    _setup_privateuseone_for_python_backend(GPU)
+def found(names: Sequence[str]) -> dict[str, tuple[list[str], list[str], int]]:
+    """What ``complaints_of`` tells of each method. From then on this process is for nothing else."""
     captures.ORDINARY_STEPS = 1
     every.SHORT |= {name: every.SHORT[name] | more for name, more in ITERATIONS.items()}
     captures.address, captures.geometry = on_raw(captures.address), on_raw(captures.geometry)
     job_device.is_large = lambda model, variables: True
-    json.dump({name: complaints_of(name) for name in sys.argv[1:]}, sys.stdout)
-    sys.stdout.flush()
-    os._exit(0)  # torch's thread for the GPU calls Python, and must not while Python ends
+    return {name: complaints_of(name) for name in names}
