@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
+import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ import pytest
 from fedemu.algorithms.data.partition import Partition
 from fedemu.algorithms.streams.periods import static
 from fedemu.algorithms.streams.plan import StreamPlan
+from fedemu.device.machine import processes
 from fedemu.device.machine.arrival import ExperimentCode
 from fedemu.device.machine.supervisor import SupervisorPlan
 from fedemu.device.pipe import TrainerSetup
@@ -27,6 +31,7 @@ from fedemu.ops.bench.fleet.scripted import ScriptedCoordinator, Terms
 from fedemu.ops.running.launch import free_address
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.code.named import load
+from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.host.private import private_folder
 from fedemu.protocol.ids import digest_of
@@ -313,9 +318,85 @@ def family() -> Callable[[], list[psutil.Process]]:
     return listed
 
 
+class WarmChildren:
+    """Starts zygotes, toy trainers and processes that prepare data in place of interpreters (``warm_children.py``)."""
+
+    WHAT: Mapping[tuple[str, ...], str] = {
+        processes.COMMAND: "zygote",
+        ("-m", "fedemu.device.machine.prepare"): "prepare",
+        (str(HERE / "toy_trainer.py"),): "toy trainers",
+    }
+    """What the first arguments of an interpreter make of it."""
+
+    def __init__(self) -> None:
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [*interpreter(), str(HERE / "warm_children.py"), str(theirs.fileno()), str(os.getpid())]
+            self._maker = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], env=os.environ | processes.ZYGOTE_ENVIRONMENT, process_group=0
+            )
+
+    def close(self) -> None:
+        self._line.close()
+        self._maker.wait()
+
+    @contextmanager
+    def instead(self) -> Iterator[None]:
+        """``subprocess`` and asyncio start such a process wherever they would start an interpreter for it."""
+        ordinary = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+
+        def execute(popen: Any, args: Any, *rest: Any) -> None:
+            _, _, _, kept, _, environment, _, _, shell, *pipes = rest[:15]
+            beginning, words = interpreter(), [*args] if isinstance(args, (list, tuple)) else []
+            given = words[len(beginning) :] if words[: len(beginning)] == beginning else []
+            first = next((first for first in self.WHAT if tuple(given[: len(first)]) == first), None)
+            if first is None or shell:
+                ordinary(popen, args, *rest)
+                return
+            ends = {number: number if end == -1 else end for number, end in enumerate(pipes[i] for i in (0, 3, 5))}
+            places = ends | {descriptor: descriptor for descriptor in kept}
+            request = {
+                "what": self.WHAT[first],
+                "words": given[len(first) :],
+                "environment": dict(os.environ if environment is None else environment),
+                "folder": os.getcwd(),
+                "group": rest[-1],
+                "targets": [*places],
+            }
+            socket.send_fds(self._line, [json.dumps(request).encode()], [*places.values()])
+            popen.pid = int(self._line.recv(64))
+            popen._child_created = True
+            popen._close_pipe_fds(*pipes)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(subprocess.Popen, "_execute_child", execute)
+            yield
+
+
+@pytest.fixture(scope="session")
+def _warm_children() -> Iterator[WarmChildren | None]:
+    """None where it is not known how the kernel makes a child for another process."""
+    if not (sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64")):
+        yield None
+        return
+    made = WarmChildren()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def started_warm(_warm_children: WarmChildren | None) -> Iterator[None]:
+    """The processes of a machine start without an interpreter and its imports."""
+    with nullcontext() if _warm_children is None else _warm_children.instead():
+        yield
+
+
 @pytest.fixture
 def leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Callable[[], list[psutil.Process]]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: Callable[[], list[psutil.Process]],
+    started_warm: None,
 ) -> Iterator[None]:
     """Puts toy trainers in place of real ones. At the end no child and no folder of a bus may be left."""
     folders: list[Path] = []
@@ -346,6 +427,7 @@ _MAIN = """
 import asyncio, json, sys
 from pathlib import Path
 from fedemu.device.machine import trainers
+from fedemu.device.machine import processes
 from fedemu.device.machine.arrival import ExperimentCode
 from fedemu.device.machine.supervisor import SupervisorPlan, supervise
 from fedemu.protocol.errors import FedemuError

@@ -18,6 +18,8 @@ from fedemu.device.machine import prepare
 from fedemu.device.machine.prepare import compare_data, prepare_data
 from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError
 
+pytestmark = pytest.mark.usefixtures("started_warm")
+
 HERE, THERE = "a" * 64, "b" * 64
 
 

@@ -27,6 +27,8 @@ from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.transport.interface import Router
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
+pytestmark = pytest.mark.usefixtures("started_warm")
+
 TOYS = Path(__file__).parents[1] / "toys.py"
 DEVICES = 9
 Until = Callable[..., Coroutine[Any, Any, None]]
