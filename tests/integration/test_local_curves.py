@@ -63,10 +63,12 @@ def test_a_model_of_ones_own_is_computed_as_in_the_run(in_one_process: Play, tmp
 
 
 def test_more_curves_than_there_are_devices_are_those_of_all_of_them_and_this_is_told(
-    in_one_process: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    in_one_process: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = tmp_path / "run"
     in_one_process(directory, "rounds=1", "local.epochs=1", "fleet.devices=3", "fleet.per_round=2")
+    written: list[Path] = []
+    monkeypatch.setattr("fedemu.ops.report.report.write_report", lambda run: written.append(run) or run)
     for asked, told in (
         ("3", ""),
         ("4", "fedemu: warning: --curves 4 is more than the 3 devices with samples; all train\n"),
@@ -75,6 +77,9 @@ def test_more_curves_than_there_are_devices_are_those_of_all_of_them_and_this_is
             commands.command(["report", str(directory), "--curves", asked], prog_name="fedemu")
         assert (ended.value.code, capsys.readouterr().err) == (0, told)
         assert json.loads((directory / "local_curves.json").read_text())["devices"] == [0, 1, 2]
+        monkeypatch.undo()  # once the report is really drawn
+    assert written == [directory]
+    assert (directory / "report.html").exists()
 
 
 def test_a_run_without_a_checkpoint_or_with_other_data_has_no_curves(in_one_process: Play, tmp_path: Path) -> None:

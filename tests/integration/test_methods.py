@@ -32,11 +32,10 @@ CHURN = (
 PUBLIC = "data.public={fraction=0.1}"
 METHODS = {
     "scaffold": (),
-    "fedcurv": ("algorithm.options.samples=8", "algorithm.options.penalty=0.01"),
     "flashback": (PUBLIC, "algorithm.options.server_epochs=3"),
 }
-KEEP_STATE = {"scaffold", "fedcurv"}
-"""The methods among them whose devices keep something."""
+KEEP_STATE = {"scaffold"}
+"""The method among them whose devices keep something. What that is does not matter to those who keep it."""
 
 
 def settings(name: str) -> tuple[str, ...]:

@@ -31,12 +31,12 @@ SLOW = (
     "stream={kind='classes', tasks=3, rounds_per_task=3, period_seconds=1000.0}",
 )
 METHODS = {
-    "mfcl": ("algorithm.name='mfcl'", "algorithm.options={iterations=20, generator_batch=16, synthetic_batch=4}"),
+    "mfcl": ("algorithm.name='mfcl'", "algorithm.options={iterations=5, generator_batch=16, synthetic_batch=4}"),
     "fedprox_plus": ("algorithm.name='fedprox_plus'",),
     "fedlwf_2t": ("algorithm.name='fedlwf_2t'",),
     "fedcil": (
         "algorithm.name='fedcil'",
-        "algorithm.options={server_iterations=20, server_samples=8}",
+        "algorithm.options={server_iterations=5, server_samples=8}",
         "local.executor='serial'",
         "local.batch_size=50",
     ),

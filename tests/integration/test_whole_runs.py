@@ -37,20 +37,17 @@ def test_the_devices_may_come_first_and_everyone_ends_with_exit_0(new_fleet: Fle
     assert summary["model_digest"] == undisturbed.model_digest
 
 
-def test_neither_several_trainers_nor_packing_change_the_digest(new_fleet: FleetMaker, undisturbed: Summary) -> None:
-    fleet = new_fleet()
-    fleet.start_coordinator()
-    fleet.start_devices(20, "--trainers", "2", "--per-process", "7")
-    assert fleet.wait_for_end() == 0, fleet.tail()
-    assert fleet.summary()["model_digest"] == undisturbed.model_digest
+def test_neither_several_trainers_nor_packing_change_the_digest(
+    new_fleet: FleetMaker, tmp_path: Path, warm: WarmStart
+) -> None:
+    """Libraries compute by other instructions what does not lie at a multiple of 64 bytes, or is left at the end.
 
-
-def test_neither_does_it_where_sizes_are_odd(new_fleet: FleetMaker, tmp_path: Path, warm: WarmStart) -> None:
-    """Libraries compute by other instructions what does not lie at a multiple of 64 bytes, or is left at the end."""
+    Here sizes are odd. ``test_replay_alone.py`` has several trainers and packs where sizes are even.
+    """
     odd = (*SHORT.settings, "model.hidden=[13]", "local.batch_size=7")
     fleet = new_fleet(*odd)
     fleet.start_coordinator()
-    fleet.start_devices(20, "--trainers", "3")
+    fleet.start_devices(20, "--trainers", "3", "--per-process", "7")
     words = ["run", "digits-small", *_overrides([*odd, *UNREPORTED]), "--out", str(tmp_path / "run")]
     assert warm.start(words, tmp_path / "log", os.environ).wait(120) == 0, (tmp_path / "log").read_text()
     assert fleet.wait_for_end() == 0, fleet.tail()
