@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run_directory import RunDirectory
+from fedemu.ops.running.launch import child_command
+from fedemu.ops.stress.warm import WarmStart
+from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.host.private import private_folder
 
 
@@ -61,3 +66,50 @@ def write_summary() -> Callable[..., None]:
         (directory / "summary.json").write_text(json.dumps(summary | more))
 
     return write
+
+
+class Forking:
+    """``subprocess`` for a module that starts commands of fedemu: ``warm`` forks them, with all imports done.
+
+    What a command writes goes to where its last words go, stdout and stderr alike.
+    """
+
+    def __init__(self, warm: WarmStart) -> None:
+        self._warm = warm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(subprocess, name)
+
+    def Popen(
+        self,
+        command: Sequence[str],
+        *,
+        stdout: Any = None,
+        stderr: Any = None,
+        env: Mapping[str, str] = os.environ,
+        **_: Any,
+    ) -> Any:
+        """Start ``command``, which has to be one of fedemu as fedemu starts them."""
+        beginnings = [*interpreter(), "-m", "fedemu.ops.cli"], child_command("fedemu-run", "fedemu.ops.cli.__main__")
+        [words] = [command[len(beginning) :] for beginning in beginnings if command[: len(beginning)] == beginning]
+        to = stdout if stderr == subprocess.STDOUT else stderr
+        if to != subprocess.PIPE:
+            return self._warm.start(words, Path(to.name), env)
+        reading, writing = os.pipe()
+        started: Any = self._warm.start(words, Path(f"/dev/fd/{writing}"), env)
+        os.close(writing)
+        started.stdout = started.stderr = os.fdopen(reading, errors="replace")
+        return started
+
+    def run(self, command: Sequence[str], *, timeout: float, **how: Any) -> subprocess.CompletedProcess[bytes]:
+        """Start ``command`` as ``Popen`` does, and wait for its end."""
+        started = self.Popen(command, **how)
+        with started.stdout as lines:
+            said = lines.read().encode()
+        return subprocess.CompletedProcess(list(command), started.wait(timeout), said)
+
+
+@pytest.fixture
+def forked(warm: WarmStart, monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], None]:
+    """``forked(module)``: the commands of fedemu that ``module`` starts need no interpreter and no imports."""
+    return lambda module: monkeypatch.setattr(module, "subprocess", Forking(warm))

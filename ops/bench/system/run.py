@@ -53,7 +53,7 @@ def run_observed(preset: str, directory: Path, overrides: Sequence[str], first: 
     BenchmarkError if the run fails, takes too long, or is too fast.
     """
     log = directory.with_suffix(".log")
-    settings = [f"--set={override}" for override in overrides]
+    settings = [f"--set={override}" for override in (*overrides, "runtime.report=false")]
     with log.open("wb") as terminal:
         run = subprocess.Popen(
             [*interpreter(), "-m", "fedemu.ops.cli", "run", preset, "--out", str(directory), *settings],

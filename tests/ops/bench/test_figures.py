@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -106,8 +107,10 @@ def test_the_plain_loop_makes_every_update_of_every_cohort() -> None:
 
 @pytest.mark.timeout(240)
 def test_the_whole_system_is_measured_against_the_very_updates_that_it_accepts(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, forked: Callable[[ModuleType], None]
 ) -> None:
+    for module in (system, run):
+        forked(module)
     monkeypatch.setattr(system, "Worker", Here)
     # 40 rounds at this scale: if there are few, a busy machine may look at the run only when all of them are over.
     work = replace(system.DIGITS, last=40_000, arrangements=(system.Arrangement(3, "shared", 3.0),))

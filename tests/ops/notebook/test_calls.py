@@ -2,13 +2,11 @@
 
 import ast
 import json
-import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,8 +19,6 @@ from fedemu.ops.experiment.sources import load_experiment, read_frozen
 from fedemu.ops.notebook import calls, play, settings
 from fedemu.ops.notebook.shown import Shown, Silence
 from fedemu.ops.running.folder import claim, keep_grown
-from fedemu.ops.running.launch import child_command
-from fedemu.ops.stress.warm import WarmStart
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted
 
 
@@ -33,20 +29,10 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def _forked(monkeypatch: pytest.MonkeyPatch, warm: WarmStart) -> None:
+def _forked(forked: Callable[[ModuleType], None]) -> None:
     """The processes of runs are forked. Those that ``test_kernel.py`` starts are the ordinary ones."""
 
-    def popen(command: Sequence[str], *, env: Mapping[str, str], **_: Any) -> Any:
-        reading, writing = os.pipe()
-        words = command[command.index("run") :]
-        assert command == child_command("fedemu-run", "fedemu.ops.cli.__main__", *words), "it ends with its parent"
-        started: Any = warm.start(words, Path(f"/dev/fd/{writing}"), env)
-        os.close(writing)
-        started.stderr = os.fdopen(reading, errors="replace")
-        return started
-
-    kept = {name: getattr(subprocess, name) for name in ("DEVNULL", "PIPE", "TimeoutExpired")}
-    monkeypatch.setattr(play, "subprocess", SimpleNamespace(Popen=popen, **kept))
+    forked(play)
 
 
 TINY = {"name": "mine", "rounds": 5, "fleet": {"devices": 6, "per_round": 2}}

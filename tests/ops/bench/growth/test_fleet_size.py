@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 from rich.console import Console
@@ -60,7 +61,8 @@ def test_the_table_leaves_out_what_could_not_be_read() -> None:
     assert sizes.table()["rounds"] == 10
 
 
-def test_a_real_run_is_watched_from_the_command_to_its_last_checkpoint() -> None:
+def test_a_real_run_is_watched_from_the_command_to_its_last_checkpoint(forked: Callable[[ModuleType], None]) -> None:
+    forked(fleet_size)
     point = fleet_size._played(200, 20, 4)
     assert (point.devices, point.asked) == (200, 20)
     assert 0 < point.round < point.first
@@ -70,7 +72,8 @@ def test_a_real_run_is_watched_from_the_command_to_its_last_checkpoint() -> None
     assert point.checkpoint > 1_000
 
 
-def test_a_run_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, forked: Callable[[ModuleType], None]) -> None:
+    forked(fleet_size)
     monkeypatch.setattr(fleet_size, "SETTINGS", ("fleet.nonsense=1",))
     with pytest.raises(BenchmarkError, match=r"200 devices ended with exit 2: .*fleet\.nonsense"):
         fleet_size._played(200, 20, 4)
