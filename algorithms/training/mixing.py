@@ -21,6 +21,7 @@ from fedemu.algorithms.models.layer_statistics import observed
 from fedemu.algorithms.models.randomness.draws import KEY_SHAPE, Draws
 from fedemu.algorithms.models.randomness.random_functions import Keyed, has_keys, seeded_alike
 from fedemu.algorithms.models.torch_module import under_seed
+from fedemu.algorithms.training.compiler import without_compiler
 from fedemu.algorithms.trees import map_leaves, only, without
 
 _ROWS: Final = 4
@@ -123,7 +124,7 @@ class OwnModel:
 
         def stacked(variables: Tree, x: Tensor, row: int = _ROW) -> list[Tensor]:
             stack = map_leaves(lambda leaf: leaf.clone()[None], variables), key[None], x[None]
-            with warnings.catch_warnings(), torch.no_grad():
+            with warnings.catch_warnings(), torch.no_grad(), without_compiler():
                 warnings.filterwarnings("ignore", "There is a performance drop")
                 found = under_seed(lambda: torch.func.vmap(partial(said, row))(*stack), 0)
             return [each.nan_to_num() for each in found]

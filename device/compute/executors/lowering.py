@@ -18,12 +18,13 @@ from fedemu.algorithms.interface import LocalProgram, Outcome
 from fedemu.algorithms.layouts import laid_out
 from fedemu.algorithms.models.randomness.draws import Draws
 from fedemu.algorithms.models.randomness.random_functions import Keyed
+from fedemu.algorithms.training.compiler import without_compiler
 from fedemu.device.compute.executors.arguments import Arguments, Names
 from fedemu.device.compute.executors.plain import plain
 from fedemu.device.compute.executors.promises import as_leaf, finished, stepped
 from fedemu.device.compute.tapes.alike import all_alike
 from fedemu.device.compute.tapes.flat_function import Flat
-from fedemu.device.compute.tapes.private_torch import TreeSpec, tree_flatten, tree_unflatten, without_compiler
+from fedemu.device.compute.tapes.private_torch import TreeSpec, tree_flatten, tree_unflatten
 from fedemu.device.compute.tapes.tracing import Untraceable, differentiable, trace
 from fedemu.device.compute.tapes.writing import nothing_written
 from fedemu.protocol.errors import TrainingError

@@ -16,12 +16,12 @@ from torch import Tensor
 from fedemu.algorithms.interface import Batch, Facts, Forest, Memory, Outcome, Query, Tree
 from fedemu.algorithms.models.randomness.private_functions import keeping_activations
 from fedemu.algorithms.replay.buffer import Buffer
+from fedemu.algorithms.training.compiler import without_compiler
 from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.executors.cohort import EACH, sample_problem
 from fedemu.device.compute.executors.executor import Job, JobResult, Source, failed
 from fedemu.device.compute.executors.plain import drawing_by, looping
 from fedemu.device.compute.executors.promises import as_leaf
-from fedemu.device.compute.tapes.private_torch import without_compiler
 from fedemu.protocol.errors import TrainingError
 from fedemu.protocol.seeds import generator, sequence
 from fedemu.protocol.wording import an_object

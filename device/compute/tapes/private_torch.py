@@ -6,12 +6,8 @@ each of them that it exists and does what is relied on here, and says what to do
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -45,7 +41,6 @@ __all__ = [
     "tree_map_only",
     "tree_unflatten",
     "unwatched",
-    "without_compiler",
     "written_arguments",
 ]
 
@@ -157,29 +152,3 @@ def written_arguments(operator: Any, args: Sequence[Any]) -> list[Any]:
 def _written_places(operator: Any) -> tuple[int, ...]:
     aliases = [schema.alias_info for schema in operator._schema.arguments]
     return tuple(place for place, alias in enumerate(aliases) if alias is not None and alias.is_write)
-
-
-@contextmanager
-def without_compiler() -> Iterator[None]:
-    """Let ``torch.func.grad`` run without importing torch's compiler.
-
-    ``torch.func.grad`` imports ``torch._dynamo`` only to switch compiled autograd off, which takes two seconds and
-    80 MB. Any other use of ``torch._dynamo`` inside this context gets the real module.
-    """
-    if "torch._dynamo" in sys.modules:
-        yield
-        return
-    stand_in = _CompilerStandIn()
-    torch.__dict__["_dynamo"] = stand_in
-    try:
-        yield
-    finally:
-        if torch.__dict__.get("_dynamo") is stand_in:
-            del torch.__dict__["_dynamo"]
-
-
-class _CompilerStandIn:
-    compiled_autograd = SimpleNamespace(_disable=nullcontext)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module("torch._dynamo"), name)

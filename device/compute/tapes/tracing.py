@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.layouts import address, laid_out
+from fedemu.algorithms.training.compiler import without_compiler
 from fedemu.device.compute.tapes.alike import all_alike
 from fedemu.device.compute.tapes.flat_function import Flat, emit, in_place
 from fedemu.device.compute.tapes.private_torch import (
     OperationWatcher,
     operator_name,
-    without_compiler,
     written_arguments,
 )
 from fedemu.device.compute.tapes.recording import Recording

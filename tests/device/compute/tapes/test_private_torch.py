@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fedemu.device.compute.tapes.private_torch as private_torch
 from fedemu.algorithms.models.randomness.private_functions import inside_transform, keeping_activations
+from fedemu.algorithms.training.compiler import without_compiler
 from fedemu.device.compute.tapes.private_torch import (
     LOG_SOFTMAX,
     OperationReplacer,
@@ -29,7 +30,6 @@ from fedemu.device.compute.tapes.private_torch import (
     tree_map_only,
     tree_unflatten,
     unwatched,
-    without_compiler,
     written_arguments,
 )
 
@@ -190,7 +190,10 @@ def without_the_compiler() -> subprocess.CompletedProcess[str]:
     """A process that watches and traces gradients, and then asks for the compiler; each prints a line."""
     code = """
 import sys, torch
-from fedemu.device.compute.tapes.private_torch import OperationWatcher, without_compiler
+from fedemu.algorithms.models.torch_module import from_module
+from fedemu.algorithms.training.compiler import without_compiler
+from fedemu.algorithms.training.mixing import OwnModel
+from fedemu.device.compute.tapes.private_torch import OperationWatcher
 from fedemu.device.compute.tapes.tracing import trace
 
 def compiler():
@@ -201,6 +204,8 @@ with without_compiler(), OperationWatcher(lambda *call: None):
 print("watched", *compiler(), flush=True)
 trace(lambda w: [torch.func.vmap(torch.func.grad(lambda v: (v * v).sum()))(w)], [torch.ones(2, 3)])
 print("traced", *compiler(), flush=True)
+own = OwnModel(from_module(lambda: torch.nn.Linear(6, 2)), (6,), tokens=False)
+print("mixes", own.mixes(True), own.mixes(False), *compiler(), flush=True)
 with without_compiler():
     stand_in = torch._dynamo
     print("asked", type(stand_in).__name__, stand_in.is_compiling())
@@ -213,7 +218,8 @@ def test_watching_and_gradients_import_no_compiler(without_the_compiler: subproc
     assert without_the_compiler.stdout.splitlines()[:1] == ["watched [] False"], (
         f"torch {torch.__version__} uses torch._dynamo in another way for gradients. Every trainer now imports the "
         f"compiler or fails; see what torch/_functorch/eager_transforms.py asks of it, and give that to "
-        f"_CompilerStandIn in {FILE}.\n{without_the_compiler.stdout}{without_the_compiler.stderr}"
+        f"_CompilerStandIn in algorithms/training/compiler.py.\n"
+        f"{without_the_compiler.stdout}{without_the_compiler.stderr}"
     )
 
 
@@ -221,6 +227,12 @@ def test_gradients_are_traced_without_importing_the_compiler(
     without_the_compiler: subprocess.CompletedProcess[str],
 ) -> None:
     assert without_the_compiler.stdout.splitlines()[1:2] == ["traced [] False"], without_the_compiler.stderr
+
+
+def test_whether_a_model_mixes_samples_is_found_out_without_importing_the_compiler(
+    without_the_compiler: subprocess.CompletedProcess[str],
+) -> None:
+    assert without_the_compiler.stdout.splitlines()[2:3] == ["mixes False False [] False"], without_the_compiler.stderr
 
 
 def test_the_compiler_is_switched_off_by_name() -> None:
@@ -232,7 +244,7 @@ def test_the_compiler_is_switched_off_by_name() -> None:
 
 def test_other_uses_of_the_compiler_get_the_real_one(without_the_compiler: subprocess.CompletedProcess[str]) -> None:
     expected = ["asked _CompilerStandIn False", "after module"]
-    assert without_the_compiler.stdout.splitlines()[2:] == expected, without_the_compiler.stderr
+    assert without_the_compiler.stdout.splitlines()[3:] == expected, without_the_compiler.stderr
     assert without_the_compiler.returncode == 0
 
 
