@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run_directory import RunDirectory
 from fedemu.ops.running.launch import child_command
+from fedemu.ops.stress import warm_process
 from fedemu.ops.stress.warm import WarmStart
 from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.host.private import private_folder
@@ -113,3 +116,31 @@ class Forking:
 def forked(warm: WarmStart, monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], None]:
     """``forked(module)``: the commands of fedemu that ``module`` starts need no interpreter and no imports."""
     return lambda module: monkeypatch.setattr(module, "subprocess", Forking(warm))
+
+
+class _Forks(warm_process.Blanks):
+    """Forks a process when it is needed."""
+
+    def __init__(self) -> None: ...
+
+    def start(self, request: dict[str, Any], descriptors: Sequence[int]) -> int | None:
+        super().__init__(1)
+        return super().start(request, descriptors)
+
+
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of fedemu that this one starts are forks of it: they need no interpreter and no imports.
+
+    They have the working folder and the environment that other processes would have. What this process does at its end
+    is none of their business.
+    """
+    wait = warm_process._wait_blank
+
+    def wait_alone(line: socket.socket, parent: int) -> None:
+        atexit._clear()
+        wait(line, parent)
+
+    monkeypatch.setattr(warm_process, "_wait_blank", wait_alone)
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", subprocess.Popen._execute_child)  # type: ignore[attr-defined]
+    warm_process.start_from(_Forks())

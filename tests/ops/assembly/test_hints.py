@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from fedemu.ops.assembly.trial import tried_parts
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import load_experiment
 
-pytestmark = pytest.mark.usefixtures("slots_tried")
+pytestmark = pytest.mark.usefixtures("slots_tried", "forks")
 LOSSES = """
     import torch
     from torch import nn
@@ -105,10 +104,11 @@ def test_classes_without_a_sample_to_train_on_are_told(
 
 def test_columns_without_numbers_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = [{"a": i % 10, "label": i % 10, **{f"c{n}": "x" for n in range(12)}} for i in range(200)]
-    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    names = ["a", "label", *(f"c{n}" for n in range(12))]
+    rows = [[i % 10, i % 10, *"x" * 12] for i in range(200)]
+    (tmp_path / "t.csv").write_text("\n".join(",".join(map(str, row)) for row in [names, *rows]))
     said: list[str] = []
-    tried_parts(experiment("data.dataset=t.jsonl", "data.partition={kind='iid'}"), said.append)
+    tried_parts(experiment("data.dataset=t.csv", "data.partition={kind='iid'}"), said.append)
     assert said[-1] == (
         "warning: no part of a sample, because it holds no numbers: 'c0', 'c1', 'c2', 'c3', 'c4', 'c5', 'c6', 'c7', "
         "'c8', 'c9' and 2 more; make numbers of it, as by one-hot codes, if it should count"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedemu.device.compute.process import open_runner
 from fedemu.device.machine.prepare import prepare_data
+from fedemu.device.pipe import TrainerSetup
 from fedemu.ops.assembly.named_code import changed_code, named_places, received, record, with_digests
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.data.own.given import find
@@ -162,6 +162,7 @@ def test_an_option_that_names_code_is_refused_too() -> None:
         received(pinned.to_bytes())
 
 
+@pytest.mark.usefixtures("forks")
 def test_the_process_that_prepares_the_data_runs_what_is_allowed_and_unchanged(tmp_path: Path) -> None:
     sent = tmp_path / "experiment"
     sent.write_bytes(with_digests(of()).to_bytes())
@@ -180,14 +181,10 @@ def test_the_process_that_prepares_the_data_runs_what_is_allowed_and_unchanged(t
 
 def test_a_trainer_process_refuses_for_itself(tmp_path: Path) -> None:
     (tmp_path / "experiment").write_bytes(with_digests(of()).to_bytes())
-    code = (
-        "from fedemu.device.compute.process import open_runner\n"
-        "from fedemu.device.pipe import TrainerSetup\n"
-        "open_runner(TrainerSetup(number=0, bus='', token='', trainer='fedemu.ops.assembly.trainer:open_trainer',\n"
-        "    experiment='experiment', device_type='cpu'))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert "ConfigurationError: the coordinator's experiment names code" in done.stderr
+    trainer = "fedemu.ops.assembly.trainer:open_trainer"
+    setup = TrainerSetup(number=0, bus="", token="", trainer=trainer, experiment="experiment", device_type="cpu")
+    with pytest.raises(ConfigurationError, match="the coordinator's experiment names code"):
+        open_runner(setup)
 
 
 def test_over_the_network_data_are_read_only_in_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

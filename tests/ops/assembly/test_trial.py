@@ -21,7 +21,7 @@ from fedemu.ops.experiment.presets import methods
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.protocol.errors import ConfigurationError
 
-pytestmark = pytest.mark.usefixtures("slots_tried")
+pytestmark = pytest.mark.usefixtures("slots_tried", "forks")
 OWN = """
     import os
     import random

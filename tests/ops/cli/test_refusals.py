@@ -295,6 +295,7 @@ def test_a_refused_resume_with_more_rounds_changes_nothing(
     assert len(Path("done/metrics.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.usefixtures("forks")
 def test_an_address_in_use_is_found_before_devices_are_started(
     started: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
