@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import runpy
 import signal
 import socket
@@ -35,14 +36,16 @@ IMPORTED = (
 )
 MOST_ROUNDS = 2
 """Runs of pages stop after this number of rounds, whatever ``--rounds`` says."""
+MOST_EPOCHS = 5
+"""Devices in memory train no more epochs, whatever ``--set local.epochs`` says. A real fleet that a page kills does."""
 DRAWING = ("fedemu.ops.compare.page.page", "fedemu.ops.report.figures")
 """The modules that choose pictures. Of each kind the commands of pages draw the first; other tests draw them all."""
 SPARE = {"fedemu": 1, "blocks": 8}
 """How many processes of fedemu a program can start that have everything imported, too. Further ones are ordinary."""
+SPARE_OF_A_FLEET = 2
+"""The same for a fleet of real processes, which begins with a coordinator and a supervisor."""
 CLIENT = """#!{python} -SEs
 import json, os, socket, sys
-if os.environ.get("FEDEMU_RUNTIME__TRANSPORT") == "zmq":
-    os.execv({python!r}, [{python!r}, "-m", "fedemu.ops.cli", *sys.argv[1:]])
 line = socket.socket(socket.AF_UNIX)
 line.connect({address!r})
 asked = json.dumps([os.path.basename(sys.argv[0]), sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
@@ -50,10 +53,7 @@ socket.send_fds(line, [len(asked).to_bytes(4, "big")], [0, 1, 2])
 line.sendall(asked)
 sys.exit(int(line.recv(16) or 137))
 """
-"""The program of the commands ``fedemu`` and ``blocks`` (of Python). It sends its name and its work to the server.
-
-A fleet of real processes needs a process of its own, too.
-"""
+"""The program of the commands ``fedemu`` and ``blocks`` (of Python). It sends its name and its work to the server."""
 
 
 def serve(address: str) -> None:
@@ -91,11 +91,12 @@ def _answer(line: socket.socket) -> None:
     sys.path.insert(0, folder)
     code = 1
     try:
-        start_from(Blanks(SPARE[name]))
+        fleet = environment.get("FEDEMU_RUNTIME__TRANSPORT") == "zmq"
+        start_from(Blanks(SPARE_OF_A_FLEET if fleet else SPARE[name]))
         if name == "blocks":
             _execute_files()
         else:
-            sys.argv = [name, *_shortened(words)]
+            sys.argv = [name, *(words if fleet else _shortened(words))]
             from fedemu.ops.cli.__main__ import main
 
             main()
@@ -116,9 +117,19 @@ def _first_bound(plots: Mapping[str, Callable[[Any], Any]], data: Any) -> dict[s
 
 
 def _shortened(words: list[str]) -> list[str]:
-    """A command line with no more than ``MOST_ROUNDS`` rounds."""
+    """A command line with at most ``MOST_ROUNDS`` rounds, ``MOST_EPOCHS`` epochs, and two of a range of seeds."""
     pairs = zip(["", *words], words, strict=False)
-    return [str(min(int(word), MOST_ROUNDS)) if before == "--rounds" else word for before, word in pairs]
+    return [_shorter(before, word) for before, word in pairs]
+
+
+def _shorter(option: str, word: str) -> str:
+    if option == "--rounds":
+        return str(min(int(word), MOST_ROUNDS))
+    if seeds := re.fullmatch(r"(\d+)-\d+", word if option == "--seeds" else ""):
+        return f"{seeds[1]}-{int(seeds[1]) + 1}"
+    if epochs := re.fullmatch(r"local\.epochs=(\d+)", word if option == "--set" else ""):
+        return f"local.epochs={min(int(epochs[1]), MOST_EPOCHS)}"
+    return word
 
 
 def _execute_files() -> None:
