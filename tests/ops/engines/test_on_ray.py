@@ -41,6 +41,8 @@ from fedemu.ops.stress.fleet import finished_rounds
 from fedemu.protocol.errors import ConfigurationError, FedemuError, UnreachableError
 
 SMALL = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
+HEAD = SMALL | {"include_log_monitor": False, "no_monitor": True}
+"""The head of the cluster has no process that collects logs, and none that asks a cloud for more nodes."""
 LONGEST_SECONDS = 600.0
 AT_HOME = {0: "a", 1: "b", 2: "c"}
 
@@ -272,7 +274,7 @@ def cluster() -> Iterator[Any]:
     """Two nodes of Ray on the loopback interface."""
     utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: pip install 'fedemu[ray]'")
     handler = signal.getsignal(signal.SIGTERM)
-    made = utils.Cluster(initialize_head=True, head_node_args=SMALL)
+    made = utils.Cluster(initialize_head=True, head_node_args=HEAD)
     try:
         made.add_node(**SMALL)
         yield made
@@ -419,7 +421,7 @@ def test_a_run_that_loses_a_node_in_a_round_and_gets_another_has_the_digest_of_a
     summary = shaken.summary()
     assert "2 places on 2 nodes of Ray" in shaken.told
     assert "has no copy of the data; " in shaken.told
-    settings = [*SETTINGS, "fleet.wake=at-once", "runtime.transport=memory"]
+    settings = [*SETTINGS, "fleet.wake=at-once", "runtime.transport=memory", "runtime.report=false"]
     experiment, runtime = load_experiment("digits-small", settings, {})
     alone = claim(experiment, tmp_path / "alone")
     assert run_together(alone, experiment, runtime, new=True, print_summary=False) == 0
@@ -479,7 +481,8 @@ def test_a_sweep_on_ray_that_is_interrupted_brings_its_runs_back_and_goes_on(clu
     slow.touch()
     model.write_text(HELD_UP.format(sign=str(slow)))
     words = ["sweep", "mine.toml", "--seeds", "1", "--rounds", "8", "--out", "sweep", "--on", "ray"]
-    words += ["--set", f"name={name}", "--set", "runtime.transport=memory", "--set", f"model.name={model}:HeldUp"]
+    words += ["--set", f"name={name}", "--set", "runtime.transport=memory", "--set", "runtime.report=false"]
+    words += ["--set", f"model.name={model}:HeldUp"]
     command = [sys.executable, "-m", "fedemu", *words]
     environment = os.environ | {"RAY_ADDRESS": cluster.address, "FEDEMU_LOCAL__LR": "0.02"}
 
@@ -503,7 +506,8 @@ def test_a_sweep_on_ray_that_is_interrupted_brings_its_runs_back_and_goes_on(clu
     slow.unlink()
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=LONGEST_SECONDS)
     assert len((tmp_path / "sweep" / "sweep.csv").read_text().splitlines()) == 2
-    given = ["rounds=8", "runtime.transport=memory", "local.lr=0.02", f"model.name={model}:HeldUp"]
+    given = ["rounds=8", "runtime.transport=memory", "runtime.report=false", "local.lr=0.02"]
+    given.append(f"model.name={model}:HeldUp")
     experiment, runtime = load_experiment("digits-small", given, {})
     alone = claim(experiment, tmp_path / "alone")
     assert run_together(alone, experiment, runtime, new=True, print_summary=False) == 0
