@@ -271,6 +271,14 @@ def test_a_test_split_that_does_not_go_with_the_training_split_is_told_why(test,
         decode_table(DataSource("mine:made"), opened, grey=True)
 
 
+def test_columns_without_numbers_are_told():
+    rows = {"a": [0.5, 1.5, 2.5], "city": ["x", "y", "z"], "label": [0, 1, 0]}
+    opened = hugging_face.DatasetDict(
+        train=hugging_face.Dataset.from_dict(rows), test=hugging_face.Dataset.from_dict(rows)
+    )
+    assert decode_table(DataSource("mine:made"), opened, grey=True).left_out == ("city",)
+
+
 def write_lines(tmp_path, rows):
     (tmp_path / "pets").mkdir()
     for split in ("train", "test"):
