@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
+import runpy
 import shutil
 import socket
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -118,6 +123,10 @@ def forked(warm: WarmStart, monkeypatch: pytest.MonkeyPatch) -> Callable[[Module
     return lambda module: monkeypatch.setattr(module, "subprocess", Forking(warm))
 
 
+BENCHED = ("fedemu.ops.bench.measuring.worker", "fedemu.ops.bench.peers.own")
+"""Modules that benchmarks start beside those that every run starts."""
+
+
 class _Forks(warm_process.Blanks):
     """Forks a process when it is needed."""
 
@@ -132,15 +141,27 @@ class _Forks(warm_process.Blanks):
 def forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes of fedemu that this one starts are forks of it: they need no interpreter and no imports.
 
-    They have the working folder and the environment that other processes would have. What this process does at its end
-    is none of their business.
+    They have the streams, the working folder and the environment that other processes would have, and no descriptor of
+    this one. What this one does at its end is none of their business.
     """
     wait = warm_process._wait_blank
 
     def wait_alone(line: socket.socket, parent: int) -> None:
         atexit._clear()
+        gc.freeze()  # of what is closed now nothing is closed again
+        os.closerange(3, line.fileno())
+        os.closerange(line.fileno() + 1, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+        tempfile.tempdir = None
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
         wait(line, parent)
 
+    for name in BENCHED:
+        monkeypatch.setitem(warm_process.MODULES, name, partial(_as_main, name))  # type: ignore[arg-type]
     monkeypatch.setattr(warm_process, "_wait_blank", wait_alone)
     monkeypatch.setattr(subprocess.Popen, "_execute_child", subprocess.Popen._execute_child)  # type: ignore[attr-defined]
     warm_process.start_from(_Forks())
+
+
+def _as_main(name: str, words: list[str]) -> Callable[[], object]:
+    sys.argv = [name, *words]
+    return lambda: runpy.run_module(name, run_name="__main__")

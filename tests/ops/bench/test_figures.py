@@ -50,6 +50,7 @@ def measured(figure: Figure) -> bool:
     return figure.ours.least > 0 and figure.floor.least > 0 and figure.ratio.least > 0
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("case", ["scheduled", "blob"])
 def test_the_wire_is_measured_in_both_directions(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     monkeypatch.setattr(wire, "CASES", {case: replace(CASES[case], count=CASES[case].window)})

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -328,12 +329,12 @@ def test_the_console_script_and_the_package_are_the_same_command() -> None:
 
 
 def ends(
-    begin: str, cases: list[Any], folder: Path, output: int = subprocess.DEVNULL, **environment: str
+    begin: str, cases: list[Any], folder: Path, inherited: Sequence[int] = (), **environment: str
 ) -> list[tuple[str, int]]:
     """Run commands in processes of their own: what each writes to stderr, and its exit code.
 
     One interpreter imports the commands, and forks for each of the ``cases``. A process executes ``begin``, where
-    ``case`` is its case, writes to ``output``, and ends as every interpreter does.
+    ``case`` is its case, and ends as every interpreter does. The descriptors ``inherited`` are open there.
     """
     script = f"""
 import json, os, sys
@@ -353,7 +354,8 @@ with open("ended", "w") as file:
     json.dump(ended, file)
 """
     command = [sys.executable, "-c", script]
-    subprocess.run(command, env=os.environ | environment, stdout=output, timeout=60, check=True, cwd=folder)
+    how: dict[str, Any] = {"env": os.environ | environment, "stdout": subprocess.DEVNULL, "pass_fds": inherited}
+    subprocess.run(command, timeout=60, check=True, cwd=folder, **how)
     return [(said, code) for said, code in json.loads((folder / "ended").read_text())]
 
 
@@ -367,11 +369,13 @@ def test_a_signal_at_the_very_end_of_the_process_does_not_take_its_exit_code(tmp
 def test_a_reader_that_goes_away_is_no_error_and_a_full_disk_is_told(unbuffered: str, tmp_path: Path) -> None:
     nobody, pipe = os.pipe()
     os.close(nobody)
+    full = os.open("/dev/full", os.O_WRONLY)
     told = "fedemu: the output or a file cannot be written: the disk is full; make room there\n"
-    for output, end in ((pipe, ("", 0)), (os.open("/dev/full", os.O_WRONLY), (told, 5))):
-        cases = [["keys", "list"], ["--help"], ["presets"]]
-        assert ends("main(case)", cases, tmp_path, output, PYTHONUNBUFFERED=unbuffered) == [end] * 3
-        os.close(output)
+    cases = [(output, words) for output in (pipe, full) for words in (["keys", "list"], ["--help"], ["presets"])]
+    ended = ends("os.dup2(case[0], 1); main(case[1])", cases, tmp_path, (pipe, full), PYTHONUNBUFFERED=unbuffered)
+    assert ended == [("", 0)] * 3 + [(told, 5)] * 3
+    os.close(pipe)
+    os.close(full)
 
 
 def test_the_list_of_scenarios_is_the_same_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

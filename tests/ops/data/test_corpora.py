@@ -46,12 +46,23 @@ def test_preparing_stores_once_and_tells_the_digest_of_what_is_loaded(own_cache)
 
 
 def test_several_processes_may_prepare_at_once(own_cache):
-    code = (
-        "from fedemu.ops.data import corpora; from fedemu.ops.experiment import Experiment;"
-        "print(corpora.prepare(Experiment().to_bytes()))"
-    )
-    together = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    digests = [process.communicate(timeout=60)[0].strip() for process in together]
+    code = """
+import os
+from fedemu.ops.data import corpora
+from fedemu.ops.experiment import Experiment
+begin, prepared = os.pipe(), os.pipe()
+for _ in range(4):
+    if os.fork() == 0:
+        os.close(begin[1])
+        os.read(begin[0], 1)  # until all are there
+        os.write(prepared[1], corpora.prepare(Experiment().to_bytes()).encode() + b" ")
+        os._exit(0)
+os.close(begin[1])
+os.close(prepared[1])
+print(open(prepared[0]).read())
+"""
+    run = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
+    digests = run.stdout.split()
     assert digests == [DIGITS_DIGEST] * 4
     assert len(list((own_cache / "datasets").glob("digits-*/meta.json"))) == 1
     assert not list((own_cache / "datasets").glob("*partial*"))

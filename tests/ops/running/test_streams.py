@@ -14,6 +14,7 @@ from fedemu.ops.stress.warm import WarmStart
 
 COMMAND = [sys.executable, "-m", "fedemu.ops.cli", "run", "digits-small", "--rounds", "3"]
 IN_MEMORY = ["--transport", "memory"]
+FEW = ["--devices", "6", "--set", "fleet.per_round=2", "--trainers", "1"]
 
 
 def outcome(run: Path) -> tuple[str, int]:
@@ -22,16 +23,16 @@ def outcome(run: Path) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("streams", "transport"),
-    [("2>/dev/full", IN_MEMORY), (">&- 2>&- <&-", [])],
+    ("streams", "more"),
+    [("2>/dev/full", [*IN_MEMORY, "--set", "runtime.report=false"]), (">&- 2>&- <&-", FEW)],
     ids=["full disk", "closed"],
 )
-def test_a_run_without_a_place_for_its_lines_is_completed(tmp_path: Path, streams: str, transport: list[str]) -> None:
+def test_a_run_without_a_place_for_its_lines_is_completed(tmp_path: Path, streams: str, more: list[str]) -> None:
     run = tmp_path / "run"
-    command = [*COMMAND, *transport, "--out", str(run)]
+    command = [*COMMAND, *more, "--out", str(run)]
     ended = subprocess.run(["sh", "-c", f'"$@" {streams}', "sh", *command], timeout=100)
     assert (ended.returncode, outcome(run)) == (0, ("completed", 3))
-    assert (run / "report.html").exists()
+    assert (run / "report.html").exists() == (more == FEW)
 
 
 def test_a_run_whose_reader_goes_away_is_completed(tmp_path: Path, warm: WarmStart) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import psutil
@@ -13,10 +14,18 @@ from fedemu.ops.stress import warm
 from fedemu.ops.stress.warm import WarmStart
 from fedemu.protocol.errors import ConfigurationError
 
+FEW_IMPORTS = """
+import sys
+from fedemu.ops.stress import warm_process
+warm_process._IMPORTED = ()
+sys.exit(warm_process.main(sys.argv[3:]))
+"""
+
 
 def test_a_command_ends_with_the_process_that_has_forked_it_even_if_it_stands_still(
-    tmp_path: Path, socket_folder: Path
+    tmp_path: Path, socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(warm, "interpreter", lambda: [sys.executable, "-c", FEW_IMPORTS])
     started = WarmStart()
     words = ["device", "--connect", f"ipc://{socket_folder}/nobody", "--state", str(tmp_path / "state")]
     command = psutil.Process(started.start(words, tmp_path / "log", os.environ).pid)

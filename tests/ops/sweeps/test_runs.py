@@ -30,7 +30,6 @@ from fedemu.protocol.errors import ConfigurationError
 
 pytestmark = pytest.mark.timeout(600)
 
-INTERPRETER = (sys.executable, "-m", "fedemu.ops.cli")
 SMALL = """
 [[parts]]
 name = "small"
@@ -307,18 +306,18 @@ def test_the_time_left_is_as_the_plan_says_in_the_measure_of_this_machine() -> N
     assert Progress([*runs, unknown], 1, took=progress.took[:3]).seconds_left() == 2 * 10.0, "if it says it of all"
 
 
-def test_an_interrupt_stops_the_runs_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_an_interrupt_stops_the_runs_and_says_how_to_go_on(tmp_path: Path, warm: WarmStart) -> None:
     words = sweep(tmp_path, "--at-once", "2")
     endless = SMALL.replace("rounds = 2", "rounds = 1_000_000")
     (tmp_path / "sweep.toml").write_text(endless, encoding="utf-8")
-    begun = subprocess.Popen([*INTERPRETER, *words], stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "log"
+    begun = warm.start(words, log, os.environ)
     first = tmp_path / "runs" / "small" / "digits-small" / "seed-1"
     deadline = time.monotonic() + 400
     while not [*first.glob("checkpoint/record-*.json")]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     begun.send_signal(signal.SIGINT)
-    _, said = begun.communicate(timeout=400)
-    assert begun.returncode == 4
+    assert begun.wait(400) == 4
     assert json.loads((first / "summary.json").read_text())["outcome"] == "interrupted"
-    assert said.endswith(f"--out {tmp_path / 'runs'} --at-once 2\n")
+    assert log.read_text().endswith(f"--out {tmp_path / 'runs'} --at-once 2\n")

@@ -158,6 +158,7 @@ def test_a_server_job_of_the_benchmark_begins(name: str, monkeypatch: pytest.Mon
     assert all(bool(leaf.isfinite().all()) for leaf in carry.values())
 
 
+@pytest.mark.usefixtures("forks")
 def test_several_trainers_are_measured_and_a_machine_without_the_service_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedemu.ops.bench.growth import growth
+from fedemu.ops.bench.growth import growth, point
 from fedemu.ops.bench.growth.curve import Curve, Point
 from fedemu.ops.bench.growth.growth import AXES, Axis, Growth
-from fedemu.ops.bench.growth.point import rounds
 from fedemu.ops.bench.measuring.measure import QUICK, Effort, Sample
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.protocol.errors import ConfigurationError
@@ -21,8 +20,11 @@ SQUARE = Curve(
 )
 
 
-def test_a_point_is_the_cost_of_the_rounds_of_a_whole_run() -> None:
-    sample = rounds(["fleet.devices=4", "fleet.per_round=2", "availability={kind='always'}"], 1, 2)()
+@pytest.mark.usefixtures("forks")
+def test_a_point_is_the_cost_of_the_rounds_of_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDEMU_CACHE", str(tmp_path))
+    monkeypatch.setattr(point, "SAMPLES", 1000)
+    sample = point.rounds(["fleet.devices=4", "fleet.per_round=2", "availability={kind='always'}"], 1, 2)()
     assert sample.work == 2
     assert sample.wall > 0
     assert sample.cpu > 0

@@ -30,6 +30,7 @@ print("a library says something", json.dumps({"accuracy": 0.5}), sep="\\n")
 """
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_plain_loop_does_the_work_and_a_simulator_that_does_not_install_is_named_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -58,6 +59,7 @@ def test_a_plain_loop_does_the_work_and_a_simulator_that_does_not_install_is_nam
     assert json.loads(json.dumps(comparison.table()))["absent"] == comparison.absent
 
 
+@pytest.mark.usefixtures("forks")
 def test_the_trainer_learns_in_the_same_rounds(tmp_path: Path) -> None:
     seen = peers._Race(DIGITS, 8, tmp_path, {}).run("trainer", 0)
     assert seen.rounds == 7
