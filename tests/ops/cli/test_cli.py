@@ -28,7 +28,7 @@ def call(*arguments: str) -> int:
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, forks: None) -> None:
     monkeypatch.delenv("FEDEMU_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
 
@@ -334,7 +334,8 @@ def ends(
     """Run commands in processes of their own: what each writes to stderr, and its exit code.
 
     One interpreter imports the commands, and forks for each of the ``cases``. A process executes ``begin``, where
-    ``case`` is its case, and ends as every interpreter does. The descriptors ``inherited`` are open there.
+    ``case`` is its case, and ends as every interpreter does. The descriptors ``inherited`` are open there; the first
+    is its output.
     """
     script = f"""
 import json, os, sys
@@ -354,7 +355,8 @@ with open("ended", "w") as file:
     json.dump(ended, file)
 """
     command = [sys.executable, "-c", script]
-    how: dict[str, Any] = {"env": os.environ | environment, "stdout": subprocess.DEVNULL, "pass_fds": inherited}
+    output = inherited[0] if inherited else subprocess.DEVNULL
+    how: dict[str, Any] = {"env": os.environ | environment, "stdout": output, "pass_fds": inherited}
     subprocess.run(command, timeout=60, check=True, cwd=folder, **how)
     return [(said, code) for said, code in json.loads((folder / "ended").read_text())]
 
