@@ -275,10 +275,10 @@ function holding(partition, device, { task, start }) {
 
 // ---- the life of the device ----
 
+let granted; // the answer to enroll
 connect();
-const granted = await ask("enroll", { count: 1 }, (message) => message.t === "granted");
+const [experiment, partition] = await enrol();
 const device = granted.ranges[0][0];
-const experiment = JSON.parse(await fetch(granted.experiment));
 const data = decoded(granted.data);
 const { algorithm, model: network, local } = experiment;
 if (!data) await end(1, `no data with the digest ${granted.data} in FEDEMU_CACHE; decode them with fedemu validate`);
@@ -286,7 +286,6 @@ const known = algorithm.name === "fedavg" && algorithm.loss === "cross_entropy" 
   && network.name === "mlp" && !network.projection && !local.augment.length && !local.lr_restart
   && local.precision === "float32" && experiment.replay.strategy === "none" && experiment.stream.kind !== "classes";
 if (!known) await end(1, "this device knows only FedAvg with cross-entropy and the model mlp, without replay and augmentation");
-const partition = tensors(await fetch(granted.partition));
 const works = new Map(), results = new Map();
 let incarnation = 0, clock;
 
@@ -298,6 +297,25 @@ for (;;) {
     connect(); // come back: a fresh socket, and the next incarnation
   }
   incarnation++;
+}
+
+/** Take a place, and fetch what it takes: the experiment and the partition. A coordinator may be started again meanwhile. */
+async function enrol() {
+  for (;;) {
+    try {
+      const lease = granted ? { lease: granted.lease } : {};
+      const answer = await ask("enroll", { count: 1, ...lease }, (message) =>
+        message.t === "granted" || message.reason === "lease_unknown");
+      granted = answer.t === "granted" ? answer : undefined;
+      if (!granted) continue;
+      const files = [await fetch(granted.experiment), await fetch(granted.partition)];
+      if (!files.includes(null)) return [JSON.parse(files[0]), tensors(files[1])];
+    } catch (error) {
+      if (!(error instanceof Lost)) throw error;
+      if (!granted) await end(1, `the coordinator at ${address} is silent`);
+      connect();
+    }
+  }
 }
 
 /** One incarnation: say hello, announce the presence, do what is asked. Returns when the coordinator forgot us. */

@@ -62,13 +62,13 @@ def in_one_process() -> Callable[..., Summary]:
 
     If the directory holds a run already, that run is continued. The first step of an experiment is tried out once.
     """
-    tried: dict[bytes, Computing] = {}
+    tried: dict[tuple[bytes, str], Computing] = {}
 
-    def try_once(parts: Parts) -> Computing:
-        experiment = parts.experiment.to_bytes()
-        if experiment not in tried:
-            tried[experiment] = try_out(parts)
-        return tried[experiment]
+    def try_once(parts: Parts, began: str = "") -> Computing:
+        trial = parts.experiment.to_bytes(), began
+        if trial not in tried:
+            tried[trial] = try_out(parts, began)
+        return tried[trial]
 
     def play(
         directory: Path, *overrides: str, experiment: str = "digits-small", observers: Sequence[RunObserver] = ()

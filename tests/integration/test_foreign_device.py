@@ -27,7 +27,7 @@ from fedemu.ops.bench.fleet.scripted import ScriptedCoordinator, Terms
 from fedemu.ops.experiment.sources import load_experiment, write_frozen
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.errors import RefusedError
-from fedemu.protocol.messages import Hello, Work
+from fedemu.protocol.messages import Enroll, Hello, Work
 from fedemu.protocol.transport.curve import ServerKeys
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
@@ -149,11 +149,18 @@ def test_a_run_of_foreign_devices_learns_what_a_run_of_own_devices_learns(
 
 
 class Forgetful(ScriptedCoordinator):
-    """A coordinator that starts again, and knows nobody, before the first device fetches the model of its work."""
+    """A coordinator that starts again, and knows nobody, before each first fetch: of the experiment and of a model."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.back = asyncio.Event()
+        self.leases: list[str | None] = []
+
+    def enroll(self, peer: bytes, enroll: Enroll) -> None:
+        super().enroll(peer, enroll)
+        if not self.leases:
+            self.supervisor = None
+        self.leases.append(enroll.lease)
 
     def welcome(self, peer: bytes, hello: Hello) -> None:
         super().welcome(peer, hello)
@@ -171,7 +178,7 @@ class Forgetful(ScriptedCoordinator):
 
 
 @pytest.mark.timeout(120)
-def test_a_foreign_device_that_is_forgotten_while_it_fetches_says_hello_again(
+def test_a_foreign_device_that_is_forgotten_while_it_fetches_enrols_and_says_hello_again(
     foreign_device: Path, tmp_path: Path, socket_folder: Path
 ) -> None:
     experiment, _ = load_experiment("digits-small", list(SETTINGS), {})
@@ -186,6 +193,7 @@ def test_a_foreign_device_that_is_forgotten_while_it_fetches_says_hello_again(
         try:
             async with asyncio.timeout(60):
                 await coordinator.back.wait()
+            assert coordinator.leases == [None, terms.lease]
         finally:
             device.kill()
             await device.wait()
