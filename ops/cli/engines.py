@@ -202,7 +202,7 @@ def kubernetes(
     require_processes(runtime, "fedemu kubernetes")
     pods.check(checked)
     folder = out or Path(f"kubernetes-{pods.name}")
-    cluster.write_manifests(folder, checked, runtime, pods)
+    cluster.write_manifests(folder, checked, runtime, pods, say)
     without_effect.tell(say)
     say(cluster.explained(folder, checked, pods))
     return 0

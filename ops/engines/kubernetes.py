@@ -6,15 +6,15 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from shlex import quote
 from typing import Final
 
-from fedemu.device.host.limits import demand, pack_size
 from fedemu.ops.assembly.named_code import allowing
+from fedemu.ops.engines.memory import needed
 from fedemu.ops.engines.places import require_places, share, share_in_words, variables
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import write_frozen
@@ -32,8 +32,6 @@ _IMAGE: Final = re.compile(r"[A-Za-z0-9][\w./:@-]*")
 _SIZE: Final = re.compile(r"[1-9]\d*(Mi|Gi|Ti)")
 _MOST_BYTES: Final = 900_000
 """The largest experiment that goes into a ConfigMap, which holds 1 MiB."""
-_BASE_MIB: Final = 768
-"""The memory of a machine without devices and trainers: its supervisor, zygote and nursery."""
 _FOLDERS: Final = ("FEDEMU_DATA", "FEDEMU_CACHE")
 
 
@@ -80,15 +78,19 @@ def image_of_this_version() -> str:
     return f"fedemu:{metadata.version('fedemu')}"
 
 
-def write_manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods: Pods) -> None:
+def write_manifests(
+    folder: Path, experiment: Experiment, runtime: Runtime, pods: Pods, say: Callable[[str], None]
+) -> None:
     """Write the manifests and the secrets into a new folder, or nothing at all.
 
-    Raises ConfigurationError if it cannot be made, and FedemuError if the disk is full.
+    ``say`` gets a line for people while data are decoded, and one if the memory of the model is not known.
+
+    Raises ConfigurationError if the folder or the manifests cannot be made, and FedemuError if the disk is full.
     """
     with usable(folder, "choose another --out"):
         folder.mkdir(parents=True)
     try:
-        text, secrets = _manifests(folder, experiment, runtime, pods), _secrets(pods.name)
+        text, secrets = _manifests(folder, experiment, runtime, pods, say), _secrets(pods.name)
         write_for_people(folder / MANIFESTS, text)
         with named_failure(folder / SECRETS):
             (folder / SECRETS).touch(mode=0o600)
@@ -98,12 +100,10 @@ def write_manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods
         raise
 
 
-def _manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods: Pods) -> str:
+def _manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods: Pods, say: Callable[[str], None]) -> str:
     most = max(share(experiment.fleet.devices, pods.machines))
     trainers = runtime.trainers or pods.gpus or pods.cpus
-    asleep = experiment.fleet.wake == "on-demand"
-    packed = pack_size(runtime.per_process) if asleep else runtime.per_process
-    memory = _BASE_MIB + demand(min(most, experiment.fleet.awake), packed, trainers)[2] // 2**20
+    memory = needed(experiment, runtime, most, trainers, bool(pods.gpus), say)
     each = share_in_words(experiment.fleet.devices, pods.machines)
     data = "{name: data, mountPath: /data, readOnly: true}"
     words = {
@@ -124,8 +124,12 @@ def _manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods: Pod
         "TRAINERS": str(trainers),
         "ALLOWED": allowing(experiment),
         "CPU": str(pods.cpus),
-        "MEMORY": str(memory),
-        "MOST_MEMORY": str(2 * memory),
+        "MEMORY": str(memory.machine),
+        "MOST_MEMORY": str(2 * memory.machine),
+        "MEMORY_HAS": memory.machine_has,
+        "SERVER_MEMORY": str(memory.coordinator),
+        "MOST_SERVER_MEMORY": str(2 * memory.coordinator),
+        "SERVER_MEMORY_HAS": memory.coordinator_has,
         "GPU": f", nvidia.com/gpu: {pods.gpus}" if pods.gpus else "",
         "MOUNTS": f"            - {data}" if pods.data else "",
         "VOLUMES": f"        - name: data\n          persistentVolumeClaim: {{claimName: {pods.data}}}"

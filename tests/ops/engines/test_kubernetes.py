@@ -129,6 +129,47 @@ def test_devices_that_sleep_ask_for_no_memory(tmp_path: Path) -> None:
     assert asked["on-demand"] < 768 + 2 * 400 + 100
 
 
+def memory(folder: Path, name: str) -> tuple[int, int]:
+    """What a pod asks for, and its limit, in MiB."""
+    asked = container(written(folder), f"StatefulSet/{name}")["resources"]
+    of_request, of_limit = (asked[kind]["memory"].removesuffix("Mi") for kind in ("requests", "limits"))
+    return int(of_request), int(of_limit)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "variables", "stack"),
+    [(1000, 1_076_010, 16), (2900, 8_630_410, 4)],
+)
+def test_the_memory_grows_with_the_model(hidden: int, variables: int, stack: int, tmp_path: Path) -> None:
+    sized = ("--machines", "2", "--cpus", "3", "--set", "fleet.per_round=4", "--set", "fleet.over_selection=1")
+    assert variables == 64 * hidden + hidden + hidden * hidden + hidden + hidden * 10 + 10
+    assert call("kubernetes", "digits-small", *sized, "--set", f"model.hidden=[{hidden},{hidden}]", "--out", "o") == 0
+    size = 4 * variables
+    coordinator = 2048 + 12 * size // 2**20
+    processes = 768 + (10 * (6 * 2**20 + 2**18) + 3 * 400 * 2**20) // 2**20
+    machine = processes + (3 * 10 * stack * size + 4 * 3 * size) // 2**20
+    assert memory(tmp_path / "o", "digits-small") == (coordinator, 2 * coordinator)
+    assert memory(tmp_path / "o", "digits-small-devices") == (machine, 2 * machine)
+    text = (tmp_path / "o" / "manifests.yaml").read_text()
+    assert f"# Memory: {processes} MiB for its processes, 3 times the model (" in text
+    assert f"(3 × {stack}). The limit is twice this." in text
+
+
+def test_without_its_data_the_model_is_not_counted_and_a_line_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("kubernetes", "digits-small", "--set", "data.dataset=nowhere.csv", "--out", "o") == 0
+    assert capsys.readouterr().err.startswith(
+        "the memory of the model is not counted in the manifests, because it can't be made here (its data are not on "
+        "this machine); if it is large, raise what they ask for\n"
+    )
+    assert memory(tmp_path / "o", "digits-small") == (2048, 4096)
+    assert (
+        "# Memory: 2048 MiB, without the model. The limit is twice this.\n"
+        in (tmp_path / "o" / "manifests.yaml").read_text()
+    )
+
+
 def test_only_machines_compute_on_gpus(tmp_path: Path) -> None:
     assert call("kubernetes", "digits-small", "--gpus", "1", "--set", "runtime.device_type=cuda", "--out", "out") == 0
     objects = written(tmp_path / "out")

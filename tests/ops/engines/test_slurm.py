@@ -23,7 +23,8 @@ here=$(dirname "$0")
 shift 2
 case "$1 $2" in
 "keys new") mkdir -p "$4" && touch "$4/machine.key" ;;
-"coordinator --resume") echo "${5%:0}:4711" | sed s/0.0.0.0/there/ >"$3/address"; echo "$*" >>"$here/coordinators"; . "$here/coordinator" ;;
+"coordinator --resume")
+    echo "${5%:0}:4711" | sed s/0.0.0.0/there/ >"$3/address"; echo "$*" >>"$here/coordinators"; . "$here/coordinator" ;;
 "device --n") echo "$SLURM_PROCID $*" >>"$here/devices"; . "$here/device" ;;
 esac
 """
