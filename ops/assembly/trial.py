@@ -253,6 +253,7 @@ class _Steps:
 
     def _step(self, executor: str, shared: Forest) -> Tree | Exception:
         """The payload and the measures of one step of each stage, or what went wrong."""
+        result: JobResult | Exception
         try:
             opened = open_executor(executor, self.kind, "cpu", stack_size=STACK_SIZE)
             [result] = opened.run(cast(LocalProgram, _FirstSteps(self._program)), shared, [self.job], self.source)

@@ -66,7 +66,7 @@ def needed(
         variables, frozen, stack = _of_model(experiment, on_gpu)
     except ConfigurationError as error:
         say(
-            f"the memory of the model is not counted in the manifests, because it can't be made here "
+            "the memory of the model is not counted in the manifests, because it can't be made here "
             f"({str(error).splitlines()[0]}); if it is large, raise what they ask for"
         )
         return Memory(
