@@ -60,8 +60,8 @@ def _no_numbers(left_out: Sequence[str]) -> str:
     if not left_out:
         return ""
     return (
-        f"warning: no part of a sample, because it holds no numbers: {_listed(left_out)}; make numbers of it, as by "
-        "one-hot codes, if it should count"
+        f"warning: no part of a sample, because it holds no numbers: {_listed(left_out)}; make numbers of it, with "
+        "a decimal point or by one-hot codes, if it should count"
     )
 
 

@@ -20,7 +20,7 @@ from fedemu.ops.notebook.compared import ComparedRuns
 from fedemu.ops.notebook.play import Ended, play
 from fedemu.ops.notebook.result import Result
 from fedemu.ops.notebook.seeds import SeedResults
-from fedemu.ops.notebook.settings import Source, in_arguments, load, named, overrides
+from fedemu.ops.notebook.settings import Source, in_call, load, named, overrides
 from fedemu.ops.notebook.shown import Shown, Silence, open_shown
 from fedemu.ops.running.codes import INTERRUPTED, USAGE
 from fedemu.ops.running.folder import (
@@ -129,9 +129,7 @@ def run(
             raise ConfigurationError("seed is for one run, and here are several seeds; leave out seed")
         return _begin(experiment, out, seeds, _written(settings, transport), progress)
     except FedemuError as error:
-        if error.__cause__ is None:
-            error.args = (in_arguments(str(error)),)
-        raise error.with_traceback(None) from error.__cause__
+        raise in_call(error) from error.__cause__
 
 
 def open_run(directory: Path | str) -> Result:
@@ -163,15 +161,16 @@ def compare(*runs: Compared | Iterable[Compared], target: float | None = None, l
     """
     __tracebackhide__ = True
     try:
-        if not runs:
+        paths = [path for some in runs for path in _paths(some)]
+        if not paths:
             raise ConfigurationError('compare has nothing to compare; name results or folders, as in compare("runs")')
         if target is not None and not 0 < target <= 1:
             raise ConfigurationError(f"target = {target} must be above 0 and at most 1; it is a share, as in 0.9")
         if last < 1:
             raise ConfigurationError(f"last = {last} must be at least 1; it is a number of rounds")
-        return ComparedRuns(side_by_side([path for some in runs for path in _paths(some)], target, last))
+        return ComparedRuns(side_by_side(paths, target, last))
     except FedemuError as error:
-        raise error.with_traceback(None) from error.__cause__
+        raise in_call(error) from error.__cause__
 
 
 def _paths(some: Compared | Iterable[Compared]) -> list[Path]:

@@ -24,13 +24,14 @@ from fedemu.ops.notebook.elsewhere import require_elsewhere
 from fedemu.ops.notebook.sources import alias_of, codes_of, source_of, submodules
 from fedemu.protocol.code.named import CELLS
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import write_among_others
+from fedemu.protocol.host.files import usable, write_among_others
 from fedemu.protocol.host.paths import is_file
 from fedemu.protocol.wording import an_object
 
 _LONGEST = 20_000
 """Characters of the longest plain value that is written."""
 _DIGITS = 12
+_LAMBDA = "<lambda>"
 _FUTURE = "from __future__ import annotations"
 _AT_ONCE = frozenset({"lambda", "listcomp", "setcomp", "dictcomp", "genexpr"})
 """What ``symtable`` calls functions that an expression makes, and perhaps calls: a decorator may call a lambda."""
@@ -45,7 +46,12 @@ def name_of(thing: Any, setting: str) -> str:
     name = getattr(thing, "__name__", "")
     if not isinstance(thing, type | FunctionType):
         raise ConfigurationError(
-            f"{setting} = {_short(thing)} is an object; name a class, or a function that makes such an object"
+            f"{setting} = {short(thing)} is an object; name a class, or a function that makes such an object"
+        )
+    if name == _LAMBDA:
+        raise ConfigurationError(
+            f"{setting} is a lambda, which has no name by which other processes could find it; write it with def, at "
+            "the left margin of a cell or a file"
         )
     if not name.isidentifier() or thing.__qualname__ != name:
         raise ConfigurationError(
@@ -58,9 +64,10 @@ def name_of(thing: Any, setting: str) -> str:
     text = Written(setting, name, thing.__module__).text
     digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
     path = CELLS / f"{name.lower()}_{digest}.py"
-    if not is_file(path):
-        CELLS.mkdir(exist_ok=True)
-        write_among_others(path, text.encode())
+    with usable(CELLS, "start Python in a folder that can be written"):
+        if not is_file(path):
+            CELLS.mkdir(exist_ok=True)
+            write_among_others(path, text.encode())
     return f"{path}:{name}"
 
 
@@ -134,6 +141,8 @@ class Written:
                 require_elsewhere(origin, self._setting, self._name)
                 return f"from {origin} import {true_name}" + (f" as {name}" if true_name != name else "")
         if self._is_own(name):
+            if value.__name__ == _LAMBDA:
+                raise self._refusal(f"it uses {name}, which is a lambda (write it with def)")
             source = source_of(value, self._home)
             if source is None:
                 raise self._refusal(f"the source of {value.__name__} is not at hand, or no longer what ran")
@@ -202,5 +211,6 @@ def _is_plain(value: Any) -> bool:
     return type(read) is type(value) and bool(read == value)
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value in a sentence: at most 60 characters of it."""
     return textwrap.shorten(repr(value), 60, placeholder=" ...")

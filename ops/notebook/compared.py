@@ -11,6 +11,8 @@ from fedemu.ops.compare.compare import Comparison
 from fedemu.ops.compare.text import columns, explanation, further_tables, text
 from fedemu.ops.notebook.card import notes, table
 from fedemu.ops.notebook.frames import comparison_frame
+from fedemu.ops.notebook.settings import in_call
+from fedemu.protocol.errors import FedemuError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -42,8 +44,12 @@ class ComparedRuns:
         # Importing matplotlib takes a second, for which nobody else should have to wait.
         from fedemu.ops.compare.page.page import claim_folder, write_comparison
 
-        claim_folder(Path(out))
-        return write_comparison(self.comparison, Path(out))
+        __tracebackhide__ = True
+        try:
+            claim_folder(Path(out))
+            return write_comparison(self.comparison, Path(out))
+        except FedemuError as error:
+            raise in_call(error) from error.__cause__
 
     def to_text(self, width: int = _WIDTH) -> str:
         """The tables for people, at most ``width`` characters wide: what is wider continues below."""

@@ -16,16 +16,21 @@ from fedemu.ops.experiment.sources import CONFIG_FILE, NOT_SETTINGS, PREFIX, loa
 from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.ops.experiment.without_effect import WithoutEffect
 from fedemu.ops.homes import cache_folder
-from fedemu.ops.notebook.cells import name_of
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.ops.notebook.cells import name_of, short
+from fedemu.protocol.code.own_code import Elsewhere, cause_of, own_frames
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 Source = Experiment | Mapping[str, Any] | str | Path | None
 """An experiment as a program has it: an object, a table, the name of a preset, a file, or None for ``digits``."""
 
 NAMED = frozenset({"model", "algorithm"})
 """The tables that are chosen by their name."""
-_OPTION = re.compile(r"(?<![\w-])--(out|resume|seeds)(?:(?<=resume) (?:'([^']+)'|([^\s,;)]+)))?")
-"""An option of ``fedemu run`` in a sentence, and the folder that follows ``--resume``."""
+_RUNTIME = ("bind", "metrics-port", "nodes", "on")
+"""Options of ``fedemu run`` that are settings of the runtime. The others are arguments of their own."""
+_OPTION = re.compile(
+    rf"(?<![\w-])--(out|resume|seeds|transport|{'|'.join(_RUNTIME)})(?![\w-])(?: (?:'([^']+)'|([^\s,;)]+)))?"
+)
+"""An option of ``fedemu run`` in a sentence, and the value that follows it, if there is one."""
 
 
 def load(
@@ -102,8 +107,12 @@ def plain(value: Any, setting: str) -> Any:
             return value.item()  # a number of numpy
         case _ if callable(value):
             return name_of(value, setting)
-    instead = "leave it out for the default" if value is None else "name a class or a function, or a plain value"
-    raise ConfigurationError(f"{setting} = {value!r} is no value of a setting; {instead}")
+    instead = "name a class or a function, or a plain value"
+    if value is None:
+        instead = "leave it out for the default"
+    elif hasattr(value, "shape"):
+        instead = "hand arrays over as a data set: data=(x, y)"
+    raise ConfigurationError(f"{setting} = {short(value)} is no value of a setting; {instead}")
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
@@ -111,11 +120,27 @@ def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(PREFIX) or name in NOT_SETTINGS}
 
 
+def in_call(error: FedemuError) -> FedemuError:
+    """The error of a call, whose sentence advises arguments of calls in place of options of ``fedemu run``.
+
+    What the sentence quotes of an error of somebody's own code stays. The traceback is left out: IPython shows the
+    frames of the caller.
+    """
+    cause = cause_of(error)
+    if cause is None or not (isinstance(cause.__cause__ or cause, Elsewhere) or own_frames(cause)):
+        error.args = (in_arguments(str(error)),)
+    return error.with_traceback(None)
+
+
 def in_arguments(sentence: str) -> str:
     """A sentence that advises options of ``fedemu run``, with the arguments of ``fedemu.run`` instead."""
 
     def argument(found: re.Match[str]) -> str:
-        name, quoted, path = found.groups()
-        return f"{name}={toml_value(quoted or path)}" if quoted or path else name
+        option, quoted, plain = found.groups()
+        name = f"runtime__{option.replace('-', '_')}" if option in _RUNTIME else option
+        value = quoted or plain
+        if not value:
+            return name
+        return f"{name}={value if option in _RUNTIME and value.isdigit() else toml_value(value)}"
 
     return _OPTION.sub(argument, sentence)

@@ -19,7 +19,7 @@ from typing import Any
 
 from fedemu.protocol.code.from_source import FromSource, import_own_from_source
 from fedemu.protocol.code.own_code import account
-from fedemu.protocol.code.source import digest_of_source, look_here
+from fedemu.protocol.code.source import digest_of_source, look_here, no_file
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.paths import is_file
 from fedemu.protocol.ids import Digest
@@ -180,7 +180,7 @@ def _from_file(path: Path) -> ModuleType:
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path, loader=FromSource(name, str(path)))
         if spec is None or spec.loader is None or not is_file(path):
-            raise FileNotFoundError(f"there is no Python file {path}")
+            raise FileNotFoundError(no_file(str(path)))
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:

@@ -70,7 +70,7 @@ def source_of(place: str) -> Path:
     """The file from which a place would be imported. Raises ConfigurationError if there is none."""
     if place.endswith(".py"):
         if not is_file(Path(place)):
-            raise ConfigurationError(f"there is no Python file {place}")
+            raise ConfigurationError(no_file(place))
         return Path(place)
     specs = dict(_specs(place))
     spec = specs.get(place)
@@ -79,6 +79,11 @@ def source_of(place: str) -> Path:
     if spec.origin is None or not is_file(Path(spec.origin)):
         raise ConfigurationError(f"the module {place!r} has no source file")
     return Path(spec.origin)
+
+
+def no_file(place: str) -> str:
+    """Says that there is no file, and in which folder it was looked for."""
+    return f"there is no Python file {place}{'' if Path(place).is_absolute() else f' in {os.getcwd()}'}"
 
 
 def look_here() -> None:

@@ -111,7 +111,7 @@ def test_columns_without_numbers_are_told(monkeypatch: pytest.MonkeyPatch, tmp_p
     tried_parts(experiment("data.dataset=t.csv", "data.partition={kind='iid'}"), said.append)
     assert said[-1] == (
         "warning: no part of a sample, because it holds no numbers: 'c0', 'c1', 'c2', 'c3', 'c4', 'c5', 'c6', 'c7', "
-        "'c8', 'c9' and 2 more; make numbers of it, as by one-hot codes, if it should count"
+        "'c8', 'c9' and 2 more; make numbers of it, with a decimal point or by one-hot codes, if it should count"
     )
 
 

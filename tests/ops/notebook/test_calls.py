@@ -19,6 +19,7 @@ from fedemu.ops.experiment.sources import load_experiment, read_frozen
 from fedemu.ops.notebook import calls, play, settings
 from fedemu.ops.notebook.shown import Shown, Silence
 from fedemu.ops.running.folder import claim, keep_grown
+from fedemu.protocol.code import own_code
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted
 
 
@@ -132,6 +133,58 @@ def test_advice_names_arguments_of_the_call_and_not_options_of_the_command(tmp_p
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"file exists and is not a folder; choose another out\.$"):
         fedemu.run(TINY, out="file")
+
+
+def test_advice_names_arguments_also_if_the_system_refuses_and_quotes_own_code_as_it_is() -> None:
+    Path("runs").touch()
+    with pytest.raises(ConfigurationError, match=r"choose another folder with out$") as refused:
+        fedemu.run(TINY)
+    assert isinstance(refused.value.__cause__, OSError)
+    for cause in (own_code.Elsewhere("the traceback"), _raised_by_own_code()):
+        error = ConfigurationError("it fails: ValueError: write it --out there")
+        error.__cause__ = cause
+        assert str(settings.in_call(error)) == "it fails: ValueError: write it --out there"
+
+
+def _raised_by_own_code() -> Exception:
+    own = Path("own.py").absolute()
+    try:
+        exec(compile("raise ValueError('write it --out there')", str(own), "exec"))
+    except ValueError as error:
+        return error
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("sentence", "said"),
+    [
+        ("go on with --transport memory", 'go on with transport="memory"'),
+        ("go on with --nodes 3", "go on with runtime__nodes=3"),
+        ("go on without --on", "go on without runtime__on"),
+        ("leave out --seeds, or start a group with --out 'a b'", 'leave out seeds, or start a group with out="a b"'),
+        ("--bind tcp://[::]:5 and --metrics-port 5", 'runtime__bind="tcp://[::]:5" and runtime__metrics_port=5'),
+        ("go on by --resume 12, or in run--out", 'go on by resume="12", or in run--out'),
+    ],
+)
+def test_an_option_of_the_command_becomes_the_argument_of_the_call(sentence: str, said: str) -> None:
+    assert settings.in_arguments(sentence) == said
+
+
+def test_nothing_to_compare_is_an_error() -> None:
+    for runs in ([], [[]], [[], ()]):
+        with pytest.raises(ConfigurationError, match="compare has nothing to compare; name results or folders"):
+            fedemu.compare(*runs)
+
+
+def test_a_table_of_arrays_is_no_table_of_settings() -> None:
+    import numpy as np
+
+    with pytest.raises(ConfigurationError) as refused:
+        settings.overrides({"data": {"data": np.zeros((150, 4)), "target": np.zeros(150)}})
+    assert str(refused.value) == (
+        "data__data = array([[0., 0., 0., 0.], [0., 0., 0., 0.], [0., 0., 0., ... is no value of a setting; "
+        "hand arrays over as a data set: data=(x, y)"
+    )
 
 
 def test_an_experiment_in_hand_is_not_changed_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

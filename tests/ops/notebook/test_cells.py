@@ -174,7 +174,8 @@ def test_a_script_that_is_edited_while_it_runs_does_not_lend_its_new_code_to_wha
         ),
         ("class A: ...\nA = A()\n", "is an object; name a class"),
         ("def outer():\n    class A: ...\n    return A\nA = outer()\n", "defined inside of something else"),
-        ("A = lambda: 3\n", "defined inside of something else"),
+        ("A = lambda: 3\n", "model__name is a lambda, which has no name .*; write it with def"),
+        ("act = abs\nact = lambda x: 2 * x\ndef A(): return act(3)\n", "it uses act, which is a lambda .write it with"),
         (
             "A = type('A', (), {'__module__': '__main__'})\n",
             "the source of A is not at hand, .*%%writefile mine.py",
@@ -185,6 +186,13 @@ def test_what_cannot_be_brought_over_is_refused_in_one_sentence(cell: Cell, text
     with pytest.raises(ConfigurationError, match=said):
         name_of(cell(text)["A"], "model__name")
     assert not Path("fedemu-cells").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_told(cell: Cell) -> None:
+    names = cell("class A: ...\n")
+    Path("fedemu-cells").touch()
+    with pytest.raises(ConfigurationError, match=r"fedemu-cells .*; start Python in a folder that can be written"):
+        name_of(names["A"], "model__name")
 
 
 BASE = "class Base:\n    def total(self): return 1\n"

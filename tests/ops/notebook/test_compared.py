@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import fedemu
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run_directory import RunDirectory
 from fedemu.ops.compare.text import further_tables
 from fedemu.ops.experiment.sources import load_experiment, write_frozen
+from fedemu.protocol.errors import ConfigurationError
 
 
 def test_a_notebook_shows_the_paired_tests_and_the_table_of_tasks_as_a_terminal_does(tmp_path: Path) -> None:
@@ -53,6 +56,15 @@ def test_a_notebook_shows_the_warnings_of_a_comparison(tmp_path: Path) -> None:
     assert repr(compared).splitlines()[0] == warning
     assert compared._repr_html_().startswith(f"<div>{warning}</div>")
     assert warning not in compared.to_text(), "the tables alone, as the command prints them to stdout"
+
+
+def test_a_page_that_cannot_be_written_advises_an_argument(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", "fedavg", 0, 0.5)
+    with pytest.raises(ConfigurationError, match=r"one exists and holds no comparison; choose .* with out$"):
+        fedemu.compare(tmp_path / "one").page(tmp_path / "one")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=r"choose another folder with out$"):
+        fedemu.compare(tmp_path / "one").page(tmp_path / "file" / "page")
 
 
 def write_run(folder: Path, method: str, seed: int, end: float, own: Row | None = None) -> None:
