@@ -199,13 +199,17 @@ def _equal(here: Any, there: Any) -> bool:
             if (here.dtype, here.shape) != (there.dtype, there.shape):
                 return False
             return bool(((here == there) | ((here != here) & (there != there))).all())
-        kind = type(here)
-        by_value = kind.__eq__ is not object.__eq__ and kind.__hash__ not in (None, object.__hash__)
+        by_value = _has_own(here, "__eq__") and _has_own(here, "__hash__")
         if by_value or isinstance(here, set | bytearray) or inspect.isroutine(here):
             return bool(here == there)
         # What there is once, such as a dtype of torch, is pickled by its name.
-        return not isinstance(here.__reduce__(), str) if kind.__reduce__ is not object.__reduce__ else True
+        return not (_has_own(here, "__reduce__") and isinstance(here.__reduce__(), str))
     return True
+
+
+def _has_own(value: Any, method: str) -> bool:
+    """Whether the type of a value has a method, and another one than every object has."""
+    return getattr(type(value), method) not in (None, getattr(object, method))
 
 
 def _is_array(value: Any) -> bool:

@@ -29,7 +29,7 @@ def source_of(thing: type | FunctionType, home: str) -> str | None:
     That of a script is not at hand if somebody has edited the script since.
     """
     codes = codes_of(thing)
-    if codes:
+    if codes or isinstance(thing, FunctionType):
         found = None
         for code in codes:
             lines = linecache.getlines(code.co_filename)
