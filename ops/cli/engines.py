@@ -18,6 +18,7 @@ from fedemu.ops.engines.slurm import SlurmJob, explained, submit, write_job
 from fedemu.ops.experiment.runtime import MOST_NODES, MOST_TRAINERS
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.experiment.without_effect import WithoutEffect
+from fedemu.ops.running.codes import leaving_at_once
 from fedemu.ops.running.folder import claim, give_back
 from fedemu.ops.running.together import require_metrics_ports
 from fedemu.ops.terminal import say
@@ -202,7 +203,10 @@ def kubernetes(
     require_processes(runtime, "fedemu kubernetes")
     pods.check(checked)
     folder = out or Path(f"kubernetes-{pods.name}")
-    cluster.write_manifests(folder, checked, runtime, pods, say)
+    with leaving_at_once():
+        from fedemu.ops.engines.memory import needed
+
+    cluster.write_manifests(folder, checked, runtime, pods, needed(checked, runtime, pods, say))
     without_effect.tell(say)
     say(cluster.explained(folder, checked, pods))
     return 0

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -14,8 +14,7 @@ from shlex import quote
 from typing import Final
 
 from fedemu.ops.assembly.named_code import allowing
-from fedemu.ops.engines.memory import needed
-from fedemu.ops.engines.places import require_places, share, share_in_words, variables
+from fedemu.ops.engines.places import require_places, share_in_words, variables
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import write_frozen
 from fedemu.ops.keys.store import KeyFolder
@@ -51,6 +50,10 @@ class Pods:
     state: str = "2Gi"
     data: str = ""
 
+    def trainers(self, runtime: Runtime) -> int:
+        """How many trainers each machine has: what the runtime says, else one for each GPU or core."""
+        return runtime.trainers or self.gpus or self.cpus
+
     def check(self, experiment: Experiment) -> None:
         """Raise ConfigurationError if Kubernetes could not take this, or if there are more machines than devices."""
         require_places(experiment, self.machines, "--machines")
@@ -67,6 +70,19 @@ class Pods:
                 raise ConfigurationError(f"{option} {value!r} is no size; write it as in 500Mi or 10Gi")
 
 
+@dataclass(frozen=True)
+class Memory:
+    """The memory that is asked for the coordinator and for each machine, in MiB, and what it is made of, for people.
+
+    ``memory.py`` finds it.
+    """
+
+    coordinator: int
+    machine: int
+    coordinator_has: str
+    machine_has: str
+
+
 def name_of(experiment: Experiment) -> str:
     """A name for Kubernetes that resembles that of the experiment."""
     plain = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-")
@@ -78,19 +94,15 @@ def image_of_this_version() -> str:
     return f"fedemu:{metadata.version('fedemu')}"
 
 
-def write_manifests(
-    folder: Path, experiment: Experiment, runtime: Runtime, pods: Pods, say: Callable[[str], None]
-) -> None:
+def write_manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods: Pods, memory: Memory) -> None:
     """Write the manifests and the secrets into a new folder, or nothing at all.
-
-    ``say`` gets a line for people while data are decoded, and one if the memory of the model is not known.
 
     Raises ConfigurationError if the folder or the manifests cannot be made, and FedemuError if the disk is full.
     """
     with usable(folder, "choose another --out"):
         folder.mkdir(parents=True)
     try:
-        text, secrets = _manifests(folder, experiment, runtime, pods, say), _secrets(pods.name)
+        text, secrets = _manifests(folder, experiment, runtime, pods, memory), _secrets(pods.name)
         write_for_people(folder / MANIFESTS, text)
         with named_failure(folder / SECRETS):
             (folder / SECRETS).touch(mode=0o600)
@@ -100,10 +112,7 @@ def write_manifests(
         raise
 
 
-def _manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods: Pods, say: Callable[[str], None]) -> str:
-    most = max(share(experiment.fleet.devices, pods.machines))
-    trainers = runtime.trainers or pods.gpus or pods.cpus
-    memory = needed(experiment, runtime, most, trainers, bool(pods.gpus), say)
+def _manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods: Pods, memory: Memory) -> str:
     each = share_in_words(experiment.fleet.devices, pods.machines)
     data = "{name: data, mountPath: /data, readOnly: true}"
     words = {
@@ -121,7 +130,7 @@ def _manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods: Pod
         "STATE": pods.state,
         "COUNT": str(pods.machines),
         "DEVICES": str(experiment.fleet.devices),
-        "TRAINERS": str(trainers),
+        "TRAINERS": str(pods.trainers(runtime)),
         "ALLOWED": allowing(experiment),
         "CPU": str(pods.cpus),
         "MEMORY": str(memory.machine),

@@ -1,14 +1,13 @@
 """The memory that the pods of a run ask for: what its processes take, and what its model adds to each.
 
-What the model adds was measured with perceptrons of 4, 16, 33, 65 and 213 MiB on processors, as anonymous and shared
-memory, between machines with keys. It is counted in multiples of the bytes of the model's variables. What a batch takes
-while it is computed is in the 400 MiB of each trainer, or in the limit, which is twice as much as is asked for.
+What the model adds was measured as anonymous and shared memory: with perceptrons of 4, 16 and 33 MiB on processors, and
+for the coordinator of 65 and 213 MiB, too. It is counted in multiples of the bytes of the model's variables. What a
+batch takes while it is computed is in the 400 MiB of each trainer, or in the limit, which is twice what is asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from fedemu.algorithms.models.frozen import frozen_of
@@ -16,6 +15,8 @@ from fedemu.device.compute.rule import compute_rule, kind_of
 from fedemu.device.host.limits import demand, pack_size
 from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.data.apart import at_hand, decode_apart
+from fedemu.ops.engines.kubernetes import Memory, Pods
+from fedemu.ops.engines.places import share
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.figures import readable_bytes
 from fedemu.protocol.errors import ConfigurationError
@@ -37,25 +38,14 @@ _FROZEN: Final = 2
 """How many times a coordinator and a trainer hold what is frozen in the model. It is estimated, not measured."""
 
 
-@dataclass(frozen=True)
-class Memory:
-    """The memory that is asked for the coordinator and for each machine, in MiB, and what it is made of, for people."""
-
-    coordinator: int
-    machine: int
-    coordinator_has: str
-    machine_has: str
-
-
-def needed(
-    experiment: Experiment, runtime: Runtime, most: int, trainers: int, on_gpu: bool, say: Callable[[str], None]
-) -> Memory:
-    """The memory for an experiment whose machines have up to ``most`` devices and ``trainers`` trainers each.
+def needed(experiment: Experiment, runtime: Runtime, pods: Pods, say: Callable[[str], None]) -> Memory:
+    """The memory that ``pods`` ask for.
 
     The model is made here to find its size. If that is impossible, as without its data, ``say`` gets a line for people,
     and the model is not counted.
     """
-    fleet = experiment.fleet
+    fleet, trainers, on_gpu = experiment.fleet, pods.trainers(runtime), bool(pods.gpus)
+    most = max(share(fleet.devices, pods.machines))
     packed = pack_size(runtime.per_process) if fleet.wake == "on-demand" else runtime.per_process
     machine = _MACHINE_MIB + demand(min(most, fleet.awake), packed, trainers)[2] // _MIB
     of_coordinator, of_machine = f"{_COORDINATOR_MIB} MiB", f"{machine} MiB for its processes"
