@@ -65,8 +65,9 @@ def _asked(text: str, home: str, parts: Sequence[str]) -> Change | None:
         answered = select.poll()
         answered.register(reading, select.POLLIN)
         said = os.read(reading, _MOST_BYTES) if answered.poll(SECONDS * 1000) else b""
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        with suppress(ProcessLookupError, ChildProcessError):  # somebody else has waited for its end
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
     finally:
         os.close(reading)
         if writing >= 0:

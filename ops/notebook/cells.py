@@ -99,9 +99,10 @@ class Written:
         return text
 
     def _is_own(self, name: str) -> bool:
-        """Whether a name means a class or a function of this module."""
+        """Whether a name means a class or a function that stands at the left margin of this module."""
         value = self._names[name]
-        return isinstance(value, type | FunctionType) and value.__module__ == self._home
+        is_code = isinstance(value, type | FunctionType) and value.__module__ == self._home
+        return is_code and value.__qualname__ == value.__name__
 
     def _add(self, name: str) -> None:
         """Write the parts that the definition of ``name`` reads, then its own, and then those that its functions read.
@@ -114,14 +115,17 @@ class Written:
         value = self._names[name]
         if getattr(value, "__wrapped__", value) is getattr(builtins, name, self):  # IPython wraps ``open``.
             return
-        part = self._part(name, value)
-        future = self._is_own(name) and _has_future(value)
+        part, own = self._part(name, value), self._is_own(name)
+        future = own and _has_future(value)
         self._future |= future
         at_once, later = _used(part, future=future)
         for used in sorted(at_once):
             self._add(used)
-        if self._is_own(name) and name != value.__name__ in self._parts and self._names[value.__name__] is not value:
-            raise self._refusal(f"it uses {name}, which is an earlier {value.__name__}")
+        if own:
+            begins_from_it = _begins_from(part, name) and not hasattr(builtins, name)
+            if begins_from_it or (name != value.__name__ in self._parts and self._names[value.__name__] is not value):
+                raise self._refusal(f"it uses {name}, which is an earlier {value.__name__}")
+            part += "" if value.__name__ == name else f"\n\n\n{name} = {value.__name__}"
         self._parts[name] = part
         for used in sorted(later):
             self._add(used)
@@ -146,13 +150,15 @@ class Written:
             source = source_of(value, self._home)
             if source is None:
                 raise self._refusal(f"the source of {value.__name__} is not at hand, or no longer what ran")
-            return source if value.__name__ == name else f"{source}\n\n\n{name} = {value.__name__}"
+            return source
         if _is_plain(value):
             return f"{name} = {value!r}"
         alias = alias_of(name, value, self._home)
         if alias is not None:
             return alias
-        raise self._refusal(f"it uses {name}, which is {an_object(value)} and no code")
+        inner = isinstance(value, type | FunctionType)
+        what = "defined inside of something else" if inner else f"{an_object(value)} and no code"
+        raise self._refusal(f"it uses {name}, which is {what}")
 
     def _refusal(self, why: str) -> ConfigurationError:
         return ConfigurationError(
@@ -160,6 +166,13 @@ class Written:
             f"it uses into a cell that begins with %%writefile mine.py, run that cell, and write "
             f'{self._setting}="mine:{self._name}"'
         )
+
+
+def _begins_from(source: str, name: str) -> bool:
+    """Whether a decorator or a base of a definition has the name: it is an earlier thing that is called so."""
+    node: Any = ast.parse(source).body[0]
+    begun = [*node.decorator_list, *getattr(node, "bases", [])]
+    return any(isinstance(part, ast.Name) and part.id == name for one in begun for part in ast.walk(one))
 
 
 def _has_future(thing: type | FunctionType) -> bool:
@@ -178,7 +191,7 @@ def _used(source: str, *, future: bool) -> tuple[set[str], set[str]]:
     def visit(table: symtable.SymbolTable, names: set[str]) -> None:
         top = table.get_type() == "module"
         for symbol in table.get_symbols():
-            if symbol.is_referenced() and (not symbol.is_assigned() if top else symbol.is_global()):
+            if symbol.is_referenced() and (top or symbol.is_global()):
                 names.add(symbol.get_name())
         for child in table.get_children():
             waits = child.get_type() in ("function", "annotation") and child.get_name() not in _AT_ONCE

@@ -176,6 +176,12 @@ def test_a_script_that_is_edited_while_it_runs_does_not_lend_its_new_code_to_wha
         ("def outer():\n    class A: ...\n    return A\nA = outer()\n", "defined inside of something else"),
         ("A = lambda: 3\n", "model__name is a lambda, which has no name .*; write it with def"),
         ("act = abs\nact = lambda x: 2 * x\ndef A(): return act(3)\n", "it uses act, which is a lambda .write it with"),
+        ("class A: ...\nclass A(A): ...\n", "it uses A, which is an earlier A;"),
+        (
+            "def made():\n    return lambda: 3\nf = made()\ndef A(): return f()\n",
+            "it uses f, which is defined inside of",
+        ),
+        ("def f(k):\n    def f(): return k\n    return f\ng = f(3)\ndef A(): return g()\n", "it uses g, which is def"),
         (
             "A = type('A', (), {'__module__': '__main__'})\n",
             "the source of A is not at hand, .*%%writefile mine.py",
@@ -257,6 +263,8 @@ def test_what_was_changed_after_its_definition_is_not_brought_over_as_it_was(
         ("class A:\n    plan = Plan(3)\n", "A.plan = Plan(4)\n", "A.plan"),
         ("class A:\n    plan = Plan(3)\n    mode = Mode.A\n", "A.plan = Plan(3)\n", None),
         ("def A(x):\n    for i in (1, 2):\n        if x: numpy.ones(i)\n    return numpy.ones(3)\n", "", None),
+        ("class O:\n    class I: ...\nI = O.I\nclass list(list): ...\ndef A(): return I, list\n", "", None),
+        ("class A:\n    make = lambda self: A()\n    @property\n    def f(self): return [A for _ in (1,)]\n", "", None),
         # What a class fills, and what its source gives only once.
         ("class A:\n    seen, _made = [], None\n    by = {}\n", "A.seen += [1]\nA.by[1] = 2\nA._made = {}\n", None),
         ("class A:\n    since = next(ticks)\n", "next(ticks)\n", None),
