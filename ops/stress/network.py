@@ -79,7 +79,8 @@ def play_network(
 ) -> list[WeatherResult]:
     """Play a run alone, and then one in each weather. People read on stderr how it goes.
 
-    ``warm`` starts the commands, in place of an interpreter for each. Raises ConfigurationError if this user may not make network namespaces.
+    ``warm`` starts the commands, in place of an interpreter for each. Raises ConfigurationError if this user may not
+    make network namespaces.
     """
     Wires(MACHINES, Quality()).close()
     settings = [f"rounds={rounds}", "runtime.report=false", "runtime.log_level=warning"]

@@ -1,7 +1,8 @@
 """What fedemu asks of the Linux kernel and of glibc beyond the standard library.
 
 A process ends with its parent, has a name, keeps one heap and large blocks, gives memory back, and joins the network of
-another one. On other systems the requests are left out. A process may then live on until it notices by itself that its parent is gone.
+another one. On other systems the requests are left out. A process may then live on until it notices by itself that its
+parent is gone.
 """
 
 from __future__ import annotations
