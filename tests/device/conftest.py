@@ -364,8 +364,10 @@ class WarmChildren:
                 "targets": [*places],
             }
             socket.send_fds(self._line, [json.dumps(request).encode()], [*places.values()])
-            popen.pid = int(self._line.recv(64))
-            popen._child_created = True
+            if (pid := int(self._line.recv(64))) < 0:  # the system makes no child for another process
+                ordinary(popen, args, *rest)
+                return
+            popen.pid, popen._child_created = pid, True
             popen._close_pipe_fds(*pipes)
 
         with pytest.MonkeyPatch.context() as patch:
