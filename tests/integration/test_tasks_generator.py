@@ -106,7 +106,7 @@ SHORT_OF_REPLIES = (
     "fleet.quorum=1.0",
     "fleet.attempts=30",
     "algorithm.name='mfcl'",
-    "algorithm.options={iterations=20, generator_batch=16, synthetic_batch=4}",
+    "algorithm.options={iterations=40, generator_batch=16, synthetic_batch=4}",
 )
 """Every round is the first round of a task, and most attempts get too few replies."""
 
