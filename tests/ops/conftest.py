@@ -8,6 +8,7 @@ import json
 import os
 import runpy
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -141,13 +142,17 @@ class _Forks(warm_process.Blanks):
 def forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes of fedemu that this one starts are forks of it: they need no interpreter and no imports.
 
-    They have the streams, the working folder and the environment that other processes would have, and no descriptor of
-    this one. What this one does at its end is none of their business.
+    They have the streams, the working folder and the environment that other processes would have, and no descriptor or
+    handler of this one. What this one does at its end is none of their business.
     """
     wait = warm_process._wait_blank
 
     def wait_alone(line: socket.socket, parent: int) -> None:
         atexit._clear()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for sign in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD):
+            signal.signal(sign, signal.SIG_DFL)
         gc.freeze()  # of what is closed now nothing is closed again
         os.closerange(3, line.fileno())
         os.closerange(line.fileno() + 1, max(map(int, os.listdir("/proc/self/fd"))) + 1)
