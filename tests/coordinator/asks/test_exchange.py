@@ -14,10 +14,11 @@ import pytest
 from msgspec import structs
 
 from fedemu.algorithms.interface import total
+from fedemu.coordinator.asks import folding
 from fedemu.coordinator.asks.ask import AskMachine, Missed, Terms
 from fedemu.coordinator.asks.at_edges import AtEdges
 from fedemu.coordinator.asks.exchange import Exchange
-from fedemu.coordinator.asks.folding import Folding
+from fedemu.coordinator.asks.folding import MOST_WAITING, Folding
 from fedemu.coordinator.asks.parts import AskParts, Part
 from fedemu.coordinator.asks.payload import FILE_THRESHOLD, PayloadTemplate
 from fedemu.coordinator.asks.virtual import VirtualAsk
@@ -221,8 +222,11 @@ async def test_a_work_says_all_that_a_device_has_to_know(tmp_path: Path, thread:
 
 async def test_a_device_that_comes_back_is_given_its_work_again(tmp_path: Path, thread: Thread) -> None:
     play = Play(tmp_path, SMALL, thread, kind=VirtualAsk)
-    play.exchange.joined(DEVICES[1], 1.0)
-    assert play.sent == [(1, "work")]
+    for again in (1, 2):
+        play.exchange.joined(DEVICES[1], 1.0)
+        assert play.sent == [(1, "work")] * again
+        assert play.exchange.bytes_down == 4 * 100, "it downloads the blob once, however often it gets its work"
+    assert play.works[1].download_bytes == 100
 
 
 async def test_a_device_whose_result_could_not_be_decoded_is_rejected_if_one_is_expected_of_it(
@@ -358,6 +362,30 @@ async def test_nothing_is_added_to_the_sum_but_what_is_accepted(tmp_path: Path, 
     assert (await full.folding.values([]))["model"]["w"].tolist() == [6.0] * SMALL
     thread.may.release()
     assert (await over.folding.values([]))["model"]["w"].tolist() == [2.0] * SMALL
+
+
+@pytest.mark.parametrize("most_waiting", [0, MOST_WAITING], ids=["folded", "waiting"])
+async def test_a_copy_of_an_accepted_reply_leaves_the_sum_alone_whether_the_first_is_folded_or_waits(
+    tmp_path: Path, thread: Thread, monkeypatch: pytest.MonkeyPatch, most_waiting: int
+) -> None:
+    monkeypatch.setattr(folding, "MOST_WAITING", most_waiting)
+    play = Play(tmp_path, SMALL, thread)
+    for _ in range(6):
+        thread.may.release()
+    for device, value in ((0, 1.0), (0, 1.0), (0, 8.0), (1, 5.0), (1, 5.0)):
+        play.reply(device, 1.0, value)
+        await asyncio.sleep(0)
+    assert play.sent == [
+        (0, "accepted"),
+        (0, "duplicate"),
+        (0, "duplicate"),
+        (1, "accepted"),
+        (2, "cancel"),
+        (3, "cancel"),
+        (1, "duplicate"),
+    ]
+    assert (await play.folding.values([]))["model"]["w"].tolist() == [6.0] * SMALL
+    assert play.exchange.bytes_up == 2 * play.exchange.parts.upload_bytes
 
 
 async def test_what_comes_during_a_check_is_handled_after_it_and_in_its_order(tmp_path: Path, thread: Thread) -> None:
