@@ -7,7 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.record.json_lines import plain
+from fedemu.coordinator.record.row import COLUMNS, Row
+from fedemu.coordinator.record.summary import RunOutcome, summarize
+
+FROM_ROWS = (
+    "rounds",
+    "final_accuracy",
+    "best_accuracy",
+    "last_accuracy",
+    "forgetting",
+    "totals",
+    "virtual_time",
+    "wall_time",
+    "periods",
+)
+"""The keys of a summary that follow from the rows alone."""
 
 
 def outcomes_add_up(rows: Sequence[Row]) -> list[str]:
@@ -42,12 +57,54 @@ def clock_goes_forward(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def ended_as_undisturbed(rows: Sequence[Row], summary: Mapping[str, Any], digest: str | None) -> list[str]:
-    """Check a run that is over. With a ``digest`` its model must be that of an undisturbed run, which ended with it."""
-    complaints = outcomes_add_up(rows) + clock_goes_forward(rows)
+def totals_are_right(rows: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:
+    """Check that a summary has the number of the rows, and the accuracies, sums and times that they give."""
+    whole = summarize(rows, name="", outcome="completed", seed=0, model_digest="", data_digest="")
+    given = plain({name: getattr(whole, name) for name in FROM_ROWS})
+    return [
+        f"the summary's {name} is {summary[name]}, but the rows of metrics.jsonl give {given[name]}"
+        for name in FROM_ROWS
+        if summary[name] != given[name]
+    ]
+
+
+def same_rows(rows: Sequence[Row], undisturbed: Sequence[Row]) -> list[str]:
+    """Check that rows are those of an undisturbed run, but for what ``is_measured``. Tells the first difference."""
+    if len(rows) != len(undisturbed):
+        return [f"metrics.jsonl has {len(rows)} rows, undisturbed {len(undisturbed)}"]
+    return [
+        f"round {row.round}: {column} is {value}, undisturbed {expected}"
+        for row, other in zip(rows, undisturbed, strict=True)
+        for column in COLUMNS
+        if not is_measured(column) and (value := getattr(row, column)) != (expected := getattr(other, column))
+    ][:1]
+
+
+def is_measured(column: str) -> bool:
+    """Whether a column of a row is measured on the machine, so that it differs from run to run: times and traffic."""
+    return column.startswith("wire_") or column.endswith("_seconds") or column == "wall_time"
+
+
+def ended_as_undisturbed(
+    rows: Sequence[Row],
+    summary: Mapping[str, Any],
+    digest: str,
+    undisturbed: Sequence[Row] | None = None,
+    *,
+    outcome: RunOutcome = "completed",
+) -> list[str]:
+    """Check a run that is over. It must have this ``outcome`` and the model ``digest`` of an undisturbed run.
+
+    With the rows of the ``undisturbed`` run its own rows must be the same.
+    """
+    complaints = outcomes_add_up(rows) + clock_goes_forward(rows) + totals_are_right(rows, summary)
+    if undisturbed is not None:
+        complaints += same_rows(rows, undisturbed)
+    if summary["outcome"] != outcome:
+        complaints.append(f"the outcome of the run is {summary['outcome']}, and not {outcome}")
     if summary["perturbed"]:
         complaints.append("the run was perturbed: an unplanned absence decided an outcome")
-    if digest is not None and summary["model_digest"] != digest:
+    if summary["model_digest"] != digest:
         complaints.append(f"the model's digest is {summary['model_digest'][:16]}, undisturbed {digest[:16]}")
     return complaints
 

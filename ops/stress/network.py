@@ -1,6 +1,6 @@
 """``fedemu stress network``: a coordinator, two machines and perhaps an edge, with bad wires between them.
 
-No digest may change.
+No model and no row may change.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Final
 
 import psutil
 
-from fedemu.coordinator.record.run import read_summary
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.figures import span
 from fedemu.ops.running.folder import claim
 from fedemu.ops.running.together import run_together
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, start_interpreter
 from fedemu.ops.stress.invariants import ended_as_undisturbed
+from fedemu.ops.stress.undisturbed import Undisturbed
 from fedemu.ops.stress.warm import WarmStart
 from fedemu.ops.stress.wires import Quality, Wires
 from fedemu.ops.terminal import say
@@ -70,7 +70,7 @@ class WeatherResult:
 
     @property
     def passed(self) -> bool:
-        """Whether the run ended with the digest of the run alone."""
+        """Whether the run ended with the model and the rows of the run alone."""
         return not self.complaint
 
 
@@ -88,20 +88,20 @@ def play_network(
     say("a run alone, for comparison ...")
     alone = claim(experiment, folder / "alone")
     run_together(alone, experiment, runtime, new=True, print_summary=False)
-    expected = read_summary(alone)["model_digest"]
+    expected = Undisturbed.read(alone)
     results = []
     for weather in weathers:
         say(f"{weather.name}: {weather.what} ...")
-        results.append(result := play(folder / weather.name, weather, settings, str(expected), warm))
+        results.append(result := play(folder / weather.name, weather, settings, expected, warm))
         why = "" if result.passed else f": {result.complaint}"
         say(f"  {'passed' if result.passed else 'FAILED'} in {span(result.seconds)}{why}")
     return results
 
 
 def play(
-    folder: Path, weather: Weather, settings: Sequence[str], expected: str, warm: WarmStart | None = None
+    folder: Path, weather: Weather, settings: Sequence[str], expected: Undisturbed, warm: WarmStart | None = None
 ) -> WeatherResult:
-    """Play one run, and compare its digest with the expected one."""
+    """Play one run, and compare its model and its rows with the expected ones."""
     began = time.monotonic()
     with _fleet(folder, weather.quality, settings, warm) as (fleet, wires):
         fleet.start_coordinator("--insecure")
@@ -122,7 +122,7 @@ def play(
         if code:
             return WeatherResult(weather.name, time.monotonic() - began, "", f"exit code {code}\n{fleet.tail()}")
         summary = fleet.summary()
-    complaint = "; ".join(ended_as_undisturbed(fleet.rows(), summary, expected))
+    complaint = "; ".join(ended_as_undisturbed(fleet.rows(), summary, expected.digest, expected.rows))
     return WeatherResult(weather.name, time.monotonic() - began, summary["model_digest"], complaint)
 
 

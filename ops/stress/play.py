@@ -1,4 +1,4 @@
-"""Plays a scenario with a real fleet, and checks the invariants on what happened."""
+"""Plays a scenario with a real fleet, and compares what happened with a run that nothing disturbs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import psutil
 
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.running.launch import free_address
-from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start
+from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start, start_interpreter
 from fedemu.ops.stress.invariants import Usage, ended_as_undisturbed, nothing_counted_twice
 from fedemu.ops.stress.scenarios import Scale, Scenario
+from fedemu.ops.stress.undisturbed import Undisturbed, undisturbed
 
 SAMPLE_SECONDS = 0.25
 SETTLED_ROUNDS = 3
@@ -85,31 +86,33 @@ def play(
     directory: Path,
     *,
     seed: int = 1,
+    expected: Undisturbed | None = None,
     expected_digest: str | None = None,
     options: Sequence[str] = (),
     seconds: float = 300.0,
-    start: Start | None = None,
+    start: Start = start_interpreter,
 ) -> ScenarioResult:
-    """Run one scenario from start to end in ``directory``.
+    """Run one scenario from start to end in ``directory``, and compare its model and rows with the ``expected`` ones.
 
-    ``expected_digest`` is the model digest of an undisturbed run with the same settings. It is compared if the scenario
-    says so. A wait that takes longer than ``seconds`` ends with a complaint. ``start`` starts the processes.
+    Without ``expected`` a run of one process is played first, which tells them. ``expected_digest`` is the model digest
+    of an undisturbed run of a fleet; it is compared if the scenario says so. A wait that takes longer than ``seconds``
+    ends with a complaint. ``start`` starts the processes.
     """
     began = time.monotonic()
     complaints: list[str] = []
     rows: tuple[Row, ...] = ()
     summary: dict[str, Any] = {}
     per_round = 0
+    settings = scenario.settings(scale)
     with LiveFleet(
-        directory,
-        address=free_address(),
-        overrides=scenario.settings(scale),
-        experiment=scale.experiment,
-        start=start,
+        directory, address=free_address(), overrides=settings, experiment=scale.experiment, start=start
     ) as fleet:
         watch = _Watch(fleet)
         watch.start()
         try:
+            if expected is None:
+                alone = (*settings, *scenario.undone, "runtime.report=false")
+                expected = undisturbed(scale.experiment, alone, directory / "undisturbed", start)
             fleet.start_devices(scale.devices, *options)
             fleet.start_coordinator()
             if scenario.disturb is not None:
@@ -130,7 +133,12 @@ def play(
     complaints += fleet.leftovers()
     for usage in watch.usage.values():
         complaints += usage.grows()
-    complaints += _examine(scenario, rows, summary, per_round, expected_digest)
+    if summary and expected is not None:
+        complaints += ended_as_undisturbed(rows, summary, expected.digest, expected.rows)
+        if scenario.same_digest and expected_digest and expected_digest != expected.digest:
+            complaints.append(f"the undisturbed fleet ended with the model's digest {expected_digest[:16]}")
+        complaints += nothing_counted_twice(rows, per_round)
+        complaints += scenario.shows(rows) if scenario.shows is not None else []
     return ScenarioResult(
         name=scenario.name,
         what=scenario.what,
@@ -140,24 +148,3 @@ def play(
         digest=str(summary.get("model_digest", "")),
         facts={name: sum(row.outcomes[name] for row in rows) for name in ("accepted", "dropped", "late", "rejected")},
     )
-
-
-def _examine(
-    scenario: Scenario,
-    rows: Sequence[Row],
-    summary: dict[str, Any],
-    per_round: int,
-    expected_digest: str | None,
-) -> list[str]:
-    """The complaints about a run that has a summary."""
-    if not summary:
-        return []
-    complaints = ended_as_undisturbed(rows, summary, expected_digest if scenario.same_digest else None)
-    complaints += nothing_counted_twice(rows, per_round)
-    if summary["rounds"] != len(rows):
-        complaints.append(f"the summary has {summary['rounds']} rounds, but metrics.jsonl has {len(rows)}")
-    if summary["outcome"] != "completed":
-        complaints.append(f"the run did not come to its end: its outcome is {summary['outcome']}")
-    if scenario.shows is not None:
-        complaints += scenario.shows(rows)
-    return complaints

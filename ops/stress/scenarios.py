@@ -1,7 +1,8 @@
 """The scenarios: the settings of a fleet, what disturbs the fleet, and what the run must show at its end.
 
 Planned failures (``faults``, ``availability``, ``profile``) are part of the experiment, and the outcomes show them.
-Unplanned ones come from outside and must leave no trace: the model digest has to be that of an undisturbed run.
+Unplanned ones come from outside and must leave no trace. After both, the model and the rows have to be those of a run
+in one process, which nothing disturbs.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ FULL = Scale(
 class Scenario:
     """One scenario. ``what`` describes it in a few words.
 
-    ``shows`` checks the rows for the outcomes that the failures must have caused. With ``same_digest`` the model must
-    be that of an undisturbed run.
+    ``shows`` checks the rows for the outcomes that the failures must have caused. ``undone`` are overrides of the run
+    in one process, with which the scenario is compared: they take back what may change neither the model nor a row.
+    With ``same_digest`` the fleet is played once before without a disturbance, and the digest must be the same.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Scenario:
     disturb: Disturb | None = None
     same_digest: bool = False
     shows: Callable[[Sequence[Row]], list[str]] | None = None
+    undone: tuple[str, ...] = ()
 
     def settings(self, scale: Scale) -> tuple[str, ...]:
         """The overrides of ``scale``, followed by those of the scenario, which win."""
@@ -199,6 +202,7 @@ def scenarios(scale: Scale) -> dict[str, Scenario]:
             "replies have NaN or a wrong shape, are cut off, or come twice",
             ("faults.corrupt_rate=0.15", "faults.duplicate_rate=0.15", "fleet.quorum=0.2"),
             shows=_some_device_was("rejected"),
+            undone=("faults.duplicate_rate=0.0",),
         ),
         replace(
             unplanned,

@@ -12,7 +12,7 @@ import pytest
 from fedemu.ops.stress.campaign.accidents import ACCIDENTS, TO_EDGES
 from fedemu.ops.stress.campaign.cases import COMMON, MACHINES, METHODS, case
 from fedemu.ops.stress.campaign.play import play_case
-from fedemu.ops.stress.undisturbed import undisturbed
+from fedemu.ops.stress.undisturbed import Undisturbed, undisturbed
 from fedemu.ops.stress.warm import WarmStart
 
 SEED = 1
@@ -20,24 +20,24 @@ CASES = 6
 
 
 @pytest.fixture(scope="module")
-def digests(tmp_path_factory: pytest.TempPathFactory, warm: WarmStart) -> dict[str, str]:
-    """The digests of undisturbed runs, by method. Each is found when it is first needed."""
+def calm(tmp_path_factory: pytest.TempPathFactory, warm: WarmStart) -> dict[str, Undisturbed]:
+    """The undisturbed runs, by method. Each is played when it is first needed."""
 
-    class Found(dict[str, str]):
-        def __missing__(self, method: str) -> str:
+    class Played(dict[str, Undisturbed]):
+        def __missing__(self, method: str) -> Undisturbed:
             experiment, settings = METHODS[method]
             directory = tmp_path_factory.mktemp("calm") / "run"
-            return self.setdefault(method, undisturbed(experiment, (*COMMON, *settings), directory, warm))
+            return self.setdefault(method, undisturbed(experiment, (*COMMON, *settings), directory, warm.start))
 
-    return Found()
+    return Played()
 
 
 @pytest.mark.parametrize("number", range(CASES))
 def test_a_run_ends_as_if_nothing_had_happened(
-    number: int, tmp_path: Path, digests: dict[str, str], warm: WarmStart
+    number: int, tmp_path: Path, calm: dict[str, Undisturbed], warm: WarmStart
 ) -> None:
     played = case(SEED, number)
-    result = play_case(played, tmp_path, digests[played.method], warm)
+    result = play_case(played, tmp_path, calm[played.method], warm)
     assert result.complaints == (), f"{played.text}: {result.done}"
 
 

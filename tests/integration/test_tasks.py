@@ -18,7 +18,7 @@ from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.record.row import COLUMNS, Row, read_rows
 from fedemu.coordinator.record.summary import Summary
 from fedemu.ops.stress.fleet import LiveFleet
-from fedemu.ops.stress.invariants import clock_goes_forward, outcomes_add_up
+from fedemu.ops.stress.invariants import clock_goes_forward, is_measured, outcomes_add_up
 
 ROUNDS = 4
 THIRD_TASK = 3
@@ -58,13 +58,9 @@ class Played:
 
     @property
     def rows(self) -> list[Row]:
-        """The rows, without the values that differ between machines."""
-        real: dict[str, Any] = dict.fromkeys(filter(_real, COLUMNS))
-        return [replace(row, **real) for row in read_rows(self.directory)]
-
-
-def _real(column: str) -> bool:
-    return column.startswith("wire_") or column.endswith("_seconds") or column == "wall_time"
+        """The rows, without what was measured on the machine."""
+        measured: dict[str, Any] = dict.fromkeys(filter(is_measured, COLUMNS))
+        return [replace(row, **measured) for row in read_rows(self.directory)]
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import LiveFleet
 from fedemu.ops.stress.play import play
 from fedemu.ops.stress.scenarios import scenarios
+from fedemu.ops.stress.undisturbed import Undisturbed
 from fedemu.ops.stress.warm import Started, WarmStart
 
 Play = Callable[..., Summary]
@@ -43,16 +44,16 @@ BEGINS, STEPS, CHECKPOINT = 3, 20, 10
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, in_one_process: Play) -> Summary:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, in_one_process: Play) -> Undisturbed:
     directory = tmp_path_factory.mktemp("undisturbed") / "run"
-    return in_one_process(directory, *KILLS.settings(SCALE), experiment=SCALE.experiment)
+    in_one_process(directory, *KILLS.settings(SCALE), experiment=SCALE.experiment)
+    return Undisturbed.read(directory)
 
 
 def test_kills_inside_the_training_of_the_generator_leave_the_model_as_it_would_be(
-    tmp_path: Path, undisturbed: Summary, warm: WarmStart
+    tmp_path: Path, undisturbed: Undisturbed, warm: WarmStart
 ) -> None:
-    digest = undisturbed.model_digest
-    result = play(KILLS, SCALE, tmp_path, expected_digest=digest, seconds=300.0, start=warm.start)
+    result = play(KILLS, SCALE, tmp_path, expected=undisturbed, seconds=300.0, start=warm.start)
     assert result.complaints == ()
     log = (tmp_path / "run" / "logs" / "coordinator.log").read_text()
     first, second = _steps_by_coordinator(log)
@@ -62,7 +63,7 @@ def test_kills_inside_the_training_of_the_generator_leave_the_model_as_it_would_
 
 
 def test_a_machine_behind_an_edge_leaves_the_model_as_it_would_be(
-    undisturbed: Summary, new_fleet: Callable[..., LiveFleet]
+    undisturbed: Undisturbed, new_fleet: Callable[..., LiveFleet]
 ) -> None:
     fleet = new_fleet(*KILLS.settings(SCALE), experiment=SCALE.experiment)
     place = free_address()
@@ -70,12 +71,12 @@ def test_a_machine_behind_an_edge_leaves_the_model_as_it_would_be(
     fleet.start_edge(place)
     fleet.start_devices(SCALE.devices, "--trainers", "1", address=place)
     assert fleet.wait_for_end() == 0, fleet.tail()
-    assert fleet.summary()["model_digest"] == undisturbed.model_digest
+    assert fleet.summary()["model_digest"] == undisturbed.digest
     assert not fleet.summary()["perturbed"]
 
 
 def test_ctrl_c_during_the_training_of_the_generator_leaves_a_run_that_goes_on_inside_it(
-    tmp_path: Path, undisturbed: Summary, in_one_process: Play, warm: WarmStart
+    tmp_path: Path, undisturbed: Undisturbed, in_one_process: Play, warm: WarmStart
 ) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
     arguments = [word for setting in KILLS.settings(SCALE) for word in ("--set", setting)]
@@ -92,7 +93,7 @@ def test_ctrl_c_during_the_training_of_the_generator_leaves_a_run_that_goes_on_i
     assert [row.round for row in read_rows(run)] == [1, 2]
     watcher = _Watcher()
     resumed = in_one_process(run, *KILLS.settings(SCALE), experiment=SCALE.experiment, observers=[watcher])
-    assert (resumed.model_digest, resumed.perturbed) == (undisturbed.model_digest, False)
+    assert (resumed.model_digest, resumed.perturbed) == (undisturbed.digest, False)
     assert (watcher.steps[0], watcher.steps[-1]) == ((BEGINS, CHECKPOINT + 1), (BEGINS, STEPS))
 
 

@@ -18,6 +18,7 @@ from fedemu.ops.stress.campaign.relay import Relay
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet
 from fedemu.ops.stress.invariants import ended_as_undisturbed
 from fedemu.ops.stress.leftovers import Descriptors, of_sessions, orphaned_memory, shared_memory
+from fedemu.ops.stress.undisturbed import Undisturbed
 from fedemu.ops.stress.warm import WarmStart
 
 MOST_SECONDS = 240.0
@@ -29,8 +30,8 @@ FULL_DISK = 5
 """The exit code of a process whose disk is full."""
 
 
-def play_case(case: Case, folder: Path, digest: str, warm: WarmStart) -> CaseResult:
-    """Play a case in ``folder``, and compare its end with the ``digest`` of the undisturbed run.
+def play_case(case: Case, folder: Path, calm: Undisturbed, warm: WarmStart) -> CaseResult:
+    """Play a case in ``folder``, and compare its end with that of the undisturbed run ``calm``.
 
     Every wait ends after ``MOST_SECONDS`` with a complaint.
     """
@@ -41,7 +42,7 @@ def play_case(case: Case, folder: Path, digest: str, warm: WarmStart) -> CaseRes
         played = _Played(case, folder, Path(sockets), warm)
         try:
             played.play()
-            played.examine(digest)
+            played.examine(calm)
         except (FleetTimeout, psutil.Error, OSError) as error:
             played.complain(f"{type(error).__name__}: {error}")
         finally:
@@ -115,11 +116,11 @@ class _Played:
         if self._relay is not None:
             self._relay.close()
 
-    def examine(self, digest: str) -> None:
+    def examine(self, calm: Undisturbed) -> None:
         """Compare the run's files and terminals with what they have to be."""
         if self.complaints:
             return
-        self.complaints += ended_as_undisturbed(self.fleet.rows(), self.fleet.summary(), digest)
+        self.complaints += ended_as_undisturbed(self.fleet.rows(), self.fleet.summary(), calm.digest, calm.rows)
         self.complaints += self._descriptors.grown()
         for log in sorted(self.fleet.logs.iterdir()):
             if "Traceback (most recent call last)" in log.read_text(errors="replace"):

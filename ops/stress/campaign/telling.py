@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fedemu.ops.stress.campaign.cases import COMMON, METHODS, Case, CaseResult, case
 from fedemu.ops.stress.campaign.play import play_case
-from fedemu.ops.stress.undisturbed import undisturbed
+from fedemu.ops.stress.undisturbed import Undisturbed, undisturbed
 from fedemu.ops.stress.warm import WarmStart
 from fedemu.protocol.wording import counted
 
@@ -36,7 +36,7 @@ def play_campaign(
     """
     console = Console(stderr=True, highlight=False)
     end = time.monotonic() + 60 * minutes
-    digests: dict[str, str] = {}
+    calm: dict[str, Undisturbed] = {}
     with WarmStart() as warm:
         for chosen in itertools.count() if number is None else [number]:
             enough = len(results) >= cases if cases is not None else time.monotonic() >= end
@@ -47,12 +47,12 @@ def play_campaign(
                     console.print(f"the last {MOST_FAILURES} cases failed, so no more are played")
                 break
             played = case(seed, chosen)
-            if played.method not in digests:
+            if played.method not in calm:
                 console.print(f"undisturbed run of {played.method}, for comparison ...")
                 experiment, settings = METHODS[played.method]
                 directory = folder / f"undisturbed-{played.method}"
-                digests[played.method] = undisturbed(experiment, (*COMMON, *settings), directory, warm)
-            result = play_case(played, folder / f"case-{chosen}", digests[played.method], warm)
+                calm[played.method] = undisturbed(experiment, (*COMMON, *settings), directory, warm.start)
+            result = play_case(played, folder / f"case-{chosen}", calm[played.method], warm)
             results.append(result)
             _tell(console, result, folder)
             if result.passed and number is None:

@@ -26,7 +26,7 @@ SETTINGS: Final = (
     "fleet.start_timeout=120.0",
     "fleet.give_up=90.0",
     "liveness.heartbeat_seconds=1.0",
-    "evaluate.every=10",
+    "evaluate.every=1",
     "runtime.report=false",
 )
 FLEETS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -85,7 +85,8 @@ def recover(
 ) -> RecoveryResult:
     """Play the run of the fleet ``name`` in ``folder``, and after its first round kill ``victims`` for some seconds.
 
-    Nothing may be lost: at last the model is compared with that of a run of as many rounds that nothing disturbs.
+    Nothing may be lost: at last the model and the rows are compared with those of a run of as many rounds that nothing
+    disturbs. Every round is evaluated, as the last one of a run always is.
     """
     kills: list[Kill] = []
     settings = (*SETTINGS, *FLEETS[name])
@@ -138,5 +139,5 @@ def _kill(fleet: LiveFleet, place: str, victim: str, most_seconds: float) -> Kil
 def _examine(fleet: LiveFleet, settings: Sequence[str], directory: Path, warm: WarmStart) -> list[str]:
     """What the files of the run show, compared with an undisturbed run of as many rounds."""
     rows = fleet.rows()
-    digest = undisturbed(EXPERIMENT, (*settings, f"rounds={len(rows)}"), directory, warm)
-    return ended_as_undisturbed(rows, fleet.summary(), digest)
+    calm = undisturbed(EXPERIMENT, (*settings, f"rounds={len(rows)}"), directory, warm.start)
+    return ended_as_undisturbed(rows, fleet.summary(), calm.digest, calm.rows, outcome="interrupted")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ def test_what_a_failed_case_left_survives_an_interruption(
         return CaseResult(case, 1.0, (), complaints)
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(telling, "WarmStart", nullcontext)
     monkeypatch.setattr(telling, "undisturbed", lambda *_: "digest")
     monkeypatch.setattr(telling, "play_case", play_case)
     assert CliRunner().invoke(app, ["stress", "campaign"]).exit_code == 4
@@ -37,7 +35,6 @@ def test_a_campaign_in_which_everything_fails_ends_early(tmp_path: Path, monkeyp
     def play_case(case: Case, folder: Path, *_: Any) -> CaseResult:
         return CaseResult(case, 0.0, (), () if case.number == 3 else ("it did not start",))
 
-    monkeypatch.setattr(telling, "WarmStart", nullcontext)
     monkeypatch.setattr(telling, "undisturbed", lambda *_: "digest")
     monkeypatch.setattr(telling, "play_case", play_case)
     ended = CliRunner().invoke(app, ["stress", "campaign", "--cases", "99", "--out", str(tmp_path / "out")])

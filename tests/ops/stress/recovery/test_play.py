@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedemu.ops.stress.recovery import play
 from fedemu.ops.stress.recovery.play import VICTIMS, RecoveryResult, recover
+from fedemu.ops.stress.undisturbed import Undisturbed, undisturbed
 from fedemu.ops.stress.warm import WarmStart
 
 
@@ -28,7 +31,10 @@ def test_a_run_goes_on_after_each_kill_and_loses_nothing(tmp_path: Path, warm: W
 def test_a_run_that_does_not_go_on_and_one_with_another_model_have_failed(
     tmp_path: Path, warm: WarmStart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(play, "undisturbed", lambda *_: "f" * 64)
+    def another(*arguments: Any) -> Undisturbed:
+        return replace(undisturbed(*arguments), digest="f" * 64)
+
+    monkeypatch.setattr(play, "undisturbed", another)
 
     def result(name: str, seconds: float, most_seconds: float) -> RecoveryResult:
         chance = random.Random(1)
