@@ -127,6 +127,11 @@ class LiveFleet:
         """The terminal of a coordinator or supervisor."""
         return self._log_of[process.pid]
 
+    def outputs(self) -> list[Path]:
+        """All that its processes have written for people: the terminals, and the logs of the run and of the devices."""
+        folders = (self.logs, self.run_directory / "logs", self.state)
+        return sorted(path for folder in folders for suffix in ("log", "out") for path in folder.rglob(f"*.{suffix}"))
+
     def rounds(self) -> int:
         """How many rounds are over."""
         return finished_rounds(self.run_directory)
@@ -221,7 +226,7 @@ class LiveFleet:
     def leftovers(self) -> list[str]:
         """A complaint for each process of this fleet that still lives ``LEFT_SECONDS`` after ``close``."""
         deadline = time.monotonic() + LEFT_SECONDS
-        while (alive := [each for each in self._seen.values() if _lives(each)]) and time.monotonic() < deadline:
+        while (alive := [each for each in self._seen.values() if lives(each)]) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         complaints = []
         for process in alive:
@@ -230,7 +235,7 @@ class LiveFleet:
         return complaints
 
 
-def _lives(process: psutil.Process) -> bool:
+def lives(process: psutil.Process) -> bool:
     """Whether a process is there. One that has ended and that its parent has not asked about is not."""
     try:
         return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE

@@ -6,9 +6,9 @@ A case is a function of the campaign's seed and its own number, so that a failur
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fedemu.ops.stress.campaign.accidents import ACCIDENTS, TO_EDGES
+from fedemu.ops.stress.campaign.accidents import ACCIDENTS, TO_EDGES, TO_JOBS, Deed
 
 DEVICES = 9
 COMMON = (
@@ -35,6 +35,8 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "replay": ("digits-tasks+uniform-replay", ("rounds=12", TASKS, "local.epochs=1", "replay.capacity=10")),
 }
 """The runs: an experiment and its settings, by a short name."""
+WITH_JOBS = frozenset({"flashback", "mfcl"})
+"""The methods that have server jobs."""
 EDGES = 0.25
 """The share of the cases whose machine is behind an edge, to which something happens, too."""
 
@@ -93,11 +95,11 @@ class Case:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """The result of a case. It passed if there are no complaints. ``done`` says what the accidents did."""
+    """The result of a case. It passed if there are no complaints. ``done`` has what each accident did, in order."""
 
     case: Case
     seconds: float
-    done: tuple[str, ...]
+    done: tuple[Deed, ...]
     complaints: tuple[str, ...]
 
     @property
@@ -107,8 +109,9 @@ class CaseResult:
 
     @property
     def happened(self) -> frozenset[str]:
-        """The names of the accidents that happened. A run may end before the last one."""
-        return frozenset(accident.name for accident in self.case.accidents[: len(self.done)])
+        """The names of the accidents that struck something. A run may end before the last one."""
+        happened = zip(self.case.accidents, self.done, strict=False)
+        return frozenset(accident.name for accident, deed in happened if deed.struck)
 
 
 def case(seed: int, number: int) -> Case:
@@ -118,6 +121,10 @@ def case(seed: int, number: int) -> Case:
     rounds = int(METHODS[method][1][0].removeprefix("rounds="))
     moments = sorted(chance.randrange(1, rounds - 1) for _ in range(chance.choice((1, 1, 2, 3))))
     accidents = [Accident(chance.choice(list(ACCIDENTS)), after, chance.uniform(0.0, 0.1)) for after in moments]
+    if method not in WITH_JOBS:
+        # With draws of their own, accidents in place of those to server jobs leave all others as they are drawn.
+        others, instead = [name for name in ACCIDENTS if name not in TO_JOBS], random.Random(f"{seed}/{number}/instead")
+        accidents = [replace(each, name=instead.choice(others)) if each.name in TO_JOBS else each for each in accidents]
     # With draws of their own, edges leave the other cases of a seed as they were without them.
     apart = random.Random(f"{seed}/{number}/edge")
     if edge := apart.random() < EDGES:

@@ -79,14 +79,14 @@ TARGETS: dict[str, tuple[Target, tuple[str, ...]]] = {
 """What is damaged, and how. After each of these the run has to end as if nothing had happened."""
 
 
-def damage(fleet: LiveFleet, target: str, harm: str, chance: random.Random) -> str:
-    """Damage one file of a kind, and say which. The processes that use it must be dead."""
+def damage(fleet: LiveFleet, target: str, harm: str, chance: random.Random) -> Path | None:
+    """Damage one file of a kind, and say which. None if there is none. The processes that use it must be dead."""
     files = [path for path in TARGETS[target][0](fleet) if is_file(path)]
     if not files:
-        return f"nothing to damage among {target}"
+        return None
     path = chance.choice(files)
     HARMS[harm](path, chance)
-    return f"{harm} {path.name}"
+    return path
 
 
 def _replace(path: Path, content: bytes) -> None:

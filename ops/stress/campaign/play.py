@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 
 from fedemu.coordinator.record.run import read_summary
+from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.launch import free_address
-from fedemu.ops.stress.campaign.accidents import ACCIDENTS, NETWORK, TO_EDGES, Scene
+from fedemu.ops.stress.campaign.accidents import ACCIDENTS, NETWORK, TO_EDGES, Deed, Scene
 from fedemu.ops.stress.campaign.cases import COMMON, DEVICES, METHODS, Case, CaseResult
 from fedemu.ops.stress.campaign.relay import Relay
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet
@@ -24,7 +25,7 @@ from fedemu.ops.stress.warm import WarmStart
 MOST_SECONDS = 240.0
 STARTS = 12
 """How often a coordinator, an edge and a supervisor are started in one case before the case fails."""
-LEFT_ALONE = (4, -signal.SIGKILL, -signal.SIGTERM)
+LEFT_ALONE = (0, INTERRUPTED, -signal.SIGKILL, -signal.SIGTERM)
 """The exit codes of processes that an accident has ended. They are started again."""
 FULL_DISK = 5
 """The exit code of a process whose disk is full."""
@@ -56,9 +57,10 @@ class _Played:
 
     def __init__(self, case: Case, folder: Path, sockets: Path, warm: WarmStart) -> None:
         experiment, settings = METHODS[case.method]
-        self.done: list[str] = []
+        self.done: list[Deed] = []
         self.complaints: list[str] = []
         self._case = case
+        self._folder = folder
         self._sockets = sockets
         self._address = free_address()
         needed = any(accident.name in NETWORK for accident in case.accidents)
@@ -122,9 +124,9 @@ class _Played:
             return
         self.complaints += ended_as_undisturbed(self.fleet.rows(), self.fleet.summary(), calm.digest, calm.rows)
         self.complaints += self._descriptors.grown()
-        for log in sorted(self.fleet.logs.iterdir()):
-            if "Traceback (most recent call last)" in log.read_text(errors="replace"):
-                self.complain(f"{log.name} holds a traceback")
+        for path in self.fleet.outputs():
+            if "Traceback (most recent call last)" in path.read_text(errors="replace"):
+                self.complain(f"{path.relative_to(self._folder)} holds a traceback")
 
     def look_behind(self, memory: set[str]) -> None:
         """Count what is left when all processes have ended. ``memory`` was there before."""
@@ -166,13 +168,13 @@ class _Played:
     def _bury(self, kind: str, processes: list[psutil.Popen]) -> None:
         """Forget the processes that have ended."""
         for process in processes:
-            if process.poll() is not None and process.poll() != 0:
+            if process.poll() is not None and not (process.poll() == 0 and self._is_over()):
                 self._look_at_end(kind, process)
         processes[:] = [process for process in processes if process.poll() is None]
 
     def _look_at_end(self, kind: str, process: psutil.Process) -> None:
         """Complain if a process has ended for no reason that an accident gave."""
-        if process.returncode in LEFT_ALONE:
+        if process.returncode in LEFT_ALONE and process.pid in self._scene.ended:
             return
         full = self._scene.full
         # What an error of the coordinator ends has the exit code of that error.
@@ -185,7 +187,7 @@ class _Played:
 
         def left() -> bool:
             if machine.poll() is None and self._is_deaf(machine):
-                self.fleet.signal(machine, signal.SIGTERM)
+                self._scene.send([machine], signal.SIGTERM)
             return machine.poll() is not None
 
         self.fleet.wait_until(left, f"the end of the {kind}", MOST_SECONDS)

@@ -65,7 +65,7 @@ def _tell(console: Console, result: CaseResult, folder: Path) -> None:
     word = "passed" if result.passed else "FAILED"
     lines = [f"case {played.number}  {word} in {result.seconds:.0f} s  {played.text}"]
     if not result.passed:
-        lines += [f"  {said}" for said in (*result.done, *result.complaints)]
+        lines += [f"  {said}" for said in (*(deed.what for deed in result.done), *result.complaints)]
         lines += [f"  its run and its terminals: {folder / f'case-{played.number}'}"]
         lines += [f"  play it again: {_again(played, folder)}"]
     console.print("\n".join(lines), markup=False, soft_wrap=True)
