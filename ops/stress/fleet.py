@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +18,7 @@ from fedemu.coordinator.record.json_lines import read_lines
 from fedemu.coordinator.record.row import Row, read_rows
 from fedemu.coordinator.record.run import read_summary
 from fedemu.ops.running.codes import INTERRUPTED
+from fedemu.ops.stress.leftovers import living, of_sessions
 from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.paths import exists
@@ -66,8 +67,8 @@ class LiveFleet:
         self.coordinator: psutil.Popen | None = None
         self.supervisors: list[psutil.Popen] = []
         self.edges: list[psutil.Popen] = []
-        self._seen: dict[int, psutil.Process] = {}
         self._log_of: dict[int, Path] = {}
+        """The terminal of each process that was started, by its id, which is also that of its session."""
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +120,6 @@ class LiveFleet:
         self._starts += 1
         log = self.logs / f"{self._starts:02d}-{name}.log"
         process = self._start(arguments, log, {**self._environment, **(environment or {})})
-        self._seen[process.pid] = process
         self._log_of[process.pid] = log
         return process
 
@@ -155,23 +155,18 @@ class LiveFleet:
     def processes(self, kind: str) -> list[psutil.Process]:
         """The living processes of one kind: ``device``, ``trainer``, ``zygote`` or ``nursery``."""
         found = []
-        for process in self._descendants():
-            try:
+        for process in self.all_processes():
+            with suppress(psutil.Error):
                 if process.name().startswith(f"fedemu-{kind}"):
                     found.append(process)
-            except psutil.Error:
-                continue
         return found
 
-    def _descendants(self) -> Iterator[psutil.Process]:
-        for parent in [*self.edges, *self.supervisors, *([self.coordinator] if self.coordinator else [])]:
-            try:
-                children = parent.children(recursive=True)
-            except psutil.Error:
-                continue
-            for process in children:
-                self._seen.setdefault(process.pid, process)
-                yield process
+    def all_processes(self) -> list[psutil.Process]:
+        """All living processes: those that this object has started, and whatever these have started in turn.
+
+        A process whose parent has ended is among them, and no process that has begun a session of its own.
+        """
+        return list(living(self._log_of))
 
     def wait_until(self, condition: Callable[[], bool], what: str, seconds: float) -> None:
         """Wait until ``condition`` is true.
@@ -215,7 +210,6 @@ class LiveFleet:
 
     def close(self, seconds: float = 15.0) -> None:
         """End all processes: first by SIGTERM, then by SIGKILL. Each of the two gets ``seconds``."""
-        list(self._descendants())
         roots = [process for process in [self.coordinator, *self.edges, *self.supervisors] if process is not None]
         for sign in (signal.SIGTERM, signal.SIGKILL):
             alive = [process for process in roots if process.is_running()]
@@ -225,14 +219,7 @@ class LiveFleet:
 
     def leftovers(self) -> list[str]:
         """A complaint for each process of this fleet that still lives ``LEFT_SECONDS`` after ``close``."""
-        deadline = time.monotonic() + LEFT_SECONDS
-        while (alive := [each for each in self._seen.values() if lives(each)]) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        complaints = []
-        for process in alive:
-            with suppress(psutil.Error):
-                complaints.append(f"still running after the end: {process.pid} {process.name()}")
-        return complaints
+        return [f"still running after the end: {process}" for process in of_sessions(self._log_of, LEFT_SECONDS)]
 
 
 def lives(process: psutil.Process) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,18 +66,26 @@ def of_sessions(sessions: Iterable[int], seconds: float) -> list[str]:
     """The processes of these sessions that still live after ``seconds``, each with its id and name."""
     wanted = set(sessions)
     end = time.monotonic() + seconds
-    while (alive := list(_living(wanted))) and time.monotonic() < end:
+    while (alive := list(living(wanted))) and time.monotonic() < end:
         time.sleep(0.02)
-    return alive
+    named = []
+    for process in alive:
+        with suppress(psutil.Error):
+            named.append(f"{process.pid} {process.name()}")
+    return named
 
 
-def _living(sessions: set[int]) -> Iterator[str]:
+def living(sessions: Collection[int]) -> Iterator[psutil.Process]:
+    """The living processes of these sessions. A process is in the session of its parent also when that has ended.
+
+    One that has ended and that its parent has not asked about is left out.
+    """
     for pid in psutil.pids():
         with suppress(OSError, psutil.Error):
             if os.getsid(pid) in sessions:
                 process = psutil.Process(pid)
                 if process.status() != psutil.STATUS_ZOMBIE:
-                    yield f"{pid} {process.name()}"
+                    yield process
 
 
 @dataclass

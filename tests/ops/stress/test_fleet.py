@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,29 @@ def test_a_process_that_ends_by_itself_while_the_fleet_is_ended_is_no_error(tmp_
         fleet.coordinator = Ending(process.pid)
         fleet.close(seconds=1.0)
     assert process.returncode == -signal.SIGKILL
+
+
+def test_a_process_that_has_outlived_its_parent_belongs_to_the_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> psutil.Popen:
+        """A machine whose child has started another process and ended."""
+        return psutil.Popen(["sh", "-c", "(sleep 60 &); read nothing"], stdin=subprocess.PIPE, start_new_session=True)
+
+    monkeypatch.setattr("fedemu.ops.stress.fleet.LEFT_SECONDS", 0.0)
+    fleet = LiveFleet(tmp_path, address="tcp://127.0.0.1:1", start=start)
+    machine = fleet.start_devices(1)
+
+    def left() -> list[psutil.Process]:
+        return [process for process in fleet.all_processes() if process.name() == "sleep"]
+
+    fleet.wait_until(lambda: len(left()) == 1 and not machine.children(), "the end of the child", 20.0)
+    (process,) = left()
+    assert {each.pid for each in fleet.all_processes()} == {machine.pid, process.pid}
+    fleet.close()
+    assert fleet.leftovers() == [f"still running after the end: {process.pid} sleep"]
+    process.kill()
+    fleet.wait_until(lambda: fleet.leftovers() == [], "the end of all", 20.0)
 
 
 def test_a_fleet_ends_with_the_process_that_has_started_it_even_if_that_is_killed(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,8 @@ from fedemu.ops.cli import commands
 from fedemu.ops.pages.style import drawn
 from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.stress import leftovers
-from fedemu.ops.stress.fleet import FleetTimeout
-from fedemu.ops.stress.soak.play import QUANTITIES, Sample, SoakResult, judge, soak, write_samples
+from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet
+from fedemu.ops.stress.soak.play import QUANTITIES, Sample, SoakResult, judge, look, soak, write_samples
 from fedemu.ops.stress.soak.slopes import slope_of
 from fedemu.ops.stress.soak.telling import draw, show, verdict
 from fedemu.ops.stress.warm import WarmStart
@@ -55,19 +57,24 @@ def test_a_fleet_is_sampled_and_goes_without_a_trace(
     shared_memory = tmp_path / "shm"
     shared_memory.mkdir()
     monkeypatch.setattr(leftovers, "SHARED_MEMORY", shared_memory)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left: list[Path] = []
 
     def leave(seconds: float, sample: Sample) -> None:
-        """Somebody uses shared memory as a temporary folder, and leaves a piece of it."""
+        """Somebody leaves a temporary folder, and uses shared memory as such a folder and leaves a piece of it."""
         (shared_memory / "folder").mkdir(exist_ok=True)
         (shared_memory / "piece").touch()
+        (temporary,) = tmp_path.glob("soak-*")
+        left.append(Path(tempfile.mkdtemp(prefix=f"left-{len(left)}-", dir=temporary)))
 
     result = soak(tmp_path / "soak", 0.05, devices=6, every=1.5, told=leave, start=warm.start)
-    assert result.complaints == (f"too few samples to tell whether anything grows: {len(result.samples)}",)
+    assert result.complaints == tuple(f"left behind: {path}" for path in left)
     first = result.samples[0]
     assert set(first) == set(QUANTITIES)
     assert first["memory of coordinator"] > 20
     assert first["descriptors of supervisor"] > 5
     assert first["processes"] >= 4
+    assert result.samples[-1]["temporary files"] == first["temporary files"] + len(left) - 1
     assert first["files of devices"] > 0
     assert [sample["files in shared memory"] for sample in result.samples] == [0] + [1] * (len(result.samples) - 1)
     assert result.rounds >= 1
@@ -76,6 +83,20 @@ def test_a_fleet_is_sampled_and_goes_without_a_trace(
     rows = list(csv.reader((tmp_path / "soak.csv").open()))
     assert rows[0] == ["seconds", *QUANTITIES]
     assert len(rows) == 1 + len(result.samples)
+
+
+def test_a_process_that_the_coordinator_has_started_and_an_empty_folder_count(tmp_path: Path) -> None:
+    def start(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> psutil.Popen:
+        return psutil.Popen(["sh", "-c", "sleep 60; true"], start_new_session=True)
+
+    (tmp_path / "temporary" / "folder").mkdir(parents=True)
+    with LiveFleet(tmp_path / "soak", address="tcp://127.0.0.1:1", start=start) as fleet:
+        coordinator = fleet.start_coordinator()
+        fleet.wait_until(lambda: bool(coordinator.children()), "its child", 20.0)
+        sample = look(fleet, tmp_path / "temporary", set())
+        for child in coordinator.children():
+            child.kill()
+    assert (sample["processes"], sample["temporary files"]) == (2, 1)
 
 
 @pytest.mark.parametrize("waits", ["wait_until", "wait_for_end"])
