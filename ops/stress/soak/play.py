@@ -21,10 +21,11 @@ from pathlib import Path
 
 import psutil
 
+from fedemu.ops.figures import span
 from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start, send_home
 from fedemu.ops.stress.leftovers import orphaned_memory, shared_memory
-from fedemu.ops.stress.soak.slopes import Slope, slope_of
+from fedemu.ops.stress.soak.slopes import Slope, slope_of, unknown
 from fedemu.ops.terminal import last_words
 from fedemu.protocol.host.files import write_for_people
 
@@ -49,6 +50,12 @@ KILL_EVERY = 2
 """The number of samples between two device processes that are killed from outside."""
 WARM_UP = 1 / 5
 """The share of the time that does not count: caches fill, and all devices get their own states."""
+WARM_UP_SECONDS = 180.0
+"""The least time that does not count. A fleet gets warm in a time of its own, however long the soak is."""
+LEAST_SECONDS = 200.0
+"""The least time that has to count. Half a MiB that comes in it looks like 9 MiB an hour, and in less time like more."""
+LEAST_MINUTES = 7
+"""A soak of so many minutes is long enough, also if its last sample is late."""
 MIB = 2**20
 
 
@@ -93,6 +100,8 @@ Sample = Mapping[str, float]
 @dataclass(frozen=True)
 class SoakResult:
     """What a soak showed. ``seconds`` are the times of the samples; ``slopes`` are per hour, after the warm-up.
+
+    Those of a soak that was too short are unknown.
 
     It passed if there are no complaints.
     """
@@ -163,7 +172,10 @@ def soak(
         complaints += [f"left behind: {path}" for path in sorted(Path(temporary).iterdir())]
     slopes = judge(seconds, samples)
     if not complaints and any(math.isinf(slope.low) for slope in slopes.values()):
-        complaints.append(f"too few samples to tell whether anything grows: {len(samples)}")
+        complaints.append(
+            f"too few samples to tell whether anything grows: {len(samples)} in "
+            f"{span(seconds[-1] if seconds else 0.0)}; a soak of {LEAST_MINUTES} minutes has enough"
+        )
     complaints += [
         f"{name} grows by {slope.slope:.3g} {QUANTITIES[name].unit} an hour".replace("  ", " ")
         for name, slope in slopes.items()
@@ -174,11 +186,18 @@ def soak(
 
 
 def judge(seconds: Sequence[float], samples: Sequence[Sample]) -> dict[str, Slope]:
-    """The slope of each quantity, per hour, from the samples after the warm-up."""
-    end = seconds[-1] if seconds else 0.0
-    kept = [place for place, moment in enumerate(seconds) if moment >= WARM_UP * end]
+    """The slope of each quantity, per hour, from the samples after the warm-up. Unknown if too little time counts."""
+    begin, end = counts_from(seconds), seconds[-1] if seconds else 0.0
+    if end - begin < LEAST_SECONDS:
+        return {name: unknown([sample[name] for sample in samples]) for name in QUANTITIES}
+    kept = [place for place, moment in enumerate(seconds) if moment >= begin]
     hours = [seconds[place] / 3600 for place in kept]
     return {name: slope_of(hours, [samples[place][name] for place in kept]) for name in QUANTITIES}
+
+
+def counts_from(seconds: Sequence[float]) -> float:
+    """The time in seconds from which samples at these times count."""
+    return max(WARM_UP * seconds[-1] if seconds else 0.0, WARM_UP_SECONDS)
 
 
 def look(fleet: LiveFleet, temporary: Path, before: set[str]) -> dict[str, float]:

@@ -39,16 +39,22 @@ class Slope:
 def slope_of(times: ArrayLike, values: ArrayLike) -> Slope:
     """The slope of values over ascending times. With fewer than four points nothing is known: low is minus infinity."""
     x, y = binned(np.asarray(times, np.float64), np.asarray(values, np.float64))
-    middle = float(np.median(y)) if len(y) else math.nan
     if len(x) < 4:
-        return Slope(0.0, -math.inf, math.inf, middle)
+        return unknown(y)
     first, second = np.triu_indices(len(x), 1)
     slopes = np.sort((y[second] - y[first]) / (x[second] - x[first]))
     # Sen (1968): the interval follows from the variance of Kendall's S.
     n, pairs = len(x), len(slopes)
     half = _QUANTILE * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     low, high = round((pairs - half) / 2) - 1, round((pairs + half) / 2)
-    return Slope(float(np.median(slopes)), float(slopes[max(low, 0)]), float(slopes[min(high, pairs - 1)]), middle)
+    lowest, highest = float(slopes[max(low, 0)]), float(slopes[min(high, pairs - 1)])
+    return Slope(float(np.median(slopes)), lowest, highest, float(np.median(y)))
+
+
+def unknown(values: ArrayLike) -> Slope:
+    """The slope of values that are too few, or lie too near together, to tell one: its interval has no bounds."""
+    y = np.asarray(values, np.float64)
+    return Slope(0.0, -math.inf, math.inf, float(np.median(y)) if len(y) else math.nan)
 
 
 def binned(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

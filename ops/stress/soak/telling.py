@@ -13,8 +13,19 @@ from rich.table import Table
 from fedemu.ops.figures import span
 from fedemu.ops.pages.colours import BLUE, RED
 from fedemu.ops.pages.style import WIDTH, bare_figure, drawn, saved
-from fedemu.ops.stress.soak.play import DEVICES, QUANTITIES, WARM_UP, Sample, SoakResult, soak, write_samples
+from fedemu.ops.stress.soak.play import (
+    DEVICES,
+    LEAST_MINUTES,
+    QUANTITIES,
+    WARM_UP_SECONDS,
+    Sample,
+    SoakResult,
+    counts_from,
+    soak,
+    write_samples,
+)
 from fedemu.ops.stress.soak.slopes import Slope
+from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_for_people
 from fedemu.protocol.wording import counted
 
@@ -26,7 +37,13 @@ def play_soak(folder: Path, seed: int, *, minutes: float, kept: bool) -> SoakRes
     """Play a soak, and tell people on stderr how it goes and how it ended.
 
     If the folder is ``kept``, it gets the samples as ``soak.csv`` and the plot as ``soak.svg`` and ``soak.png``.
+    Raises ConfigurationError if the soak would be too short to tell whether anything grows.
     """
+    if minutes < LEAST_MINUTES:
+        raise ConfigurationError(
+            f"--minutes is {minutes:g}; a soak needs {LEAST_MINUTES} or more to tell whether anything grows, because "
+            f"its first {span(WARM_UP_SECONDS)} do not count"
+        )
     console = Console(stderr=True, highlight=False)
     console.print(f"{counted(DEVICES, 'device')} under churn for {span(60 * minutes)} ...")
     next_line = _LINE_SECONDS
@@ -75,7 +92,7 @@ def show(console: Console, result: SoakResult) -> None:
     console.print(f"{counted(result.rounds, 'round')} in {span(seconds)}; ended: {ends}")
     for complaint in result.complaints:
         console.print(complaint, markup=False, soft_wrap=True)
-    console.print("passed: nothing grows" if result.passed else "FAILED")
+    console.print("passed: nothing grows beyond its limit" if result.passed else "FAILED")
 
 
 def verdict(slope: Slope, limit: float) -> str:
@@ -94,7 +111,7 @@ def draw(result: SoakResult) -> Figure | None:
     rows = math.ceil(len(QUANTITIES) / _COLUMNS)
     figure = bare_figure(WIDTH * _COLUMNS, 1.5 * rows)
     minutes = np.array(result.seconds) / 60
-    counted_from = WARM_UP * minutes[-1]
+    counted_from = min(counts_from(result.seconds) / 60, minutes[-1])
     for place, (name, quantity) in enumerate(QUANTITIES.items(), 1):
         axes = figure.add_subplot(rows, _COLUMNS, place)
         values = np.array([sample[name] for sample in result.samples])
