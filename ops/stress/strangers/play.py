@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import signal
 import subprocess
 import threading
@@ -21,8 +20,8 @@ from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start, finished_rounds
 from fedemu.ops.stress.invariants import ended_as_undisturbed
 from fedemu.ops.stress.strangers.attacks import ATTACKS, DEVICES
+from fedemu.ops.stress.strangers.refusals import counted, not_refused
 from fedemu.protocol.code.source import interpreter
-from fedemu.protocol.host.paths import is_file
 
 SETTINGS = (
     f"fleet.devices={DEVICES}",
@@ -46,7 +45,6 @@ MOST_PROCESSORS = 1.5
 that reads."""
 SLOWEST = 0.5
 """The least share of the undisturbed pace."""
-_COUNTED = re.compile(r"a (?:message was rejected|connection was closed): (\S+) \((\d+) so far\)")
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,8 @@ def play(
 ) -> AttackResult:
     """Play these attacks at once against a run with or without keys, until the run is over.
 
-    With an ``edge``, all devices are behind it, and it is attacked in place of the coordinator.
+    With an ``edge``, all devices are behind it, and it is attacked in place of the coordinator. Without one, the
+    coordinator has to have counted what ``REFUSED`` names for each attack.
     With ``noticed``, the run stands still until the coordinator has counted something under this name; then neither its
     pace nor its processor time has to be within its bound. A wait that takes longer than ``seconds`` ends with a
     complaint.
@@ -129,7 +128,7 @@ def play(
             begun = finished_rounds(fleet.run_directory)
             with _standing_still(fleet) if noticed else nullcontext():
                 _begin(attacker, fleet, place, attacks, known)
-                fleet.wait_until(lambda: not noticed or noticed in _counted(fleet), f"counting {noticed}", seconds)
+                fleet.wait_until(lambda: not noticed or noticed in counted(fleet), f"counting {noticed}", seconds)
             code = fleet.wait_for_end(seconds)
             if code:
                 complaints.append(f"the coordinator ended with exit {code}: {fleet.tail(4)}")
@@ -146,6 +145,8 @@ def play(
             complaints += ended_as_undisturbed(fleet.rows(), fleet.summary(), calm.digest)
             before, after = _paces(fleet, begun)
             pace = after / before / calm.change if before else 0.0
+        if not complaints and not edge:
+            complaints += not_refused(attacks, keys, counted(fleet))
     victim = "the edge" if edge else "the coordinator"
     memory, processors = max(0, used[0] - calm.memory), used[1]
     if memory > MOST_MEMORY:
@@ -162,7 +163,7 @@ def play(
         pace=pace,
         memory=memory,
         processors=processors,
-        counted=_counted(fleet),
+        counted=counted(fleet),
         complaints=tuple(complaints),
         edge=edge,
     )
@@ -320,18 +321,6 @@ def _paces(fleet: LiveFleet, begin: int) -> tuple[float, float]:
 
 def _per_second(seconds: Sequence[float]) -> float:
     return len(seconds) / max(1e-9, sum(seconds))
-
-
-def _counted(fleet: LiveFleet) -> dict[str, int]:
-    """How often the coordinator's log says that something was refused or closed: to the last power of ten."""
-    logs = [fleet.run_directory / "logs" / "coordinator.log", *map(fleet.log_of, fleet.edges)]
-    text = "".join(log.read_text(errors="replace") for log in logs if is_file(log))
-    counts = {reason: int(count) for reason, count in _COUNTED.findall(text)}
-    if found := re.findall(r"broke off in the handshake so far: (\d+)", text):
-        counts["handshake"] = int(found[-1])
-    if refused := len(re.findall(r"a machine with the key .{40} was refused", text)):
-        counts["key"] = refused
-    return counts
 
 
 def names(wanted: Sequence[str], keys: bool) -> list[str]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from fedemu.ops.stress.strangers.attacks import ATTACKS
 from fedemu.ops.stress.strangers.play import names
+from fedemu.ops.stress.strangers.refusals import REFUSED, not_refused
 from fedemu.ops.stress.strangers.telling import play_strangers
+from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import ConfigurationError
 
 PAGE = (Path(__file__).parents[4] / "docs" / "security.md").read_text()
@@ -28,3 +32,38 @@ def test_a_stolen_lease_is_played_against_keys_alone() -> None:
 def test_an_attack_that_there_is_not_is_told_before_anything_is_played(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no attack 'flood'; choose from messages, arrays"):
         play_strangers(tmp_path, ["flood"], 1.0)
+
+
+def test_an_edge_of_nobody_that_is_let_in_is_a_complaint_whatever_else_is_refused() -> None:
+    let_in = {"lease_unknown": 10_000, "unknown_peer": 100}  # by a coordinator that took every key for one of an edge
+    assert list(not_refused(["channels"], True, let_in)) == [
+        "the coordinator refused nothing of the attack channels: it counted no no_edge"
+    ]
+    assert list(not_refused(["channels"], True, let_in | {"no_edge": 1})) == []
+    assert list(not_refused(["channels"], False, let_in)) == [], "without keys everybody may say that he is an edge"
+
+
+def test_it_is_known_of_every_attack_what_has_to_be_refused() -> None:
+    assert list(REFUSED) == list(ATTACKS)
+    assert list(not_refused(list(ATTACKS), True, {"no_edge": 1, "lease_unknown": 1, "handshake": 1, "key": 1})) == [
+        f"the coordinator refused nothing of the attack {name}: it counted no {reason}"
+        for name, reason in (
+            ("messages", "too_much"), ("arrays", "too_much"), ("garbage", "encoding"),
+            ("idle-connections", "connections"),
+        )
+    ]  # fmt: skip
+
+
+def test_an_attack_that_dies_ends_the_process_of_the_attacker() -> None:
+    words = [*interpreter(), "-m", "fedemu.ops.stress.strangers.attacker"]
+    said = {"address": "nowhere", "attacks": ["messages"], "lease": "", "keys": None}
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as attacker:
+        assert attacker.stdin is not None
+        assert attacker.stderr is not None
+        attacker.stdin.write(json.dumps(said) + "\n")
+        attacker.stdin.flush()
+        try:
+            assert attacker.wait(60) == 1
+            assert attacker.stderr.read().splitlines()[-1] == "the attack messages has ended"
+        finally:
+            attacker.kill()
