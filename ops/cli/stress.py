@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from fedemu.ops.stress.scenarios import Scale, Scenario
     from fedemu.ops.stress.strangers.play import AttackResult
 
+    Results = Sequence[CaseResult | RecoveryResult | WeatherResult | AttackResult | ScenarioResult]
+
 FAILED = 1
 CAMPAIGN = "campaign"
 """The word that plays a campaign in place of scenarios."""
@@ -129,9 +131,9 @@ def stress(
         from fedemu.ops.stress.campaign.telling import play_campaign
 
         played: list[CaseResult] = []
-        with _folder(out, keep=lambda: not all(result.passed for result in played)) as folder:
+        with _printed(played, format), _folder(out, keep=lambda: not all(result.passed for result in played)) as folder:
             play_campaign(folder, seed, played, minutes=minutes, cases=cases, number=case)
-        return _ended(played, format)
+        return _code(played)
     if names == [SOAK]:
         from fedemu.ops.stress.soak.telling import play_soak
 
@@ -140,27 +142,37 @@ def stress(
         if format is Format.JSON:
             # A slope that is not known has no bounds, and JSON has no infinite numbers.
             print(json.dumps(plain({"passed": soaked.passed, **asdict(soaked)}), indent=1))
+        if soaked.interrupted:
+            raise KeyboardInterrupt
         return 0 if soaked.passed else FAILED
     if names == [RECOVERY]:
         from fedemu.ops.stress.recovery.telling import play_recovery
 
         recovered: list[RecoveryResult] = []
-        with _folder(out, keep=lambda: not all(result.passed for result in recovered)) as folder:
-            recovered += play_recovery(folder, seed, minutes=minutes, kept=out is not None)
-        return _ended(recovered, format)
+        with (
+            _printed(recovered, format),
+            _folder(out, keep=lambda: not all(result.passed for result in recovered)) as folder,
+        ):
+            play_recovery(folder, seed, recovered, minutes=minutes, kept=out is not None)
+        return _code(recovered)
     if names == [NETWORK]:
         from fedemu.ops.stress.network import play_network
 
         weathered: list[WeatherResult] = []
-        with _folder(out, keep=lambda: not all(result.passed for result in weathered)) as folder:
-            weathered += play_network(folder)
-        return _ended(weathered, format)
+        with (
+            _printed(weathered, format),
+            _folder(out, keep=lambda: not all(result.passed for result in weathered)) as folder,
+        ):
+            for result in play_network(folder):
+                weathered.append(result)
+        return _code(weathered)
     if names == [STRANGERS]:
         from fedemu.ops.stress.strangers.telling import play_strangers
 
-        with _folder(out) as folder:
-            attacked = play_strangers(folder, attack or (), seconds, edge)
-        return _ended(attacked, format)
+        attacked: list[AttackResult] = []
+        with _printed(attacked, format), _folder(out) as folder:
+            play_strangers(folder, attack or (), seconds, attacked, edge)
+        return _code(attacked)
     from fedemu.ops.stress.scenarios import FULL, SHORT, scenarios
 
     scale = SHORT if short else FULL
@@ -179,17 +191,30 @@ def stress(
         for scenario in chosen:
             print(f"{scenario.name:22}{scenario.what}")
         return 0
-    with _folder(out) as folder:
-        results = _play_all(chosen, scale, folder, seed)
-    return _ended(results, format)
+    results: list[ScenarioResult] = []
+    with _printed(results, format), _folder(out) as folder:
+        _play_all(chosen, scale, folder, seed, results)
+    return _code(results)
 
 
-def _ended(
-    results: Sequence[CaseResult | RecoveryResult | WeatherResult | AttackResult | ScenarioResult], format: Format
-) -> int:
-    """Print the results if they are wanted as JSON. Returns the exit code."""
+@contextmanager
+def _printed(results: Results, format: Format) -> Iterator[None]:
+    """Print the results if they are wanted as JSON, at the end of the block. If it raises, those before, if any."""
+    try:
+        yield
+    except BaseException:
+        if results:
+            _print(results, format)
+        raise
+    _print(results, format)
+
+
+def _print(results: Results, format: Format) -> None:
     if format is Format.JSON:
         print(json.dumps([asdict(result) | {"passed": result.passed} for result in results], indent=1))
+
+
+def _code(results: Results) -> int:
     return 0 if all(result.passed for result in results) else FAILED
 
 
@@ -224,31 +249,38 @@ def _folder(out: Path | None, keep: Callable[[], bool] = lambda: False) -> Itera
                 out.rmdir()
 
 
-def _play_all(chosen: list[Scenario], scale: Scale, folder: Path, seed: int) -> list[ScenarioResult]:
+def _play_all(chosen: list[Scenario], scale: Scale, folder: Path, seed: int, results: list[ScenarioResult]) -> None:
+    """Play the scenarios, and append each result to ``results`` as its run ends."""
     from rich.console import Console
 
+    from fedemu.ops.stress.early import shown
+
+    console = Console(stderr=True)
+    with shown(console, results, lambda: _show(console, results)):
+        _play_each(console, chosen, scale, folder, seed, results)
+
+
+def _play_each(
+    console: Console, chosen: list[Scenario], scale: Scale, folder: Path, seed: int, results: list[ScenarioResult]
+) -> None:
     from fedemu.ops.stress.play import play
     from fedemu.ops.stress.scenarios import Scenario
 
-    console = Console(stderr=True)
     digests: dict[tuple[str, ...], str] = {}
     for overrides in dict.fromkeys(scenario.overrides for scenario in chosen if scenario.same_digest):
         console.print("undisturbed run, for comparison ...", highlight=False)
         name = f"undisturbed-{len(digests)}" if digests else "undisturbed"
         calm = play(Scenario(name, "nothing is disturbed", overrides), scale, folder / name, seed=seed)
         if not calm.passed:
-            _show(console, [calm])
-            return [calm]
+            results.append(calm)
+            return
         digests[overrides] = calm.digest
-    results = []
     for scenario in chosen:
         console.print(f"{scenario.name}: {scenario.what} ...", highlight=False)
         expected = digests.get(scenario.overrides)
         result = play(scenario, scale, folder / scenario.name, seed=seed, expected_digest=expected)
         results.append(result)
         console.print(f"  {'passed' if result.passed else 'FAILED'} in {result.seconds:.1f} s", highlight=False)
-    _show(console, results)
-    return results
 
 
 def _show(console: Console, results: list[ScenarioResult]) -> None:

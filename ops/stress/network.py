@@ -76,8 +76,8 @@ class WeatherResult:
 
 def play_network(
     folder: Path, weathers: Sequence[Weather] = WEATHERS, rounds: int = 20, warm: WarmStart | None = None
-) -> list[WeatherResult]:
-    """Play a run alone, and then one in each weather. People read on stderr how it goes.
+) -> Iterator[WeatherResult]:
+    """Play a run alone, and then one in each weather, whose result comes as it ends. People read on stderr how it goes.
 
     ``warm`` starts the commands, in place of an interpreter for each. Raises ConfigurationError if this user may not
     make network namespaces.
@@ -89,13 +89,12 @@ def play_network(
     alone = claim(experiment, folder / "alone")
     run_together(alone, experiment, runtime, new=True, print_summary=False)
     expected = Undisturbed.read(alone)
-    results = []
     for weather in weathers:
         say(f"{weather.name}: {weather.what} ...")
-        results.append(result := play(folder / weather.name, weather, settings, expected, warm))
+        result = play(folder / weather.name, weather, settings, expected, warm)
         why = "" if result.passed else f": {result.complaint}"
         say(f"  {'passed' if result.passed else 'FAILED'} in {span(result.seconds)}{why}")
-    return results
+        yield result
 
 
 def play(

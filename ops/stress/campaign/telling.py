@@ -16,6 +16,7 @@ from rich.table import Table
 
 from fedemu.ops.stress.campaign.cases import COMMON, METHODS, Case, CaseResult, case
 from fedemu.ops.stress.campaign.play import play_case
+from fedemu.ops.stress.early import shown
 from fedemu.ops.stress.undisturbed import Undisturbed, undisturbed
 from fedemu.ops.stress.warm import WarmStart
 from fedemu.protocol.wording import counted
@@ -30,14 +31,14 @@ def play_campaign(
     """Play cases until ``minutes`` are over, or ``cases`` have been played. With ``number`` play that case alone.
 
     ``MOST_FAILURES`` in a row end it early.
-    Each result is appended to ``results`` as its case ends, so those before an interruption are known.
+    Each result is appended to ``results`` as its case ends, so those before an interruption are known, and shown.
     Each case has a folder of its own below ``folder``. That of a case that passed is removed, unless the case was
     chosen by its ``number``. People read on stderr how it goes.
     """
     console = Console(stderr=True, highlight=False)
     end = time.monotonic() + 60 * minutes
     calm: dict[str, Undisturbed] = {}
-    with WarmStart() as warm:
+    with shown(console, results, lambda: _show(console, results)), WarmStart() as warm:
         for chosen in itertools.count() if number is None else [number]:
             enough = len(results) >= cases if cases is not None else time.monotonic() >= end
             last = results[-MOST_FAILURES:]
@@ -57,7 +58,6 @@ def play_campaign(
             _tell(console, result, folder)
             if result.passed and number is None:
                 shutil.rmtree(folder / f"case-{chosen}", ignore_errors=True)
-    _show(console, results)
 
 
 def _tell(console: Console, result: CaseResult, folder: Path) -> None:

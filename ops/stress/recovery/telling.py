@@ -15,6 +15,7 @@ from rich.table import Table
 from fedemu.ops.figures import span
 from fedemu.ops.pages.colours import BLUE, RED
 from fedemu.ops.pages.style import WIDTH, bare_figure, drawn, saved
+from fedemu.ops.stress.early import shown
 from fedemu.ops.stress.recovery.play import DEVICES, FLEETS, VICTIMS, Kill, RecoveryResult, recover
 from fedemu.ops.stress.warm import WarmStart
 from fedemu.protocol.host.files import write_for_people
@@ -23,25 +24,28 @@ from fedemu.protocol.wording import counted
 _LINE_SECONDS = 30.0
 
 
-def play_recovery(folder: Path, seed: int, *, minutes: float, kept: bool) -> list[RecoveryResult]:
+def play_recovery(folder: Path, seed: int, results: list[RecoveryResult], *, minutes: float, kept: bool) -> None:
     """Play each fleet for an equal part of ``minutes``, and tell people on stderr how it goes and how it ended.
 
+    Each result is appended to ``results`` as its fleet ends, so those before an interruption are known, and shown.
     If the folder is ``kept``, it gets the plot as ``recovery.svg`` and ``recovery.png``.
     """
     console = Console(stderr=True, highlight=False)
-    results: list[RecoveryResult] = []
-    with WarmStart() as warm:
+    with shown(console, results, lambda: _conclude(console, results, folder if kept else None)), WarmStart() as warm:
         for name in FLEETS:
             console.print(f"{counted(DEVICES, 'device')} behind an edge, {name} ...")
             chance, line = random.Random(f"{seed}/{name}"), _Line(console)
             place = folder / name.replace(" ", "-")
             results.append(recover(name, place, 60 * minutes / len(FLEETS), chance, warm, told=line.told))
+
+
+def _conclude(console: Console, results: Sequence[RecoveryResult], folder: Path | None) -> None:
+    """Show the results, and put their plot into the folder if there is one."""
     show(console, results)
-    if kept and (figure := drawn(draw, results)) is not None:
+    if folder is not None and (figure := drawn(draw, results)) is not None:
         write_for_people(folder / "recovery.svg", saved(figure, "svg"))
         write_for_people(folder / "recovery.png", saved(figure, "png"))
         console.print(f"plot: {folder}/recovery.svg, recovery.png", markup=False, soft_wrap=True)
-    return results
 
 
 class _Line:

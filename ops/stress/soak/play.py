@@ -53,7 +53,7 @@ WARM_UP = 1 / 5
 WARM_UP_SECONDS = 180.0
 """The least time that does not count. A fleet gets warm in a time of its own, however long the soak is."""
 LEAST_SECONDS = 200.0
-"""The least time that has to count. Half a MiB that comes in it looks like 9 MiB an hour, and in less time like more."""
+"""The least time that has to count. Half a MiB in it looks like 9 MiB an hour, and in less time like more."""
 LEAST_MINUTES = 7
 """A soak of so many minutes is long enough, also if its last sample is late."""
 MIB = 2**20
@@ -103,7 +103,7 @@ class SoakResult:
 
     Those of a soak that was too short are unknown.
 
-    It passed if there are no complaints.
+    It passed if it was not ``interrupted``, and there are no complaints.
     """
 
     seconds: tuple[float, ...]
@@ -113,11 +113,13 @@ class SoakResult:
     ended: Mapping[str, int]
     """How many processes of devices ended, and how many of these were killed from outside."""
     complaints: tuple[str, ...]
+    interrupted: bool = False
+    """Whether it was ended by Ctrl-C or a signal. All else tells what there was before."""
 
     @property
     def passed(self) -> bool:
-        """Whether there are no complaints."""
-        return not self.complaints
+        """Whether it was played to its end without complaints."""
+        return not self.complaints and not self.interrupted
 
 
 def soak(
@@ -132,12 +134,14 @@ def soak(
 ) -> SoakResult:
     """Play the soak in ``folder`` for ``minutes``, and judge what was sampled ``every`` so many seconds.
 
-    ``told`` gets each sample. ``start`` starts the processes.
+    ``told`` gets each sample. ``start`` starts the processes. A KeyboardInterrupt ends the soak early, and the result
+    says so: what was sampled may have taken hours.
     """
     chance = random.Random(seed)
     seconds: list[float] = []
     samples: list[Sample] = []
     complaints: list[str] = []
+    interrupted = False
     before = shared_memory()
     with tempfile.TemporaryDirectory(prefix="soak-") as temporary:
         # All temporary files of the fleet come here, so that they can be counted.
@@ -148,30 +152,33 @@ def soak(
         ) as fleet:
             fleet.start_devices(devices)
             coordinator = fleet.start_coordinator()
+            counting = _Deaths(fleet)
             try:
                 fleet.wait_until(lambda: fleet.rounds() > 0 or coordinator.poll() is not None, "round 1", 180.0)
+                began = time.monotonic()
+                while not complaints and (now := time.monotonic() - began) < 60 * minutes:
+                    sample = look(fleet, Path(temporary), before)
+                    seconds.append(now)
+                    samples.append(sample)
+                    counting.look(kill=chance if len(samples) % KILL_EVERY == 0 else None)
+                    told(now, sample)
+                    fleet.pause(max(0.0, every - (time.monotonic() - began - now)))
+                    if coordinator.poll() is not None:
+                        complaints.append(f"the run ended by itself: {fleet.tail(4)}")
+                    elif gone := [each for each in fleet.supervisors if each.poll() is not None]:
+                        words = last_words(fleet.log_of(gone[0]))
+                        complaints.append(f"a supervisor ended by itself with exit {gone[0].returncode}: {words}")
             except FleetTimeout as error:
                 complaints.append(str(error))
-            counting = _Deaths(fleet)
-            began = time.monotonic()
-            while not complaints and (now := time.monotonic() - began) < 60 * minutes:
-                seconds.append(now)
-                samples.append(look(fleet, Path(temporary), before))
-                counting.look(kill=chance if len(samples) % KILL_EVERY == 0 else None)
-                told(now, samples[-1])
-                fleet.pause(max(0.0, every - (time.monotonic() - began - now)))
-                if coordinator.poll() is not None:
-                    complaints.append(f"the run ended by itself: {fleet.tail(4)}")
-                elif gone := [each for each in fleet.supervisors if each.poll() is not None]:
-                    words = last_words(fleet.log_of(gone[0]))
-                    complaints.append(f"a supervisor ended by itself with exit {gone[0].returncode}: {words}")
+            except KeyboardInterrupt:
+                interrupted = True
             rounds = fleet.rounds()
-            if not complaints:
+            if not complaints and not interrupted:
                 complaints += send_home(fleet)
         complaints += fleet.leftovers()
         complaints += [f"left behind: {path}" for path in sorted(Path(temporary).iterdir())]
     slopes = judge(seconds, samples)
-    if not complaints and any(math.isinf(slope.low) for slope in slopes.values()):
+    if not complaints and not interrupted and any(math.isinf(slope.low) for slope in slopes.values()):
         complaints.append(
             f"too few samples to tell whether anything grows: {len(samples)} in "
             f"{span(seconds[-1] if seconds else 0.0)}; a soak of {LEAST_MINUTES} minutes has enough"
@@ -182,7 +189,8 @@ def soak(
         if slope.exceeds(QUANTITIES[name].limit)
     ]
     ended = {"processes of devices": counting.ended, "killed from outside": counting.killed}
-    return SoakResult(tuple(seconds), tuple(samples), slopes, rounds, ended, tuple(complaints))
+    times = tuple(seconds[: len(samples)])
+    return SoakResult(times, tuple(samples), slopes, rounds, ended, tuple(complaints), interrupted)
 
 
 def judge(seconds: Sequence[float], samples: Sequence[Sample]) -> dict[str, Slope]:

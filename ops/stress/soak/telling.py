@@ -37,6 +37,7 @@ def play_soak(folder: Path, seed: int, *, minutes: float, kept: bool) -> SoakRes
     """Play a soak, and tell people on stderr how it goes and how it ended.
 
     If the folder is ``kept``, it gets the samples as ``soak.csv`` and the plot as ``soak.svg`` and ``soak.png``.
+    The samples before an interruption are shown and kept, too; the result says that it was interrupted.
     Raises ConfigurationError if the soak would be too short to tell whether anything grows.
     """
     if minutes < LEAST_MINUTES:
@@ -92,7 +93,10 @@ def show(console: Console, result: SoakResult) -> None:
     console.print(f"{counted(result.rounds, 'round')} in {span(seconds)}; ended: {ends}")
     for complaint in result.complaints:
         console.print(complaint, markup=False, soft_wrap=True)
-    console.print("passed: nothing grows beyond its limit" if result.passed else "FAILED")
+    if result.interrupted:
+        console.print(f"interrupted; the table covers {counted(len(result.samples), 'sample')} before that")
+    else:
+        console.print("passed: nothing grows beyond its limit" if result.passed else "FAILED")
 
 
 def verdict(slope: Slope, limit: float) -> str:

@@ -9,15 +9,19 @@ from rich.console import Console
 from rich.table import Table
 
 from fedemu.ops.figures import percent, readable_bytes, span
+from fedemu.ops.stress.early import shown
 from fedemu.ops.stress.strangers.attacks import ATTACKS
 from fedemu.ops.stress.strangers.play import AttackResult, names, play, undisturbed
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.wording import counted
 
 
-def play_strangers(folder: Path, wanted: Sequence[str], seconds: float, edge: bool = False) -> list[AttackResult]:
+def play_strangers(
+    folder: Path, wanted: Sequence[str], seconds: float, results: list[AttackResult], edge: bool = False
+) -> None:
     """Play the attacks of these names, or all, each for about ``seconds``, without keys and with keys.
 
+    Each result is appended to ``results`` as its run ends, so those before an interruption are known, and shown.
     With ``edge`` they go against an edge, behind which all devices are. Raises ConfigurationError if there is no attack
     of a name. People read on stderr how it goes.
     """
@@ -28,15 +32,13 @@ def play_strangers(folder: Path, wanted: Sequence[str], seconds: float, edge: bo
     console.print("undisturbed run, for comparison ...")
     calm = undisturbed(folder, seconds)
     console.print(f"  {counted(calm.rounds, 'round')}, {calm.pace:.1f} a second")
-    results = []
-    for keys in (False, True):
-        for name in names(wanted, keys):
-            console.print(f"{name}, {'with' if keys else 'without'} keys: {ATTACKS[name].what} ...")
-            result = play([name], calm, folder / f"{name}-{'keys' if keys else 'open'}", keys=keys, edge=edge)
-            results.append(result)
-            console.print(f"  {'passed' if result.passed else 'FAILED'} in {span(result.seconds)}")
-    _show(console, results)
-    return results
+    with shown(console, results, lambda: _show(console, results)):
+        for keys in (False, True):
+            for name in names(wanted, keys):
+                console.print(f"{name}, {'with' if keys else 'without'} keys: {ATTACKS[name].what} ...")
+                result = play([name], calm, folder / f"{name}-{'keys' if keys else 'open'}", keys=keys, edge=edge)
+                results.append(result)
+                console.print(f"  {'passed' if result.passed else 'FAILED'} in {span(result.seconds)}")
 
 
 def _show(console: Console, results: Sequence[AttackResult]) -> None:

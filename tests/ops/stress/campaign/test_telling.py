@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,11 @@ def test_what_a_failed_case_left_survives_an_interruption(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(telling, "undisturbed", lambda *_: "digest")
     monkeypatch.setattr(telling, "play_case", play_case)
-    assert CliRunner().invoke(app, ["stress", "campaign"]).exit_code == 4
+    ended = CliRunner().invoke(app, ["stress", "campaign", "--format", "json"])
+    assert ended.exit_code == 4
+    assert [(each["case"]["number"], each["passed"]) for each in json.loads(ended.stdout)] == [(0, not complaints)]
+    assert "ended early; this was played to its end before:" in ended.stderr
+    assert f"1 case played{'; failed: 0' if complaints else ', all ended as if nothing had happened'}\n" in ended.stderr
     assert len([*tmp_path.glob("fedemu-stress-*/case-0")]) == len(complaints)
 
 

@@ -61,3 +61,22 @@ def test_each_fleet_is_played_for_an_equal_part_and_one_that_fails_ends_with_cod
         (name, not complaints or name != "both") for name in FLEETS
     ]
     assert {path.suffix for path in (tmp_path / "out").glob("recovery.*")} == {".svg", ".png"}
+
+
+def test_fleets_that_were_played_before_an_interruption_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def recover(name: str, folder: Path, *_: Any, **__: Any) -> RecoveryResult:
+        if name == "devices sleep":
+            raise KeyboardInterrupt
+        folder.mkdir()
+        return RecoveryResult(name, 3, KILLS, ())
+
+    monkeypatch.setattr(telling, "WarmStart", nullcontext)
+    monkeypatch.setattr(telling, "recover", recover)
+    words = ["stress", "recovery", "--out", str(tmp_path / "out"), "--format", "json"]
+    ended = CliRunner().invoke(app, words)
+    assert ended.exit_code == 4
+    assert [each["fleet"] for each in json.loads(ended.stdout)] == ["as by default", "shared connection"]
+    assert "24 kills in 6 rounds; " in ended.stderr
+    assert {path.suffix for path in (tmp_path / "out").glob("recovery.*")} == {".svg", ".png"}

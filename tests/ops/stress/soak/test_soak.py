@@ -144,6 +144,30 @@ def test_a_fleet_that_does_not_begin_or_does_not_end_is_a_complaint_beside_what_
     assert fleet.wait_until.called
 
 
+def test_an_interrupted_soak_keeps_and_tells_what_was_sampled_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = MagicMock(**{"coordinator.poll.return_value": None, "rounds.return_value": 5, "supervisors": []})
+    fleet.start_coordinator.return_value.poll.return_value = None
+    fleet.pause.side_effect = [None, None, KeyboardInterrupt]
+    fleet.processes.return_value = []
+    fleet.all_processes.return_value = [1, 2, 3]
+    fleet.leftovers.return_value = []
+    monkeypatch.setattr("fedemu.ops.stress.soak.play.LiveFleet", lambda *_, **__: nullcontext(fleet))
+    monkeypatch.setattr("fedemu.ops.stress.soak.play.look", lambda *_: CALM)
+    words = ["stress", "soak", "--out", str(tmp_path / "out"), "--format", "json"]
+    ended = CliRunner().invoke(commands.app, words)
+    assert ended.exit_code == 4
+    assert "interrupted; the table covers 3 samples before that" in ended.stderr
+    assert ended.stderr.endswith("fedemu: interrupted\n")
+    told = json.loads(ended.stdout)
+    assert (told["passed"], told["interrupted"], told["rounds"], told["complaints"]) == (False, True, 5, [])
+    assert len(told["samples"]) == 3
+    assert len((tmp_path / "out" / "soak.csv").read_text().splitlines()) == 1 + 3
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"soak.csv", "soak.svg", "soak.png"}
+    assert not fleet.wait_for_end.called
+
+
 @pytest.mark.parametrize(
     ("leaves", "complaint"),
     [

@@ -6,11 +6,15 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from fedemu.ops.cli.commands import app
+from fedemu.ops.stress.strangers import telling
 from fedemu.ops.stress.strangers.attacks import ATTACKS
-from fedemu.ops.stress.strangers.play import names
+from fedemu.ops.stress.strangers.play import AttackResult, Calm, names
 from fedemu.ops.stress.strangers.refusals import REFUSED, not_refused
 from fedemu.ops.stress.strangers.telling import play_strangers
 from fedemu.protocol.code.source import interpreter
@@ -31,7 +35,23 @@ def test_a_stolen_lease_is_played_against_keys_alone() -> None:
 
 def test_an_attack_that_there_is_not_is_told_before_anything_is_played(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no attack 'flood'; choose from messages, arrays"):
-        play_strangers(tmp_path, ["flood"], 1.0)
+        play_strangers(tmp_path, ["flood"], 1.0, [])
+
+
+def test_attacks_that_were_played_before_an_interruption_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def played(attacks: list[str], *_: Any, keys: bool, edge: bool) -> AttackResult:
+        if keys:
+            raise KeyboardInterrupt
+        return AttackResult(tuple(attacks), keys, 1.0, pace=0.9)
+
+    monkeypatch.setattr(telling, "undisturbed", lambda *_: Calm(9, 3, "d", 1.0, 1.0, 0, 0.0))
+    monkeypatch.setattr(telling, "play", played)
+    ended = CliRunner().invoke(app, ["stress", "strangers", "--attack", "garbage", "--format", "json"])
+    assert ended.exit_code == 4
+    assert [(each["attacks"], each["keys"], each["passed"]) for each in json.loads(ended.stdout)] == [
+        (["garbage"], False, True)
+    ]
+    assert "90.0 %" in ended.stderr.partition("ended early; this was played to its end before:")[2]
 
 
 def test_an_edge_of_nobody_that_is_let_in_is_a_complaint_whatever_else_is_refused() -> None:
