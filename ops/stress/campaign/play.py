@@ -124,7 +124,9 @@ class _Played:
             return
         self.complaints += ended_as_undisturbed(self.fleet.rows(), self.fleet.summary(), calm.digest, calm.rows)
         self.complaints += self._descriptors.grown()
-        for path in self.fleet.outputs():
+        # A process that a full disk ends writes the traceback into its log, and one sentence to its terminal.
+        paths = sorted(self.fleet.logs.iterdir()) if self._scene.full else self.fleet.outputs()
+        for path in paths:
             if "Traceback (most recent call last)" in path.read_text(errors="replace"):
                 self.complain(f"{path.relative_to(self._folder)} holds a traceback")
 
