@@ -103,13 +103,7 @@ class Reception:
         """Handle a message that could be decoded."""
         now = self.timeline.now()
         try:
-            self._dispatch(peer, envelope.message, envelope.frames, now)
-        except BlobError as error:
-            self._refuse(peer, "unknown_blob", str(error), now)
-        except RefusedError as error:
-            self._refuse(peer, error.reason, str(error), now)
-        except ProtocolError as error:
-            self._refuse(peer, "malformed", str(error), now, counted_as=error.reason)
+            self._dispatch_or_refuse(peer, envelope, now)
         except Exception as error:
             self.fail(error)
 
@@ -165,6 +159,16 @@ class Reception:
                 self._leave(peer, "closed", self.timeline.now())
         except Exception as error:
             self.fail(error)
+
+    def _dispatch_or_refuse(self, peer: bytes, envelope: Envelope, now: float) -> None:
+        try:
+            self._dispatch(peer, envelope.message, envelope.frames, now)
+        except BlobError as error:
+            self._refuse(peer, "unknown_blob", str(error), now)
+        except RefusedError as error:
+            self._refuse(peer, error.reason, str(error), now)
+        except ProtocolError as error:
+            self._refuse(peer, "malformed", str(error), now, counted_as=error.reason)
 
     def _dispatch(
         self, peer: bytes, message: wire.Up | edge.FromEdge, frames: Sequence[memoryview], now: float

@@ -348,6 +348,21 @@ async def test_a_blob_that_the_disk_lost_ends_the_run_at_once_and_does_not_let_d
     assert fleet.stopped == {-1, 0, 1}
 
 
+async def test_a_refusal_that_cannot_be_recorded_ends_the_run(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
+) -> None:
+    class Full(Observers):
+        def rejected(self, reason: str) -> None:
+            raise FedemuError("events.jsonl cannot be written: No space left on device")
+
+    fleet = make_fleet(2, script=lambda index, work: {"reply": "silent"})
+    running = asyncio.create_task(play(make_plan(devices=2, per_round=2, observers=(Full(),))))
+    await until(lambda: len(fleet.devices) == 2 and bool(fleet.devices[0].works))
+    fleet.network.connect(fleet.address, DOWN, print, print).send(wire.Heartbeat())
+    with pytest.raises(FedemuError, match=r"^events.jsonl cannot be written: No space left on device$"):
+        await asyncio.wait_for(running, 30)
+
+
 def test_a_blob_that_cannot_be_read_for_want_of_descriptors_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
