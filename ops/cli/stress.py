@@ -96,7 +96,7 @@ def stress(
             min=0.5,
             max=100_000,
             metavar="N",
-            help="campaign: begin no case after so many minutes. soak, recovery: last so long; a soak 7 or more.",
+            help="campaign: begin no case after so many minutes. soak, recovery: last so long; a soak 10 or more.",
         ),
     ] = 10.0,
     cases: Annotated[

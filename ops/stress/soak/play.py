@@ -52,9 +52,9 @@ WARM_UP = 1 / 5
 """The share of the time that does not count: caches fill, and all devices get their own states."""
 WARM_UP_SECONDS = 180.0
 """The least time that does not count. A fleet gets warm in a time of its own, however long the soak is."""
-LEAST_SECONDS = 200.0
-"""The least time that has to count. Half a MiB in it looks like 9 MiB an hour, and in less time like more."""
-LEAST_MINUTES = 7
+LEAST_SECONDS = 400.0
+"""The least time that has to count. Half a MiB in it looks like 4.5 MiB an hour, and in less time like more."""
+LEAST_MINUTES = 10
 """A soak of so many minutes is long enough, also if its last sample is late."""
 MIB = 2**20
 

@@ -53,7 +53,7 @@ def test_the_warm_up_does_not_count() -> None:
 
 
 def test_the_warm_up_of_a_short_soak_is_as_long_as_that_of_a_fleet() -> None:
-    seconds = [5.0 * number for number in range(84)]
+    seconds = [5.0 * number for number in range(120)]
     samples = [CALM | {"memory of coordinator": 280.0 + min(1.0, moment / 170)} for moment in seconds]
     slope = judge(seconds, samples)["memory of coordinator"]
     assert (slope.slope, slope.low, slope.high, slope.middle) == (0.0, 0.0, 0.0, 281.0)
@@ -64,16 +64,16 @@ def test_what_grows_in_too_short_a_time_is_unknown() -> None:
     slope = result.slopes["memory of coordinator"]
     assert verdict(slope, 8.0) == "unknown"
     assert slope.middle == pytest.approx(10.0 + 99.0 * 2.5 / 60)
-    assert verdict(result_of(8, "memory of coordinator", 99.0).slopes["memory of coordinator"], 8.0) == "GROWS"
+    assert verdict(result_of(11, "memory of coordinator", 99.0).slopes["memory of coordinator"], 8.0) == "GROWS"
 
 
 def test_a_soak_that_is_too_short_tells_which_one_is_long_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = CliRunner().invoke(commands.app, ["stress", "soak", "--minutes", "6.5", "--out", str(tmp_path / "out")])
+    ended = CliRunner().invoke(commands.app, ["stress", "soak", "--minutes", "9.5", "--out", str(tmp_path / "out")])
     assert ended.exit_code == 2
     assert ended.stderr == (
-        "fedemu: --minutes is 6.5; a soak needs 7 or more to tell whether anything grows, because its first 3 min 0 s "
+        "fedemu: --minutes is 9.5; a soak needs 10 or more to tell whether anything grows, because its first 3 min 0 s "
         "do not count\n"
     )
     assert not (tmp_path / "out").exists()
@@ -81,7 +81,7 @@ def test_a_soak_that_is_too_short_tells_which_one_is_long_enough(
     fleet.leftovers.return_value = []
     monkeypatch.setattr("fedemu.ops.stress.soak.play.LiveFleet", lambda *_, **__: nullcontext(fleet))
     assert soak(tmp_path, 0.0).complaints == (
-        "too few samples to tell whether anything grows: 0 in 0.0 s; a soak of 7 minutes has enough",
+        "too few samples to tell whether anything grows: 0 in 0.0 s; a soak of 10 minutes has enough",
     )
 
 
