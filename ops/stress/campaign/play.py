@@ -161,11 +161,13 @@ class _Played:
             return not self.complaints
         self._bury("edge", self.fleet.edges)
         self._bury("supervisor", self.fleet.supervisors)
+        if self.complaints:
+            return False
         if self._place is not None and not self.fleet.edges and not self._is_over():
             self._start_edge(self._place)
         if not self.fleet.supervisors and not self._is_over():
             self._start_devices()
-        return not self.complaints
+        return True
 
     def _bury(self, kind: str, processes: list[psutil.Popen]) -> None:
         """Forget the processes that have ended."""
