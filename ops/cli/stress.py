@@ -263,22 +263,18 @@ def _play_all(chosen: list[Scenario], scale: Scale, folder: Path, seed: int, res
 def _play_each(
     console: Console, chosen: list[Scenario], scale: Scale, folder: Path, seed: int, results: list[ScenarioResult]
 ) -> None:
+    from fedemu.ops.stress.fleet import start_interpreter
     from fedemu.ops.stress.play import play
-    from fedemu.ops.stress.scenarios import Scenario
+    from fedemu.ops.stress.undisturbed import Undisturbed, undisturbed
 
-    digests: dict[tuple[str, ...], str] = {}
-    for overrides in dict.fromkeys(scenario.overrides for scenario in chosen if scenario.same_digest):
-        console.print("undisturbed run, for comparison ...", highlight=False)
-        name = f"undisturbed-{len(digests)}" if digests else "undisturbed"
-        calm = play(Scenario(name, "nothing is disturbed", overrides), scale, folder / name, seed=seed)
-        if not calm.passed:
-            results.append(calm)
-            return
-        digests[overrides] = calm.digest
+    calm: dict[tuple[str, ...], Undisturbed] = {}
     for scenario in chosen:
+        alone = scenario.settings_alone(scale)
+        if alone not in calm:
+            console.print("undisturbed run, for comparison ...", highlight=False)
+            calm[alone] = undisturbed(scale.experiment, alone, folder / f"undisturbed-{len(calm)}", start_interpreter)
         console.print(f"{scenario.name}: {scenario.what} ...", highlight=False)
-        expected = digests.get(scenario.overrides)
-        result = play(scenario, scale, folder / scenario.name, seed=seed, expected_digest=expected)
+        result = play(scenario, scale, folder / scenario.name, seed=seed, expected=calm[alone])
         results.append(result)
         console.print(f"  {'passed' if result.passed else 'FAILED'} in {result.seconds:.1f} s", highlight=False)
 

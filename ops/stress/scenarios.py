@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import psutil
 import zmq
@@ -70,20 +70,22 @@ class Scenario:
 
     ``shows`` checks the rows for the outcomes that the failures must have caused. ``undone`` are overrides of the run
     in one process, with which the scenario is compared: they take back what may change neither the model nor a row.
-    With ``same_digest`` the fleet is played once before without a disturbance, and the digest must be the same.
     """
 
     name: str
     what: str
     overrides: tuple[str, ...] = ()
     disturb: Disturb | None = None
-    same_digest: bool = False
     shows: Callable[[Sequence[Row]], list[str]] | None = None
     undone: tuple[str, ...] = ()
 
     def settings(self, scale: Scale) -> tuple[str, ...]:
         """The overrides of ``scale``, followed by those of the scenario, which win."""
         return (*scale.settings, *self.overrides)
+
+    def settings_alone(self, scale: Scale) -> tuple[str, ...]:
+        """The overrides of the run in one process with which the scenario is compared."""
+        return (*self.settings(scale), *self.undone, "runtime.report=false")
 
 
 def _some_device_was(outcome: str) -> Callable[[Sequence[Row]], list[str]]:
@@ -158,7 +160,6 @@ def scenarios(scale: Scale) -> dict[str, Scenario]:
     def often(strike: Disturb) -> Disturb:
         return lambda fleet, chance: _strikes(fleet, chance, strike, scale=scale)
 
-    unplanned = Scenario("", "", same_digest=True)
     tasks = 1 + scale.disturbances
     rounds_per_task = scale.rounds // tasks
     every = [
@@ -204,44 +205,37 @@ def scenarios(scale: Scale) -> dict[str, Scenario]:
             shows=_some_device_was("rejected"),
             undone=("faults.duplicate_rate=0.0",),
         ),
-        replace(
-            unplanned,
+        Scenario(
             name="coordinator-restarts",
             what="the coordinator is killed and resumed, again and again",
             disturb=often(lambda fleet, _: _kill_coordinator(fleet)),
         ),
-        replace(
-            unplanned,
+        Scenario(
             name="trainer-kills",
             what="all trainers are killed in the middle of a round",
             disturb=often(lambda fleet, chance: _kill(fleet, chance, "trainer", 1.0)),
         ),
-        replace(
-            unplanned,
+        Scenario(
             name="device-kills",
             what="a third of the device processes are killed from outside",
             disturb=often(lambda fleet, chance: _kill(fleet, chance, "device", 0.34)),
         ),
-        replace(
-            unplanned,
+        Scenario(
             name="zygote-kills",
             what="the zygote is killed, and all device processes with it",
             disturb=often(lambda fleet, chance: _kill(fleet, chance, "zygote", 1.0)),
         ),
-        replace(
-            unplanned,
+        Scenario(
             name="supervisor-restarts",
             what="the whole machine goes away and comes back",
             disturb=often(lambda fleet, _: _kill_supervisor(fleet, scale.devices)),
         ),
-        replace(
-            unplanned,
+        Scenario(
             name="garbage",
             what="a stranger sends garbage to the coordinator",
             disturb=often(_throw_garbage),
         ),
-        replace(
-            unplanned,
+        Scenario(
             name="training-kills",
             what="the training of a generator and the coordinator are killed as new classes come",
             overrides=(
