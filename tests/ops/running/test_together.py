@@ -30,13 +30,9 @@ def test_devices_of_this_machine_reach_a_wildcard_address_by_loopback(bind: str,
     assert reachable(bind) == connect
 
 
-@pytest.mark.parametrize(
-    ("asked", "address"),
-    [({}, r"ipc://.+/fedemu-private-.+/coordinator"), ({"bind": Runtime().bind}, r"tcp://127\.0\.0\.1:5577")],
-)
-def test_a_run_opens_a_port_only_if_an_address_is_asked_for(
-    asked: dict[str, str], address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """The commands of both sides of the run that is to be launched, by name. Nothing is started."""
     given: dict[str, list[str]] = {}
 
     def launch(commands: dict[str, list[str]], *rest: object, **more: object) -> Launch:
@@ -44,8 +40,18 @@ def test_a_run_opens_a_port_only_if_an_address_is_asked_for(
         return Launch(exit_code=2)
 
     monkeypatch.setattr(together, "launch", launch)
+    return given
+
+
+@pytest.mark.parametrize(
+    ("asked", "address"),
+    [({}, r"ipc://.+/fedemu-private-.+/coordinator"), ({"bind": Runtime().bind}, r"tcp://127\.0\.0\.1:5577")],
+)
+def test_a_run_opens_a_port_only_if_an_address_is_asked_for(
+    asked: dict[str, str], address: str, tmp_path: Path, launched: dict[str, list[str]]
+) -> None:
     run_together(tmp_path, Experiment.parse({}), Runtime.parse(asked), new=False, print_summary=False)
-    serving, training = (Runtime.model_validate_json(given[child][-1]) for child in ("coordinator", "devices"))
+    serving, training = (Runtime.model_validate_json(launched[child][-1]) for child in ("coordinator", "devices"))
     assert re.fullmatch(address, serving.bind)
     assert training.connect == serving.bind
 
@@ -63,20 +69,18 @@ def test_a_run_opens_a_port_only_if_an_address_is_asked_for(
     ],
 )
 def test_the_nodes_of_a_ray_cluster_reach_the_coordinator_unless_it_is_of_this_machine_alone(
-    on: str, cluster: str | None, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on: str,
+    cluster: str | None,
+    host: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    launched: dict[str, list[str]],
 ) -> None:
-    given: dict[str, list[str]] = {}
-
-    def launch(commands: dict[str, list[str]], *rest: object, **more: object) -> Launch:
-        given.update(commands)
-        return Launch(exit_code=2)
-
-    monkeypatch.setattr(together, "launch", launch)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if cluster is not None:
         monkeypatch.setenv("RAY_ADDRESS", cluster)
     run_together(tmp_path, Experiment.parse({}), Runtime.parse({"on": on}), new=False, print_summary=False)
-    serving = Runtime.model_validate_json(given["coordinator"][-1])
+    serving = Runtime.model_validate_json(launched["coordinator"][-1])
     assert re.fullmatch(rf"tcp://{host}:\d+", serving.bind)
     assert serving.keys == str(tmp_path / "keys")
 
