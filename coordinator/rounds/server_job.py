@@ -90,7 +90,7 @@ async def run_server_job(
         died(cause)
     raise FedemuError(
         f"The server job {job.name!r} of round {place.round} died {_TRIES} times, lastly by {cause}; "
-        "its checkpoint is kept, so --resume goes on from there."
+        "its checkpoint is kept; go on from there with --resume."
     )
 
 
