@@ -68,8 +68,8 @@ class Edge(Customs):
         self._proceeding: dict[bytes, str] = {}
         """The ask for which each peer was last told to proceed in its session."""
         self._ticked = self._loop.time()
-        self._closed: Counter[str] = Counter()
-        """The connections below that were closed, by reason."""
+        self._told: Counter[str] = Counter()
+        """How often peers below were refused or their connections closed, by reason."""
         self._over: asyncio.Future[str] = self._loop.create_future()
         self._stop: wire.Stop | None = None
         """What the coordinator said at the end of the run. An edge below that comes later hears it, too."""
@@ -123,7 +123,7 @@ class Edge(Customs):
                 case "hello":
                     hello = _FROM_BELOW.decode(frames).message
                     if self._is_of_another(peer, hello.lease):
-                        self._relay.send(peer, _NOT_ITS_LEASE)
+                        self._refuse(peer, _NOT_ITS_LEASE)
                         return None
                     self._proceeding.pop(peer, None)
                     self._vouch(peer)
@@ -223,7 +223,7 @@ class Edge(Customs):
         stationed = self._upward.stationed
         assert stationed is not None, "the relay keeps its message until this edge has a place itself"
         if not self._relay.hub.may_be_edge(peer):
-            self._relay.send(peer, wire.Refused(reason=edge.NO_EDGE, detail=edge.no_edge(self._relay.hub.key_of(peer))))
+            self._refuse(peer, wire.Refused(reason=edge.NO_EDGE, detail=edge.no_edge(self._relay.hub.key_of(peer))))
             return
         self._relay.greet(peer)
         self._relay.send(peer, stationed)
@@ -298,13 +298,20 @@ class Edge(Customs):
             return False
         return self._behind.holder(lease) is not None and not self._is_of_another(peer, lease)
 
+    def _refuse(self, peer: bytes, refused: wire.Refused) -> None:
+        self._relay.send(peer, refused)
+        self._tell("a peer was refused", refused.reason, f": {refused.detail}")
+
     def _ended(self, reason: str) -> None:
-        """A connection was closed. The log tells the 1st, 10th, 100th and so on: a flood must not fill the disk."""
-        self._closed[reason] += 1
-        if is_milestone(count := self._closed[reason]):
-            scarce = reason == "connections" and self._plan.connections < 2 * self._allowances.channels
-            advice = f"; {self._plan.connections} fit the limit of open files, raise it (ulimit -Hn)" if scarce else ""
-            log.warning("a connection was closed: %s (%d so far)%s", reason, count, advice)
+        scarce = reason == "connections" and self._plan.connections < 2 * self._allowances.channels
+        advice = f"; {self._plan.connections} fit the limit of open files, raise it (ulimit -Hn)" if scarce else ""
+        self._tell("a connection was closed", reason, advice)
+
+    def _tell(self, what: str, reason: str, more: str) -> None:
+        """The log tells the 1st, 10th, 100th and so on of what strangers may repeat: a flood must not fill the disk."""
+        self._told[reason] += 1
+        if is_milestone(count := self._told[reason]):
+            log.warning("%s: %s (%d so far)%s", what, reason, count, more)
 
     def _bounds(self) -> Bounds:
         most = self._plan.connections

@@ -9,6 +9,7 @@ import pytest
 
 from fedemu.coordinator.record.summary import Summary
 from fedemu.ops.stress.strangers.play import SETTINGS, Calm, play
+from fedemu.ops.stress.undisturbed import Undisturbed
 from fedemu.ops.stress.warm import WarmStart
 
 ROUNDS = 10
@@ -21,8 +22,10 @@ USUAL_MEMORY = 500 * 2**20
 @pytest.fixture(scope="module")
 def calm(in_one_process: Callable[..., Summary], tmp_path_factory: pytest.TempPathFactory) -> Calm:
     """The run that nobody attacks. Its pace is not compared, because other processes may need this machine."""
-    summary = in_one_process(tmp_path_factory.mktemp("calm") / "run", *SETTINGS[:-1], f"rounds={ROUNDS}")
-    return Calm(ROUNDS, BEGIN, summary.model_digest, pace=1.0, change=1.0, memory=USUAL_MEMORY, processors=1.0)
+    run = tmp_path_factory.mktemp("calm") / "run"
+    in_one_process(run, *SETTINGS[:-1], f"rounds={ROUNDS}")
+    end = Undisturbed.read(run)
+    return Calm(ROUNDS, BEGIN, end, pace=1.0, change=1.0, memory=USUAL_MEMORY, processors=1.0)
 
 
 @pytest.mark.timeout(400)

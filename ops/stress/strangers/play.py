@@ -21,6 +21,7 @@ from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start, finished_rou
 from fedemu.ops.stress.invariants import ended_as_undisturbed
 from fedemu.ops.stress.strangers.attacks import ATTACKS, DEVICES
 from fedemu.ops.stress.strangers.refusals import counted, not_refused
+from fedemu.ops.stress.undisturbed import Undisturbed
 from fedemu.protocol.code.source import interpreter
 
 SETTINGS = (
@@ -49,7 +50,7 @@ SLOWEST = 0.5
 
 @dataclass(frozen=True)
 class Calm:
-    """An undisturbed run of so many ``rounds``: its digest, and the coordinator's part.
+    """An undisturbed run of so many ``rounds``: what it ended with, and the coordinator's part.
 
     Attacks begin after the round ``begin``. ``pace`` are the rounds per second before it, and ``change`` is the pace
     after it as a multiple of that.
@@ -57,7 +58,7 @@ class Calm:
 
     rounds: int
     begin: int
-    digest: str
+    end: Undisturbed
     pace: float
     change: float
     memory: int
@@ -142,7 +143,7 @@ def play(
         used = watch.figures() if watch is not None else (0, 0.0)
         pace = 0.0
         if not complaints:
-            complaints += ended_as_undisturbed(fleet.rows(), fleet.summary(), calm.digest)
+            complaints += ended_as_undisturbed(fleet.rows(), fleet.summary(), calm.end.digest, calm.end.rows)
             before, after = _paces(fleet, begun)
             pace = after / before / calm.change if before else 0.0
         if not complaints and not edge:
@@ -224,7 +225,8 @@ def _calm(folder: Path, rounds: int, begin: int, start: Start | None) -> Calm:
         if code:
             raise FleetTimeout(f"the undisturbed run ended with exit {code}: {fleet.tail(4)}")
         pace, after = _paces(fleet, begin)
-        return Calm(rounds, begin, str(fleet.summary()["model_digest"]), pace, after / pace, *watch.figures())
+        end = Undisturbed.read(fleet.run_directory)
+        return Calm(rounds, begin, end, pace, after / pace, *watch.figures())
 
 
 def _attacked(fleet: LiveFleet) -> psutil.Popen:

@@ -343,7 +343,12 @@ async def test_edges_behind_edges_send_their_sums_through_them(
 
 
 async def test_an_edge_gives_places_to_others_when_it_has_one_itself_and_only_to_those_that_may_be_edges(
-    network: Any, start_edge: Any, intrude: Any, settle: Any, monkeypatch: pytest.MonkeyPatch
+    network: Any,
+    start_edge: Any,
+    intrude: Any,
+    settle: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     await start_edge("root", "edge")
     early = await intrude()
@@ -357,6 +362,8 @@ async def test_an_edge_gives_places_to_others_when_it_has_one_itself_and_only_to
     monkeypatch.setattr(Hub, "may_be_edge", lambda hub, peer: False)
     refused = await intrude()
     assert [envelope.message.reason for envelope in refused.got] == [edge.NO_EDGE]
+    (told,) = caplog.messages
+    assert told.startswith("a peer was refused: no_edge (1 so far): this key is not approved for an edge; say there: ")
 
 
 async def test_edges_below_let_results_pass_once_the_sum_with_theirs_has_too_many_bytes(

@@ -17,6 +17,7 @@ from fedemu.ops.stress.strangers.attacks import ATTACKS
 from fedemu.ops.stress.strangers.play import AttackResult, Calm, names
 from fedemu.ops.stress.strangers.refusals import REFUSED, not_refused
 from fedemu.ops.stress.strangers.telling import play_strangers
+from fedemu.ops.stress.undisturbed import Undisturbed
 from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import ConfigurationError
 
@@ -44,7 +45,7 @@ def test_attacks_that_were_played_before_an_interruption_are_told(monkeypatch: p
             raise KeyboardInterrupt
         return AttackResult(tuple(attacks), keys, 1.0, pace=0.9)
 
-    monkeypatch.setattr(telling, "undisturbed", lambda *_: Calm(9, 3, "d", 1.0, 1.0, 0, 0.0))
+    monkeypatch.setattr(telling, "undisturbed", lambda *_: Calm(9, 3, Undisturbed("d", ()), 1.0, 1.0, 0, 0.0))
     monkeypatch.setattr(telling, "play", played)
     ended = CliRunner().invoke(app, ["stress", "strangers", "--attack", "garbage", "--format", "json"])
     assert ended.exit_code == 4
