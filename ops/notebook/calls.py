@@ -28,6 +28,7 @@ from fedemu.ops.running.folder import (
     claim,
     give_back,
     keep_grown,
+    last_kept,
     reopen,
     require_own_states,
     take_back_growth,
@@ -254,8 +255,8 @@ def _run_one(directory: Path, name: str, runtime: Runtime, progress: bool, *, ne
         give_back(directory)
     if ended.code == USAGE:
         raise _failure(shown, ended, directory)
-    rows = Result.read(directory).rows
-    stopped = f"stopped after round {rows[-1].round}" if rows else "stopped before the first round"
+    last = last_kept(directory)
+    stopped = f"stopped after round {last}" if last else "stopped before the end of the first round"
     raise _failure(shown, ended, directory, stopped)
 
 

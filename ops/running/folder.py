@@ -11,7 +11,7 @@ from typing import Any
 
 from fedemu.coordinator.fleet.journal import LEASES
 from fedemu.coordinator.record.json_lines import read_object
-from fedemu.coordinator.record.records import newest_record
+from fedemu.coordinator.record.records import newest_record, recorded_rounds
 from fedemu.coordinator.record.row import read_rows
 from fedemu.coordinator.record.run import read_summary
 from fedemu.coordinator.record.run_directory import alone_in, claim_folder, require_kinds
@@ -150,6 +150,14 @@ def require_own_states(directory: Path, experiment: Experiment, runtime: Runtime
             f"the devices of {directory} have states of their own at other machines than with the transport {now}, "
             f"because of tree.edges; go on with --transport {before}"
         )
+
+
+def last_kept(directory: Path) -> int:
+    """The round after which a run goes on: that of its newest checkpoint, 0 if there is none.
+
+    A round may have a row without a checkpoint, as on a full disk.
+    """
+    return max(recorded_rounds(directory / "checkpoint"), default=0)
 
 
 def read_places(directory: Path) -> dict[str, Any]:

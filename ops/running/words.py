@@ -13,7 +13,7 @@ from fedemu.ops.experiment.tables.stream import in_words
 from fedemu.ops.figures import span
 from fedemu.ops.results.results import Results
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE
-from fedemu.ops.running.folder import give_back
+from fedemu.ops.running.folder import give_back, last_kept
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.paths import exists
@@ -74,8 +74,8 @@ def conclude(directory: Path, code: int, command: str, *, new: bool, print_summa
         say("interrupted after the last round, before the report was written; write it with")
         say(f"fedemu report {shlex.quote(str(directory))}")
         return code
-    if results.rows:
-        say(f"stopped after round {results.rows[-1].round}; its results so far are in {directory}; {_go_on(code)}")
+    if last := last_kept(directory):
+        say(f"stopped after round {last}; its results so far are in {directory}; {_go_on(code)}")
     else:
         say(f"stopped before the end of the first round; {_go_on(code)}")
     say(again)

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import pytest
 
+from fedemu.coordinator.record.records import write_record
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.running.folder import claim
@@ -53,6 +54,7 @@ def test_the_last_line_of_an_unfinished_run_is_the_command_that_resumes_it(
 ) -> None:
     directory = claim(EXPERIMENT, Path("my run"))
     write_row(directory, 1)
+    write_record(directory / "checkpoint", 1, {"format": 2})
     assert conclude(directory, 4, "run", new=True, print_summary=True) == 4
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -101,6 +103,8 @@ def test_a_run_that_stopped_after_a_round_is_kept_and_the_way_on_is_told(
 ) -> None:
     directory = claim(EXPERIMENT, None)
     write_row(directory, 1)
+    write_record(directory / "checkpoint", 1, {"format": 2})
+    write_row(directory, 2)  # the disk was full when its checkpoint was due, so it is played once more
     assert conclude(directory, code, "run", new=True, print_summary=False) == code
     assert capsys.readouterr().err.splitlines() == [
         f"stopped after round 1; its results so far are in runs/tiny-1; {way}",
