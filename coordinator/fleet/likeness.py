@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from fedemu.protocol.messages import Compute
 
@@ -68,6 +69,8 @@ class Likeness:
         """Remember a machine that takes part. Returns in what it differs from the first, empty if in nothing."""
         if compute is None:
             return ""
+        if self.portable:  # a GPU that may be there has no part in it
+            compute = replace(compute, device="cpu", gpus=(), cuda="", driver="")
         difference = self.difference(compute)
         is_new = all(_differences(compute, way.compute, self.portable) for way in self.ways)
         if is_new and len(self.ways) < MOST_WAYS:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,13 +22,16 @@ import json, torch
 places = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
 print(json.dumps([[torch.cuda.get_device_name(place) for place in places], torch.version.cuda]))
 """
+_NAME: Final = re.compile(r"\d+|(GPU|MIG)-.+")
+"""What may stand in CUDA_VISIBLE_DEVICES."""
 
 
 class Cuda(NamedTuple):
-    """The models of a machine's GPUs, each once, and the version of CUDA that torch was made for."""
+    """The models of a machine's GPUs, each once, the version of CUDA of torch, and the number of GPUs."""
 
     models: tuple[str, ...]
     version: str
+    number: int
 
 
 def require_processor(device_type: str) -> None:
@@ -53,7 +59,7 @@ def cuda_here() -> Cuda | None:
         models, version = json.loads(asked.communicate()[0])
     except ValueError:
         return None
-    return Cuda(tuple(sorted(set(models))), str(version)) if models else None
+    return Cuda(tuple(sorted(set(models))), str(version), len(models)) if models else None
 
 
 @cache
@@ -83,23 +89,37 @@ def usable_gpus(device_type: str) -> list[str]:
 
     It may take seconds, as ``cuda_here`` does.
     """
-    return gpus() if device_type != "cpu" and gpus() and cuda_here() is not None else []
+    here = cuda_here() if device_type != "cpu" else None
+    if here is None:
+        return []
+    unlisted = here.number if "CUDA_VISIBLE_DEVICES" not in os.environ else 0  # in WSL 2 no file stands for one GPU
+    return gpus() or [str(place) for place in range(unlisted)]
 
 
-def gpu_of(number: int) -> str | None:
-    """CUDA's name of the only GPU that trainer ``number`` sees. Trainers take the GPUs in turn. None without GPUs."""
-    found = gpus()
-    return found[number % len(found)] if found else None
+def gpu_share(trainers: int, gpus: int) -> float:
+    """The share of a GPU's memory that each of so many trainers may take that use so many GPUs in turn."""
+    return 1.0 / max(1, math.ceil(trainers / gpus))
 
 
-def gpu_share(trainers: int) -> float:
-    """The share of a GPU's memory that each of so many trainers of this machine may take."""
-    return 1.0 / max(1, math.ceil(trainers / max(1, len(gpus()))))
+def parts_of_gpus(gpus: Sequence[str], machines: int) -> list[tuple[list[str], int]]:
+    """How several emulated machines on one host share its GPUs, at least one.
+
+    For each of the machines: its GPUs, and how many of the machines have the same. They have some each or share one.
+    """
+    count = len(gpus)
+    if machines <= count:
+        return [(list(gpus[k * count // machines : (k + 1) * count // machines]), 1) for k in range(machines)]
+    taken = [k * count // machines for k in range(machines)]
+    return [([gpus[place]], taken.count(place)) for place in taken]
 
 
 def gpus() -> list[str]:
-    """CUDA's names of the GPUs that this process may use, found without loading CUDA, which may find none of them."""
+    """CUDA's names of the GPUs that this process may use, found without loading CUDA, which may find none of them.
+
+    CUDA reads its variable to the first name that is none, and finds nothing if one stands there twice.
+    """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return [name.strip() for name in chosen.split(",") if name.strip() and name.strip() != "-1"]
-    return [str(place) for place in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
+    if chosen is None:
+        return [str(place) for place in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
+    names = list(takewhile(_NAME.fullmatch, map(str.strip, chosen.split(","))))
+    return names if len(set(names)) == len(names) else []

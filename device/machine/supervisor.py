@@ -15,7 +15,7 @@ from typing import Any, Never
 
 from fedemu.device.compute.environment import lacking
 from fedemu.device.host.limits import allow_files, pack_size, require_room
-from fedemu.device.host.processors import default_trainers, likely_trainers
+from fedemu.device.host.processors import default_trainers, likely_trainers, usable_gpus
 from fedemu.device.machine.arrival import Arrival, MachinePlan, arrive
 from fedemu.device.machine.broker import Broker
 from fedemu.device.machine.forkers import ForkingProcess
@@ -56,15 +56,17 @@ async def at_once() -> None:
 class SupervisorPlan(MachinePlan):
     """What a supervisor is told beyond ``MachinePlan``.
 
-    ``trainers = 0`` means one per core or GPU. ``per_process`` devices share a process. ``logs`` is the folder for what
-    device processes log, None for the standard error output. ``keys`` are those of all connections to the coordinator,
-    None for connections without keys. A trainer that has jobs and uses no processor time for ``idle_seconds``, or
-    answers none of them for ``stuck_seconds``, is killed; another does its jobs. ``allow_code`` are the modules and
-    files that an experiment may name beside what comes with fedemu, if they are the coordinator's by their digests.
-    None: any, unchecked, because the experiment is that of the user of this machine.
+    ``trainers = 0`` means one per core or GPU. As many machines on this host as ``beside`` says have the same GPUs, and
+    as many trainers. ``per_process`` devices share a process. ``logs`` is the folder for what device processes log;
+    None: the standard error output. ``keys`` are those of all connections to the coordinator, None for connections
+    without keys. A trainer that has jobs and uses no processor time for ``idle_seconds``, or answers none of them for
+    ``stuck_seconds``, is killed; another does its jobs. ``allow_code`` are the modules and files that an experiment may
+    name beside what comes with fedemu, if they are the coordinator's by their digests. None: any, unchecked, because
+    the experiment is that of the user of this machine.
     """
 
     trainers: int = 0
+    beside: int = 1
     per_process: int = 1
     logs: Path | None = None
     keys: ClientKeys | None = None
@@ -137,8 +139,10 @@ class Supervision:
         mark("devices", "wait for the coordinator")
         here = await arrive(plan, network, host_name(), stack)
         link = here.link
-        # Arrival has found out how this machine computes, so this takes no time.
-        self._trainer_count = plan.trainers or default_trainers(plan.device_type)
+        # Arrival has found out how this machine computes, so this takes no time. An experiment with an environment of
+        # its own computes on processors.
+        device_type = "cpu" if here.ways.environment else plan.device_type
+        self._trainer_count = plan.trainers or default_trainers(device_type)
         # Devices that sleep need little. How many will be awake at once only shows.
         pack = pack_size(plan.per_process)
         count, packed = (pack, pack) if here.ways.sleeping else (plan.count, plan.per_process)
@@ -161,6 +165,8 @@ class Supervision:
             nursery,
             here.trainer_setup(self._bus, self._token, plan.allow_code),
             self._trainer_count,
+            gpus=usable_gpus(device_type),
+            beside=plan.beside,
             ended=broker.trainer_ended,
             restarted=lambda: plan.observer.restarted("trainer"),
             failed=here.fail,

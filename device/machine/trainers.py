@@ -10,13 +10,13 @@ import logging
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
 
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
-from fedemu.device.host.processors import gpu_of, gpu_share
+from fedemu.device.host.processors import gpu_share
 from fedemu.device.machine.forkers import ForkingProcess
 from fedemu.device.pipe import FROM_NURSERY, Ended, Forked, NotForked, TrainerSetup
 from fedemu.protocol.errors import FedemuError
@@ -43,6 +43,9 @@ async def start_nursery(trainer: str, environment: Mapping[str, str] | None = No
 class Trainers:
     """The trainers of one machine, numbered from 0. ``nursery`` forks them.
 
+    Each sees one of these ``gpus``, by CUDA's names, and takes its share of the memory. They take them in turn. As many
+    machines as ``beside`` says have the same GPUs, and as many trainers.
+
     Calls ``ended`` with the number of a trainer whose process has ended, and with what is said of it after its name,
     ``restarted`` when it is started again, and ``failed`` with an error that another start would not mend.
     """
@@ -53,6 +56,8 @@ class Trainers:
         setup: TrainerSetup,
         count: int,
         *,
+        gpus: Sequence[str] = (),
+        beside: int = 1,
         ended: Callable[[int, str], None],
         restarted: Callable[[], None],
         failed: Callable[[BaseException], None],
@@ -60,6 +65,8 @@ class Trainers:
         self._nursery = nursery
         self._setup = setup
         self._count = count
+        self._gpus = gpus
+        self._gpu_share = gpu_share(count * beside, len(gpus)) if gpus else 1.0
         self._ended = ended
         self._restarted = restarted
         self._failed = failed
@@ -140,9 +147,8 @@ class Trainers:
 
     def _fork(self, number: int) -> None:
         if not self._stopping:
-            gpu = gpu_of(number)
-            share = gpu_share(self._count) if gpu is not None else 1.0
-            self._nursery.tell(replace(self._setup, number=number, gpu=gpu, gpu_share=share))
+            gpu = self._gpus[number % len(self._gpus)] if self._gpus else None
+            self._nursery.tell(replace(self._setup, number=number, gpu=gpu, gpu_share=self._gpu_share))
 
     def _heard(self, message: Message) -> None:
         match message:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
-from fedemu.device.host.processors import ask_for_cuda, default_trainers
+from fedemu.device.host.processors import ask_for_cuda, default_trainers, parts_of_gpus, usable_gpus
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.running.codes import INTERNAL_ERROR, STOP_SIGNALS
 from fedemu.ops.running.devices import called
@@ -39,13 +41,14 @@ class Member:
 
     name: str
     command: Sequence[str]
+    environment: Mapping[str, str]
     process: subprocess.Popen[bytes]
     restarts: int = 0
 
     @classmethod
-    def start(cls, name: str, command: Sequence[str]) -> Member:
-        """A member that runs."""
-        return cls(name, command, _started(command))
+    def start(cls, name: str, command: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})) -> Member:
+        """A member that runs, with these variables in addition."""
+        return cls(name, command, environment, _started(command, environment))
 
     def end_of(self) -> int | None:
         """The code of a process that has ended. One that was killed is started again, and has not ended."""
@@ -53,19 +56,22 @@ class Member:
         if code is not None and code < 0 and self.restarts < MOST_RESTARTS:
             self.restarts += 1
             say(f"{self.name} {ending(code)}; starting it again")
-            self.process = _started(self.command)
+            self.process = _started(self.command, self.environment)
             return None
         return code
 
 
-def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
+def _started(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a process. Raises ConfigurationError if this machine starts none."""
     with starting():
-        return subprocess.Popen(command)
+        return subprocess.Popen(command, env={**os.environ, **environment})
 
 
 def plan(levels: Sequence[int], count: int, runtime: Runtime, state: Path, logs: Path, place: str) -> Iterator[Member]:
-    """Start the edges, level by level from the top, and the supervisors of ``count`` devices behind the lowest ones."""
+    """Start the edges, level by level from the top, and the supervisors of ``count`` devices behind the lowest ones.
+
+    The supervisors divide trainers and GPUs among themselves. Each has one trainer at least.
+    """
     above = [runtime.connect]
     keyless = {"keys": "", "server_key": "", "metrics_port": 0}
     for level, edges in enumerate(levels):
@@ -77,17 +83,25 @@ def plan(levels: Sequence[int], count: int, runtime: Runtime, state: Path, logs:
             command = child_command("fedemu-edge", "fedemu.ops.edges.edge", own.model_dump_json())
             yield Member.start(f"edge {number + 1} of level {level + 1}", command)
         above = addresses
-    trainers = max(1, (runtime.trainers or default_trainers(runtime.device_type)) // len(above))
-    for number, address in enumerate(above):
-        devices = (number + 1) * count // len(above) - number * count // len(above)
-        changes = keyless | {"connect": address, "trainers": trainers}
+    machines = len(above)
+    trainers = runtime.trainers or default_trainers(runtime.device_type)
+    gpus = usable_gpus(runtime.device_type)
+    parts = parts_of_gpus(gpus, machines) if gpus else [([], 1)] * machines
+    for number, (address, (own_gpus, beside)) in enumerate(zip(above, parts, strict=True)):
+        changes = keyless | {"connect": address, "trainers": max(1, _part(trainers, number, machines))}
         if number == 0:
             changes |= {"metrics_port": runtime.metrics_port}
         own = runtime.model_copy(update=changes)
-        words = (str(devices), str(state), str(logs / f"machine-{number + 1}"), own.model_dump_json())
-        yield Member.start(
-            f"machine {number + 1}", child_command("fedemu-devices", "fedemu.ops.running.devices", *words)
-        )
+        devices, folder = str(_part(count, number, machines)), str(logs / f"machine-{number + 1}")
+        words = (devices, str(state), folder, own.model_dump_json(), "", str(beside))
+        command = child_command("fedemu-devices", "fedemu.ops.running.devices", *words)
+        shown = {"CUDA_VISIBLE_DEVICES": ",".join(own_gpus)} if own_gpus else {}
+        yield Member.start(f"machine {number + 1}", command, shown)
+
+
+def _part(total: int, number: int, parts: int) -> int:
+    """How much of ``total`` part ``number`` of so many gets, counted from 0. They differ by 1 at most."""
+    return (number + 1) * total // parts - number * total // parts
 
 
 def main(words: Sequence[str]) -> int:
@@ -100,7 +114,7 @@ def main(words: Sequence[str]) -> int:
 
     def action() -> int:
         settings = Runtime.model_validate_json(runtime)
-        if not settings.trainers and settings.device_type != "cpu":
+        if settings.device_type != "cpu":
             ask_for_cuda()  # the answer takes seconds
         asyncio.run(called(int(line)))
         stopping: list[int] = []

@@ -135,11 +135,12 @@ async def called(line: int) -> None:
 
 
 def run_devices(
-    count: int, runtime: Runtime, state: Path, logs: Path, *, own: bool, line: int | None = None
+    count: int, runtime: Runtime, state: Path, logs: Path, *, own: bool, line: int | None = None, beside: int = 1
 ) -> tuple[str, int]:
     """Supervise ``count`` devices to the end of the run. Returns its outcome, and for how many it had places.
 
     Raises the errors of ``supervise``. With a ``line``, they look for the coordinator when they are ``called`` there.
+    As many machines as ``beside`` says share the GPUs that this process sees.
 
     ``own`` says that the same user has named the experiment on this machine, so that it may name any code. Other
     experiments may name that of ``runtime.allow_code``.
@@ -158,6 +159,7 @@ def run_devices(
             state=state,
             code=DEVICE_CODE,
             trainers=runtime.trainers,
+            beside=beside,
             per_process=runtime.per_process,
             device_type=runtime.device_type,
             compute=partial(how_it_computes, runtime.device_type),
@@ -255,14 +257,15 @@ def main(words: Sequence[str]) -> int:
     """The devices of ``fedemu run``.
 
     ``words`` are their number, the folders of state and logs, the runtime as JSON, and perhaps the ``line`` on which
-    they are ``called``.
+    they are ``called``, empty without one, and how many machines share the GPUs that this process sees.
     """
-    count, state, logs, runtime, *lines = words
-    line = int(lines[0]) if lines else None
+    count, state, logs, runtime, *more = words
+    line = int(more[0]) if more and more[0] else None
+    beside = int(more[1]) if len(more) > 1 else 1
 
     def action() -> int:
         settings = Runtime.model_validate_json(runtime)
-        run_devices(int(count), settings, Path(state), Path(logs), own=True, line=line)
+        run_devices(int(count), settings, Path(state), Path(logs), own=True, line=line, beside=beside)
         mark("devices", "end")
         return 0  # the coordinator of the same command tells how the run ended
 

@@ -155,6 +155,7 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
             "metrics_port": runtime.metrics_port and runtime.metrics_port + 1,
             "server_key": "" if keys is None else keys.public,
             "keys": "" if keys is None else runtime.keys,
+            "device_type": "cpu" if experiment.compute.portable else runtime.device_type,
         }
     )
     levels = experiment.tree.edges

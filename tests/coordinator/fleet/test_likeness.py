@@ -80,6 +80,8 @@ def test_a_portable_run_compares_versions_alone() -> None:
     likeness.note(compute(), "a")
     assert likeness.refusal(on_gpu(processor="AMD", instructions="AVX2", gpus=("A", "B")), "b") == ""
     assert "torch 9 instead of 2" in likeness.refusal(compute(torch="9"), "c")
+    likeness.note(on_gpu(torch="9"), "c")
+    assert [way.compute for way in likeness.ways] == [compute(), compute(torch="9")], "no GPU has a part in the run"
 
 
 def test_several_ways_are_kept_where_they_are_allowed_and_survive_a_checkpoint() -> None:

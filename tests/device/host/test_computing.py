@@ -90,7 +90,7 @@ def test_a_machine_that_tells_nothing_of_its_processor_has_no_facts(tmp_path: Pa
 
 
 def test_a_machine_with_gpus_names_them_unless_trainers_stay_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(computing, "cuda_here", lambda: Cuda(("NVIDIA H100 80GB HBM3",), "12.8"))
+    monkeypatch.setattr(computing, "cuda_here", lambda: Cuda(("NVIDIA H100 80GB HBM3",), "12.8", 1))
     monkeypatch.setattr(computing, "graphics", lambda: {"gpus": ["anything"], "driver": "550.54.15"})
     found = how_it_computes("auto")
     assert (found.device, found.gpus, found.cuda) == ("cuda", ("NVIDIA H100 80GB HBM3",), "12.8")

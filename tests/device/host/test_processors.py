@@ -33,7 +33,7 @@ def test_there_is_one_trainer_per_gpu_or_else_one_per_core(
     monkeypatch: pytest.MonkeyPatch, visible: str, device_type: str, count: int
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr(processors, "cuda_here", lambda: processors.Cuda(("A",), "12.8"))
+    monkeypatch.setattr(processors, "cuda_here", lambda: processors.Cuda(("A",), "12.8", 2))
     assert processors.default_trainers(device_type) == processors.likely_trainers(device_type) == count
 
 
@@ -46,26 +46,53 @@ def test_without_a_choice_the_gpus_are_those_that_the_system_shows(monkeypatch: 
 def test_there_is_one_trainer_per_core_where_torch_cannot_use_the_gpus_that_there_seem_to_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(processors, "_ASK", "print('[[], null]')")
     assert processors.default_trainers("auto") == 3
     assert processors.usable_gpus("auto") == []
 
 
-def test_trainers_take_the_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b")
-    shown = [processors.gpu_of(number) for number in range(3)]
-    assert shown == ["GPU-a", "GPU-b", "GPU-a"]
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [
+        ("GPU-a, MIG-b/1", ["GPU-a", "MIG-b/1"]),
+        ("0,-1,1", ["0"]),
+        ("0,x,1", ["0"]),
+        ("NoDevFiles", []),
+        ("1,0,1", []),
+    ],
+)
+def test_the_choice_of_gpus_is_read_as_cuda_reads_it(
+    monkeypatch: pytest.MonkeyPatch, visible: str, seen: list[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert processors.gpus() == seen
 
 
-def test_trainers_of_one_gpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert [processors.gpu_share(trainers) for trainers in (1, 2, 3, 8)] == [1.0, 1.0, 0.5, 0.25]
+def test_gpus_for_which_no_file_stands_are_those_that_torch_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: [])
+    monkeypatch.setattr(processors, "cuda_here", lambda: processors.Cuda(("A",), "12.8", 2))  # as in WSL 2
+    assert (processors.usable_gpus("auto"), processors.usable_gpus("cpu")) == (["0", "1"], [])
 
 
-def test_without_gpus_a_trainer_is_shown_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert processors.gpu_of(0) is None
+def test_trainers_of_one_gpu_share_its_memory() -> None:
+    assert [processors.gpu_share(trainers, 2) for trainers in (1, 2, 3, 8)] == [1.0, 1.0, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "machines", "parts"),
+    [
+        ("0", 3, [(["0"], 3)] * 3),
+        ("0 1", 3, [(["0"], 2), (["0"], 2), (["1"], 1)]),
+        ("a b c", 2, [(["a"], 1), (["b", "c"], 1)]),
+        ("a b", 2, [(["a"], 1), (["b"], 1)]),
+    ],
+)
+def test_machines_of_one_host_have_some_gpus_each_or_share_one(
+    gpus: str, machines: int, parts: list[tuple[list[str], int]]
+) -> None:
+    assert processors.parts_of_gpus(gpus.split(), machines) == parts
 
 
 def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +109,7 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("answer", "found"),
     [
-        ('[["B", "A", "B"], "12.8"]', processors.Cuda(("A", "B"), "12.8")),
+        ('[["B", "A", "B"], "12.8"]', processors.Cuda(("A", "B"), "12.8", 3)),
         ("[[], null]", None),
         ("", None),
     ],

@@ -60,11 +60,15 @@ class Failing(Nursery):
 
 @asynccontextmanager
 async def launched(
-    nursery: Any, count: int, failed: Callable[[Any], None], ended: Callable[[int, str], None] = lambda *_: None
+    nursery: Any,
+    count: int,
+    failed: Callable[[Any], None],
+    ended: Callable[[int, str], None] = lambda *_: None,
+    **more: Any,
 ) -> AsyncIterator[Trainers]:
     def ignore(*_: object) -> None: ...
 
-    trainers = Trainers(nursery, SETUP, count, ended=ended, restarted=ignore, failed=failed)
+    trainers = Trainers(nursery, SETUP, count, ended=ended, restarted=ignore, failed=failed, **more)
     trainers.launch()
     try:
         yield trainers
@@ -116,20 +120,18 @@ async def test_a_nursery_that_ends_again_and_again_before_a_trainer_is_ready_end
 
 
 async def test_a_trainer_that_is_about_to_be_started_again_is_started_once_if_the_nursery_ends_meanwhile(
-    until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    until: Callable[..., Any],
 ) -> None:
-    monkeypatch.setattr("fedemu.device.machine.trainers.gpu_of", lambda number: "GPU-a" if number else None)
-    monkeypatch.setattr("fedemu.device.machine.trainers.gpu_share", lambda count: count / 8)
     following = Nursery(lambda: None)
     nursery = Nursery(lambda: following)
-    async with launched(nursery, 2, pytest.fail) as trainers:
+    async with launched(nursery, 2, pytest.fail, gpus=["GPU-a", "GPU-b"], beside=2) as trainers:
         await until(lambda: len(trainers.pids) == 2, "the trainers were forked")
         nursery.heard(Ended(number=0, code=-9))
         nursery.end.set_result(-9)
         await until(lambda: following.forked, "the next nursery has forked")
         assert [(setup.number, setup.gpu, setup.gpu_share) for setup in following.setups] == [
-            (0, None, 1.0),
-            (1, "GPU-a", 0.25),
+            (0, "GPU-a", 0.5),
+            (1, "GPU-b", 0.5),
         ]
 
 

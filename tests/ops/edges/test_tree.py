@@ -8,10 +8,12 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from fedemu.ops.edges import tree
 from fedemu.ops.edges.tree import MOST_RESTARTS, Member, main, run_members
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE
@@ -60,6 +62,29 @@ def test_a_run_that_is_over_before_its_machines_begin_is_one_sentence(
     words = ("[2]", "4", str(tmp_path), str(tmp_path), Runtime().model_dump_json(), str(far_end.detach()))
     assert main(words) == INTERRUPTED
     assert capsys.readouterr().err == "fedemu: The run was over before its devices began\n"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "trainers", "shown"),
+    [
+        (["0", "1", "2", "3"], 0, [("0", 1, 1), ("1", 1, 1), ("2", 1, 1), ("3", 1, 1)]),
+        (["GPU-a", "GPU-b"], 8, [("GPU-a", 2, 2), ("GPU-a", 2, 2), ("GPU-b", 2, 2), ("GPU-b", 2, 2)]),
+        ([], 9, [(None, 2, 1), (None, 2, 1), (None, 2, 1), (None, 3, 1)]),
+    ],
+)
+def test_machines_of_a_tree_divide_trainers_and_gpus(
+    gpus: list[str], trainers: int, shown: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree, "usable_gpus", lambda device_type: gpus)
+    monkeypatch.setattr(tree, "default_trainers", lambda device_type: len(gpus))
+    monkeypatch.setattr(Member, "start", lambda name, command, environment=None: (command, environment))
+    *edges, a, b, c, d = tree.plan([1, 4], 40, Runtime(trainers=trainers), tmp_path, tmp_path, "place")
+    assert len(edges) == 5
+    found = [
+        (environment.get("CUDA_VISIBLE_DEVICES"), Runtime.model_validate_json(command[-3]).trainers, int(command[-1]))
+        for command, environment in (a, b, c, d)
+    ]
+    assert found == shown
 
 
 def test_a_machine_that_starts_no_further_process_says_so_in_one_sentence(

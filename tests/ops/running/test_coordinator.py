@@ -97,7 +97,7 @@ def test_server_jobs_compute_on_the_gpu_that_a_coordinator_begins_with_and_never
     served: list[str] = []
     settings = Settings(run="r", seed=0, rounds=1, devices=1, per_round=1)
     experiment = Experiment.parse({"compute": {"portable": portable}})
-    monkeypatch.setattr(computing, "cuda_here", lambda: Cuda(("H200",), "13.0") if there else None)
+    monkeypatch.setattr(computing, "cuda_here", lambda: Cuda(("H200",), "13.0", 1) if there else None)
     monkeypatch.setattr(coordinator, "assemble", lambda *_: Plan(settings))
     monkeypatch.setattr(coordinator, "serve", serve)
     runtime = Runtime(bind=f"ipc://{socket_folder}/c", device_type=device_type)
