@@ -96,11 +96,14 @@ class Forking:
         stdout: Any = None,
         stderr: Any = None,
         env: Mapping[str, str] = os.environ,
-        **_: Any,
+        **how: Any,
     ) -> Any:
-        """Start ``command``, which has to be one of fedemu as fedemu starts them."""
+        """Start ``command``, warm if it is one of fedemu as fedemu starts them."""
         beginnings = [*interpreter(), "-m", "fedemu.ops.cli"], child_command("fedemu-run", "fedemu.ops.cli.__main__")
-        [words] = [command[len(beginning) :] for beginning in beginnings if command[: len(beginning)] == beginning]
+        found = [command[len(beginning) :] for beginning in beginnings if command[: len(beginning)] == beginning]
+        if not found:
+            return subprocess.Popen(command, stdout=stdout, stderr=stderr, env=env, **how)
+        words = found[0]
         to = stdout if stderr == subprocess.STDOUT else stderr
         if to != subprocess.PIPE:
             return self._warm.start(words, Path(to.name), env)

@@ -78,7 +78,10 @@ def test_both_sides_of_training_make_the_same_number_of_updates(workload: str, s
         assert all(half.wall > 0 for half in halves)
 
 
-def test_a_fleet_of_ours_and_a_bare_one_attach_and_answer(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_fleet_of_ours_and_a_bare_one_attach_and_answer(
+    tmp_path_factory: pytest.TempPathFactory, forked: Callable[[ModuleType], None]
+) -> None:
+    forked(sides)
     folder = tmp_path_factory.mktemp("bench") / "fleet"
     with OurFleet(folder, 3) as fleet, BareFleet(3) as bare:
         for each in (fleet.attach(), bare.attach()):

@@ -31,26 +31,20 @@ pytestmark = pytest.mark.timeout(600)
 PATIENCE = 120.0
 """Seconds for a condition that an idle machine meets in one or two."""
 DEVICES = 20
-SLOW = """
-import time
-from torch import nn
+SLOW = (
+    "clock.kind=wall",
+    "profile.seconds_per_sample=0.012",
+    "data.partition={kind='iid'}",
+    "local.epochs=1",
+    "local.batch_size=2000",
+    "availability={kind='always'}",
+    "faults.crash_rate=0",
+    "fleet.deadline=20",
+)
+"""A round takes about a second, so that pages stay small while the tests go on, and no computing.
 
-
-class Slow(nn.Module):
-    def __init__(self, input_shape, classes):
-        super().__init__()
-        self.top = nn.Linear(64, classes)
-
-    def forward(self, x):
-        time.sleep(0.2 if self.training else 0.0)
-        logits = self.top(x.flatten(1))
-        return logits if logits.sum().item() > 0 else logits * 1  # so its steps are not recorded, and each one sleeps
+No device crashes by itself, because a button reaches only devices that have a process just then.
 """
-"""A model with which a round takes about a second, so that pages stay small while the tests go on, and no computing.
-
-Each of a round's four devices takes a single step, and each step sleeps.
-"""
-ONE_STEP = ("local.epochs=1", "local.batch_size=2000")
 
 
 def wait_until(condition: Callable[[], Any], what: str) -> Any:
@@ -111,16 +105,7 @@ class Live:
     def __init__(self, folder: Path) -> None:
         self.directory = folder / "run"
         settings = ["--devices", str(DEVICES), "--rounds", "100000", "--trainers", "1"]
-        model = folder / "slow.py"
-        model.write_text(SLOW)
-        # No device crashes by itself, because a button reaches only devices that have a process just then.
-        for setting in (
-            "fleet.per_round=4",
-            "runtime.report=false",
-            "faults.crash_rate=0",
-            *ONE_STEP,
-            f"model.name={model}:Slow",
-        ):
+        for setting in ("fleet.per_round=4", "runtime.report=false", *SLOW):
             settings += ["--set", setting]
         words = ["run", "digits-small", "--out", str(self.directory), *settings, "--page"]
         self.shown = Shown(start_interpreter, *words, log=folder / "terminal")
