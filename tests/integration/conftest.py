@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
 from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.record.summary import Summary
-from fedemu.ops.assembly import trial
+from fedemu.device.compute.trainer import Trainer
+from fedemu.ops.assembly import trainer, trial
 from fedemu.ops.assembly.computing import Computing
 from fedemu.ops.assembly.coordinator import assemble
 from fedemu.ops.assembly.parts import Parts
+from fedemu.ops.assembly.trainer import open_trainer
 from fedemu.ops.assembly.trial import try_out
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.experiment.sources import load_experiment, write_frozen
@@ -60,9 +63,14 @@ def new_fleet(tmp_path: Path, warm: WarmStart) -> Iterator[Callable[..., LiveFle
 def in_one_process() -> Callable[..., Summary]:
     """Plays a run in this process, with no other process to kill: ``(directory, *overrides, ...) -> Summary``.
 
-    If the directory holds a run already, that run is continued. The first step of an experiment is tried out once.
+    If the directory holds a run already, that run is continued. The first step of an experiment is tried out once. Two
+    runs of one experiment after each other share what their trainers have recorded, of which no result depends.
     """
     tried: dict[tuple[bytes, str], Computing] = {}
+    newest = lru_cache(maxsize=1)(lambda folder, experiment, device_type: open_trainer(experiment, device_type))
+
+    def open_once(experiment: bytes, device_type: str) -> Trainer:
+        return newest(Path.cwd(), experiment, device_type)  # the working folder may hold the experiment's own code
 
     def try_once(parts: Parts, began: str = "") -> Computing:
         trial = parts.experiment.to_bytes(), began
@@ -80,8 +88,9 @@ def in_one_process() -> Callable[..., Summary]:
         try:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(trial, "try_out", try_once)
+                patch.setattr(trainer, "open_trainer", open_once)
                 plan = assemble(directory, loaded, network, "inproc://coordinator", observers)
-            return asyncio.run(serve_embedded(plan, Runtime(transport="memory")))
+                return asyncio.run(serve_embedded(plan, Runtime(transport="memory")))
         finally:
             network.close()
 
