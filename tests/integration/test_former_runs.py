@@ -23,7 +23,7 @@ COMPLETED, INTERRUPTED = (Path(__file__).parent / "run_of_0_1_0" / name for name
 
 def test_a_run_of_0_1_0_goes_on_to_the_end_to_which_0_1_0_came(tmp_path: Path, warm: WarmStart) -> None:
     shutil.copytree(INTERRUPTED, tmp_path / "run")
-    words = ["run", "--resume", str(tmp_path / "run"), "--transport", "memory"]
+    words = ["run", "--resume", str(tmp_path / "run"), "--transport", "memory", "--set", "runtime.report=false"]
     assert warm.start(words, tmp_path / "log", os.environ).wait(300) == 0, (tmp_path / "log").read_text()
     resumed, completed = read_run(tmp_path / "run"), read_run(COMPLETED)
     assert resumed.summary is not None

@@ -67,7 +67,7 @@ def test_the_pages_measure_is_what_training_moves_and_no_count_of_batches(page: 
 
 def run(page: Path, warm: WarmStart, *settings: str) -> None:
     """Run the page's experiment with these settings, in one process."""
-    words = [word for setting in settings for word in ("--set", setting)]
+    words = [word for setting in ("runtime.report=false", *settings) for word in ("--set", setting)]
     command = ["run", "mine.toml", "--transport", "memory", "--out", "run", *words]
     done = warm.start(command, page / "log", os.environ)
     assert done.wait(120) == 0, (page / "log").read_text()
