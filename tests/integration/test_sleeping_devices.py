@@ -36,7 +36,7 @@ TEN_A_ROUND = (
 
 
 @pytest.mark.parametrize("link", ["own", "shared"])
-def test_with_keys_a_killed_machine_and_a_killed_coordinator_leave_the_digest(
+def test_with_keys_a_killed_pack_a_killed_machine_and_a_killed_coordinator_leave_the_digest(
     link: str, new_fleet: FleetMaker, undisturbed: Summary, tmp_path: Path
 ) -> None:
     here, there = KeyFolder(tmp_path / "here"), KeyFolder(tmp_path / "there")
@@ -47,9 +47,10 @@ def test_with_keys_a_killed_machine_and_a_killed_coordinator_leave_the_digest(
     coordinator = fleet.start_coordinator("--keys", str(here.path))
     machine = fleet.start_devices(20, *keys)
     fleet.wait_for_round(2)
-    assert 1 <= len(fleet.processes("device")) <= 3, (
-        "a cohort fits into two packs of five, and a third while some leave"
-    )
+    packs = fleet.processes("device")
+    assert 1 <= len(packs) <= 3, "a cohort fits into two packs of five, and a third while some leave"
+    packs[0].kill()
+    fleet.wait_for_round(fleet.rounds() + 2)
     fleet.signal(machine, signal.SIGKILL)
     machine.wait(60)
     fleet.start_devices(20, *keys)
@@ -67,7 +68,8 @@ def test_behind_edges_of_which_one_is_killed_they_leave_the_digest(
     tmp_path: Path, undisturbed: Summary, warm: WarmStart
 ) -> None:
     out = tmp_path / "run"
-    settings = [*SHORT.settings, ASLEEP, "fleet.link=shared", "tree.edges=[1,2]", "runtime.report=false"]
+    settings = [*SHORT.settings, ASLEEP, "fleet.link=shared", "tree.edges=[1,2]"]
+    settings += ["runtime.trainers=1", "runtime.report=false"]
     words = [word for setting in settings for word in ("--set", setting)]
     run = warm.start(["run", "digits-small", *words, "--out", str(out)], tmp_path / "log", os.environ)
     while run.is_running() and finished_rounds(out) < 2:

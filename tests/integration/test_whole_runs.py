@@ -22,83 +22,48 @@ UNREPORTED = ("runtime.transport=memory", "runtime.report=false")
 """The settings of a run in one process of which nobody reads a report."""
 
 
-def test_the_devices_may_come_first_and_everyone_ends_with_exit_0(new_fleet: FleetMaker, undisturbed: Summary) -> None:
-    fleet = new_fleet()
-    supervisor = fleet.start_devices(20, *ONE)
-    fleet.wait_until(lambda: "device" in fleet.tail(), "the supervisor's first line", 300)
-    fleet.start_coordinator()
-    assert fleet.wait_for_end() == 0, fleet.tail()
-    assert supervisor.wait(300) == 0
-    assert outcomes_add_up(fleet.rows()) == []
-    summary = fleet.summary()
-    assert summary["outcome"] == "completed"
-    assert not summary["perturbed"]
-    assert not (fleet.run_directory / "report.html").exists(), "these fleets have runtime.report = false"
-    assert summary["model_digest"] == undisturbed.model_digest
-
-
-def test_neither_several_trainers_nor_packing_change_the_digest(
+def test_neither_several_trainers_nor_packing_nor_one_process_for_everything_change_the_digest(
     new_fleet: FleetMaker, tmp_path: Path, warm: WarmStart
 ) -> None:
     """Libraries compute by other instructions what does not lie at a multiple of 64 bytes, or is left at the end.
 
-    Here sizes are odd. ``test_replay_alone.py`` has several trainers and packs where sizes are even.
+    Here sizes are odd. ``test_replay_alone.py`` has several trainers and packs where sizes are even. In the one process
+    of a command devices sleep until they are asked.
     """
     odd = (*SHORT.settings, "model.hidden=[13]", "local.batch_size=7")
     fleet = new_fleet(*odd)
     fleet.start_coordinator()
-    fleet.start_devices(20, "--trainers", "3", "--per-process", "7")
-    words = ["run", "digits-small", *_overrides([*odd, *UNREPORTED]), "--out", str(tmp_path / "run")]
+    fleet.start_devices(20, "--trainers", "2", "--per-process", "7")
+    settings = [*odd, *UNREPORTED, "fleet.wake=on-demand"]
+    words = ["run", "digits-small", *_overrides(settings), "--out", str(tmp_path / "run")]
     assert warm.start(words, tmp_path / "log", os.environ).wait(120) == 0, (tmp_path / "log").read_text()
     assert fleet.wait_for_end() == 0, fleet.tail()
     alone = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert fleet.summary()["model_digest"] == alone["model_digest"]
 
 
-def test_three_machines_share_the_fleet_by_three_connections(new_fleet: FleetMaker, undisturbed: Summary) -> None:
+def test_two_machines_share_the_fleet_by_two_connections(new_fleet: FleetMaker, undisturbed: Summary) -> None:
     fleet = new_fleet(*SHORT.settings, "fleet.link=shared")
     fleet.start_coordinator()
-    for machine, count in enumerate((5, 8, 7)):
+    for machine, count in enumerate((7, 13)):
         fleet.start_devices(count, *ONE, state=str(machine))
     assert fleet.wait_for_end() == 0, fleet.tail()
     assert fleet.summary()["model_digest"] == undisturbed.model_digest
 
 
-def test_devices_that_sleep_until_they_are_asked_have_the_same_digest_also_if_their_pack_is_killed(
-    new_fleet: FleetMaker, undisturbed: Summary
-) -> None:
-    fleet = new_fleet(*SHORT.settings, "fleet.link=shared", "fleet.wake=on-demand")
-    fleet.start_coordinator()
-    fleet.start_devices(20, *ONE, "--per-process", "5")
-    fleet.wait_for_round(2)
-    packs = fleet.processes("device")
-    # Rounds are quick, so devices of several cohorts may be awake at once, but not more than all.
-    assert 1 <= len(packs) <= 4, "all devices fit into four packs of five"
-    packs[0].kill()
-    assert fleet.wait_for_end() == 0, fleet.tail()
-    assert fleet.summary()["model_digest"] == undisturbed.model_digest
-    assert not fleet.summary()["perturbed"]
-
-
-def test_everything_in_one_process_has_the_same_digest(tmp_path: Path, undisturbed: Summary, warm: WarmStart) -> None:
-    settings = [*SHORT.settings, *UNREPORTED, "fleet.wake=on-demand"]
-    words = ["run", "digits-small", *_overrides(settings), "--out", str(tmp_path / "run")]
-    assert warm.start(words, tmp_path / "log", os.environ).wait(300) == 0, (tmp_path / "log").read_text()
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["model_digest"] == undisturbed.model_digest
-
-
 def test_run_starts_both_sides_writes_a_report_and_prints_the_result_as_json_whatever_modules_lie_in_the_folder(
-    tmp_path: Path, undisturbed: Summary
+    tmp_path: Path, in_one_process: Callable[..., Summary]
 ) -> None:
+    few = ("rounds=2", "fleet.devices=6", "fleet.per_round=3")
     for name in ("types.py", "torch.py", "fedemu/__init__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("raise SystemExit('this module is not meant')")
     out = tmp_path / "run"
-    command = [Path(sys.executable).with_name("fedemu"), "run", "digits-small", *_overrides(), "--out", str(out)]
-    done = subprocess.run([*command, "--format", "json"], capture_output=True, text=True, timeout=500, cwd=tmp_path)
+    words = ["run", "digits-small", *_overrides([*few, "runtime.trainers=1"]), "--out", str(out), "--format", "json"]
+    command = [Path(sys.executable).with_name("fedemu"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["model_digest"] == undisturbed.model_digest
+    assert json.loads(done.stdout)["model_digest"] == in_one_process(tmp_path / "alone", *few).model_digest
     assert "report.html" in done.stderr
     assert "data:image/png;base64" in (out / "report.html").read_text()
     assert {path.name for path in (out / "plots").iterdir()} >= {"accuracy.png", "class_accuracy.png", "outcomes.png"}
@@ -106,10 +71,10 @@ def test_run_starts_both_sides_writes_a_report_and_prints_the_result_as_json_wha
 
 def test_a_device_written_from_the_protocol_page_takes_part(new_fleet: FleetMaker) -> None:
     fleet = new_fleet(
-        "rounds=4", "fleet.devices=11", "fleet.per_round=11", "availability={kind='always'}", "faults.crash_rate=0.0"
+        "rounds=3", "fleet.devices=4", "fleet.per_round=4", "availability={kind='always'}", "faults.crash_rate=0.0"
     )
     fleet.start_coordinator()
-    fleet.start_devices(10, *ONE)
+    fleet.start_devices(3, *ONE)
     fleet.wait_until(lambda: bool(fleet.processes("device")), "the first device process", 300)
     page = Path(__file__).parents[2] / "docs" / "minimal_device.py"
     with subprocess.Popen([sys.executable, str(page), fleet.address], stdout=subprocess.PIPE, text=True) as device:
@@ -118,12 +83,15 @@ def test_a_device_written_from_the_protocol_page_takes_part(new_fleet: FleetMake
             assert device.wait(300) == 0
         finally:
             device.kill()
-    assert [row.accepted for row in fleet.rows()] == [11] * 4
+    assert [row.accepted for row in fleet.rows()] == [4] * 3
 
 
-def test_an_interrupted_run_resumes_to_the_same_digest(new_fleet: FleetMaker, undisturbed: Summary) -> None:
+def test_the_devices_may_come_first_and_an_interrupted_run_resumes_to_the_same_digest(
+    new_fleet: FleetMaker, undisturbed: Summary
+) -> None:
     fleet = new_fleet()
     supervisor = fleet.start_devices(20, *ONE)
+    fleet.wait_until(lambda: "device" in fleet.tail(), "the supervisor's first line", 300)
     coordinator = fleet.start_coordinator()
     fleet.wait_for_round(3)
     coordinator.send_signal(signal.SIGINT)
@@ -131,14 +99,17 @@ def test_an_interrupted_run_resumes_to_the_same_digest(new_fleet: FleetMaker, un
     assert supervisor.wait(300) == 4, "the devices end with the outcome of the run"
     assert "--resume" in fleet.tail()
     fleet.start_coordinator()
-    fleet.start_devices(20, *ONE)
+    supervisor = fleet.start_devices(20, *ONE)
     assert fleet.wait_for_end() == 0, fleet.tail()
+    assert supervisor.wait(300) == 0
     assert outcomes_add_up(fleet.rows()) == []
-    assert fleet.summary()["model_digest"] == undisturbed.model_digest
+    summary = fleet.summary()
+    assert (summary["outcome"], summary["perturbed"]) == ("completed", False)
+    assert not (fleet.run_directory / "report.html").exists(), "these fleets have runtime.report = false"
+    assert summary["model_digest"] == undisturbed.model_digest
 
 
-def _overrides(settings: Sequence[str] = SHORT.settings) -> list[str]:
-    """The settings, by default those of the run that the fixture ``undisturbed`` made."""
+def _overrides(settings: Sequence[str]) -> list[str]:
     return [word for setting in settings for word in ("--set", setting)]
 
 
