@@ -80,13 +80,14 @@ def recover(
     warm: WarmStart,
     *,
     victims: Sequence[str] = VICTIMS,
+    options: Sequence[str] = (),
     most_seconds: float = MOST_SECONDS,
     told: Callable[[Kill], None] = lambda kill: None,
 ) -> RecoveryResult:
     """Play the run of the fleet ``name`` in ``folder``, and after its first round kill ``victims`` for some seconds.
 
     Nothing may be lost: at last the model and the rows are compared with those of a run of as many rounds that nothing
-    disturbs. Every round is evaluated, as the last one of a run always is.
+    disturbs. Every round is evaluated, as the last one of a run always is. ``options`` are those of the machine.
     """
     kills: list[Kill] = []
     settings = (*SETTINGS, *FLEETS[name])
@@ -97,14 +98,14 @@ def recover(
     ) as fleet:
         place = free_address()
         fleet.start_edge(place)
-        fleet.start_devices(DEVICES, address=place)
+        fleet.start_devices(DEVICES, *options, address=place)
         fleet.start_coordinator()
         try:
             fleet.wait_for_round(1)
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 fleet.pause(chance.uniform(0.0, MOST_PAUSE))
-                kills.append(_kill(fleet, place, chance.choice(victims), most_seconds))
+                kills.append(_kill(fleet, place, chance.choice(victims), options, most_seconds))
                 told(kills[-1])
             complaints += send_home(fleet)
         except (FleetTimeout, psutil.TimeoutExpired) as error:
@@ -115,7 +116,7 @@ def recover(
     return RecoveryResult(name, fleet.rounds(), tuple(kills), tuple(complaints))
 
 
-def _kill(fleet: LiveFleet, place: str, victim: str, most_seconds: float) -> Kill:
+def _kill(fleet: LiveFleet, place: str, victim: str, options: Sequence[str], most_seconds: float) -> Kill:
     """Kill a process and start it again. Raises FleetTimeout if the run does not go on."""
     process = {"coordinator": fleet.coordinator, "edge": fleet.edges[-1], "machine": fleet.supervisors[-1]}[victim]
     assert process is not None
@@ -130,7 +131,7 @@ def _kill(fleet: LiveFleet, place: str, victim: str, most_seconds: float) -> Kil
             fleet.start_edge(place)
         case _:
             fleet.supervisors.remove(process)
-            fleet.start_devices(DEVICES, address=place)
+            fleet.start_devices(DEVICES, *options, address=place)
     what = f"round {rounds + ROUNDS_AFTER}, after the {victim} was killed,"
     fleet.wait_until(lambda: fleet.rounds() >= rounds + ROUNDS_AFTER, what, most_seconds)
     return Kill(victim, time.monotonic() - began)

@@ -106,6 +106,7 @@ def play(
     keys: bool,
     edge: bool = False,
     noticed: str = "",
+    options: Sequence[str] = (),
     seconds: float = 600.0,
     start: Start | None = None,
 ) -> AttackResult:
@@ -114,15 +115,15 @@ def play(
     With an ``edge``, all devices are behind it, and it is attacked in place of the coordinator. Without one, the
     coordinator has to have counted what ``REFUSED`` names for each attack.
     With ``noticed``, the run stands still until the coordinator has counted something under this name; then neither its
-    pace nor its processor time has to be within its bound. A wait that takes longer than ``seconds`` ends with a
-    complaint.
+    pace nor its processor time has to be within its bound. ``options`` are those of the machine of the devices. A wait
+    that takes longer than ``seconds`` ends with a complaint.
     """
     began = time.monotonic()
     complaints: list[str] = []
     watch = None
     with _fleet(folder, calm.rounds, start, attacks) as fleet, _attacker(folder) as attacker:
         place = free_address() if edge else fleet.address
-        known = _start(fleet, folder, keys, place)
+        known = _start(fleet, folder, keys, place, options)
         try:
             fleet.wait_for_round(calm.begin, seconds)
             watch = _Watch(fleet)
@@ -235,7 +236,9 @@ def _attacked(fleet: LiveFleet) -> psutil.Popen:
     return fleet.edges[0] if fleet.edges else fleet.coordinator
 
 
-def _start(fleet: LiveFleet, folder: Path, keys: bool, place: str) -> dict[str, str] | None:
+def _start(
+    fleet: LiveFleet, folder: Path, keys: bool, place: str, options: Sequence[str] = ()
+) -> dict[str, str] | None:
     """Start coordinator and devices, which connect to ``place``: that of an edge if it is not the coordinator's.
 
     With keys, the result are keys that a second machine has, which are approved.
@@ -245,7 +248,7 @@ def _start(fleet: LiveFleet, folder: Path, keys: bool, place: str) -> dict[str, 
         fleet.start_coordinator()
         if edge:
             fleet.start_edge(place)
-        fleet.start_devices(DEVICES, address=place)
+        fleet.start_devices(DEVICES, *options, address=place)
         return None
     here, other = KeyFolder(folder / "keys"), KeyFolder(folder / "other-keys")
     server = here.new()
@@ -254,7 +257,7 @@ def _start(fleet: LiveFleet, folder: Path, keys: bool, place: str) -> dict[str, 
     own = ("--keys", str(here.path), "--server-key", server)
     if edge:
         fleet.start_edge(place, *own)
-    fleet.start_devices(DEVICES, *own, address=place)
+    fleet.start_devices(DEVICES, *own, *options, address=place)
     public, secret = other.pair()
     return {"public": public, "secret": secret, "server": server}
 

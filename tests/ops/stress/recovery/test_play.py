@@ -14,11 +14,14 @@ from fedemu.ops.stress.recovery.play import VICTIMS, RecoveryResult, recover
 from fedemu.ops.stress.undisturbed import Undisturbed, undisturbed
 from fedemu.ops.stress.warm import WarmStart
 
+FEW = ("--trainers", "1", "--per-process", "4")
+"""The devices are in few processes."""
+
 
 def test_a_run_goes_on_after_each_kill_and_loses_nothing(tmp_path: Path, warm: WarmStart) -> None:
     killed: list[str] = []
     result = recover(
-        "both", tmp_path / "run", 4.0, random.Random(1), warm, told=lambda kill: killed.append(kill.victim)
+        "both", tmp_path / "run", 4.0, random.Random(1), warm, options=FEW, told=lambda kill: killed.append(kill.victim)
     )
     assert result.complaints == ()
     assert killed == [kill.victim for kill in result.kills]
@@ -38,9 +41,8 @@ def test_a_run_that_does_not_go_on_and_one_with_another_model_have_failed(
 
     def result(name: str, seconds: float, most_seconds: float) -> RecoveryResult:
         chance = random.Random(1)
-        return recover(
-            "as by default", tmp_path / name, seconds, chance, warm, victims=["coordinator"], most_seconds=most_seconds
-        )
+        how = {"victims": ["coordinator"], "options": FEW, "most_seconds": most_seconds}
+        return recover("as by default", tmp_path / name, seconds, chance, warm, **how)
 
     (stuck,) = result("stuck", 60.0, 0.0).complaints
     assert "after the coordinator was killed, did not happen within 0 s" in stuck
