@@ -16,6 +16,7 @@ from fedemu.protocol.host.hardware import processor
 
 OTHER: Final[Mapping[str, str]] = {"ATEN_CPU_CAPABILITY": "default"}
 """What makes a machine with AVX2 compute in another way."""
+ONE = ("--trainers", "1", "--per-process", "2")
 
 
 @pytest.mark.skipif("avx2" not in processor().get("flags", ""), reason="torch has one way to compute here")
@@ -26,12 +27,12 @@ def test_a_machine_that_computes_otherwise_is_refused_unless_it_is_allowed(
     fleet.start_coordinator()
     below = free_address()
     edge = warm.start(["edge", "--connect", fleet.address, "--bind", below], tmp_path / "edge.log", os.environ)
-    fleet.start_devices(2, state="a", address=below)
+    fleet.start_devices(2, *ONE, state="a", address=below)
     fleet.wait_until(lambda: any(event["event"] == "enroll" for event in _events(fleet)), "the first machine", 300)
-    other = fleet.start_devices(2, state="b", address=below, environment=OTHER)
+    other = fleet.start_devices(2, *ONE, state="b", address=below, environment=OTHER)
     assert other.wait(300) == 3
     assert "instructions DEFAULT instead of " in fleet.log_of(other).read_text()
-    fleet.start_devices(2, state="b")
+    fleet.start_devices(2, *ONE, state="b")
     assert fleet.wait_for_end() == 0, fleet.tail()
     assert edge.wait(300) == 0
     computed = fleet.summary()["compute"]
@@ -42,8 +43,8 @@ def test_a_machine_that_computes_otherwise_is_refused_unless_it_is_allowed(
     assert "instructions DEFAULT instead of " in fleet.log_of(elsewhere).read_text()
 
     allowed = fleet.start_coordinator("--rounds", "2", "--set", "runtime.mixed_compute=true", environment=OTHER)
-    fleet.start_devices(2, state="a")
-    fleet.start_devices(2, state="b", environment=OTHER)
+    fleet.start_devices(2, *ONE, state="a")
+    fleet.start_devices(2, *ONE, state="b", environment=OTHER)
     assert fleet.wait_for_end() == 0, fleet.tail()
     computed = fleet.summary()["compute"]
     assert (computed["mixed"], len(computed["machines"]), len(computed["coordinator"])) == (True, 2, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import urllib.parse
 import urllib.request
@@ -36,7 +37,7 @@ def test_prometheus_scrapes_a_fleet_tells_of_its_crash_and_is_silent_when_a_run_
     (tmp_path / "alerts.yml").write_text((MONITORING / "alerts.yml").read_text().replace("for: 30s", "for: 1s"))
     fleet = new_fleet("rounds=100000", "fleet.give_up=90.0")
     fleet.start_coordinator("--metrics-port", str(coordinator))
-    fleet.start_devices(20, "--metrics-port", str(supervisor))
+    fleet.start_devices(20, "--trainers", "1", "--metrics-port", str(supervisor))
     command = [
         "prometheus",
         f"--config.file={tmp_path / 'prometheus.yml'}",
@@ -50,6 +51,10 @@ def test_prometheus_scrapes_a_fleet_tells_of_its_crash_and_is_silent_when_a_run_
 
     with (tmp_path / "prometheus.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
         try:
+            fleet.wait_for_round(5)
+            # Without its trainer the fleet goes on, but no round does, which would only cost time.
+            [trainer] = fleet.processes("trainer")
+            fleet.signal(trainer, signal.SIGSTOP)
             for query, least in (
                 ("fedemu_round", 3.0),
                 ('fedemu_results_total{outcome="accepted"}', 1.0),
@@ -66,6 +71,7 @@ def test_prometheus_scrapes_a_fleet_tells_of_its_crash_and_is_silent_when_a_run_
             assert _value(own, "count(ALERTS)") == -1, "nothing is pending while the run goes on"
             assert fleet.coordinator is not None
             fleet.coordinator.kill()
+            fleet.signal(trainer, signal.SIGCONT)
             wait_for('ALERTS{alertname="CoordinatorDown",alertstate="firing"}')
 
             # Another run on the same port, from its beginning to its end.
