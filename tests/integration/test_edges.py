@@ -19,8 +19,8 @@ from fedemu.ops.stress.scenarios import SHORT
 from fedemu.ops.stress.warm import Started, WarmStart
 
 FleetMaker = Callable[..., LiveFleet]
-ONE = ("--trainers", "1")
-"""A machine of these tests has one trainer."""
+ONE = ("--trainers", "1", "--per-process", "5")
+"""A machine of these tests has one trainer, and few processes for its devices."""
 
 
 def key_options(folder: KeyFolder, server: str) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ def test_keys_admit_and_shut_out_machines_in_a_run_and_do_not_change_its_result(
     fleet = new_fleet()
     fleet.start_coordinator("--keys", str(here.path))
     key = first.new()
-    own = ("--trainers", "1", "--keys", str(first.path), "--server-key", server)
+    own = ("--trainers", "1", "--per-process", "5", "--keys", str(first.path), "--server-key", server)
     shut_out = fleet.start_devices(20, *own, state="first")
     fleet.wait_until(lambda: f"fedemu keys approve NAME '{key}'" in fleet.tail(), "that the key is not approved", 300)
     assert fleet.rounds() == 0
@@ -34,7 +34,7 @@ def test_keys_admit_and_shut_out_machines_in_a_run_and_do_not_change_its_result(
     fleet.pause(1.2)
     fleet.signal(fleet.coordinator, signal.SIGCONT)
     assert shut_out.wait(300) == 3
-    other = ("--trainers", "1", "--keys", str(second.path), "--server-key", str(here.public_file))
+    other = ("--trainers", "1", "--per-process", "5", "--keys", str(second.path), "--server-key", str(here.public_file))
     fleet.start_devices(20, *other, state="second")
     assert fleet.wait_for_end() == 0, fleet.tail()
     assert {"revoked"} <= {event["event"] for event in fleet.events()}

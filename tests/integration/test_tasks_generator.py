@@ -53,7 +53,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, in_one_process: Play) 
 def test_kills_inside_the_training_of_the_generator_leave_the_model_as_it_would_be(
     tmp_path: Path, undisturbed: Undisturbed, warm: WarmStart
 ) -> None:
-    result = play(KILLS, SCALE, tmp_path, expected=undisturbed, seconds=300.0, start=warm.start)
+    result = play(
+        KILLS, SCALE, tmp_path, expected=undisturbed, options=("--trainers", "1"), seconds=300.0, start=warm.start
+    )
     assert result.complaints == ()
     log = (tmp_path / "run" / "logs" / "coordinator.log").read_text()
     first, second = _steps_by_coordinator(log)
