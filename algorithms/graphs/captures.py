@@ -11,6 +11,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final, Protocol
 from weakref import ref
@@ -77,7 +78,10 @@ class Recorder(Protocol):
 
 
 class GraphRecorder:
-    """Records CUDA graphs. They share one pool of memory: what a graph has made is never read after another one ran."""
+    """Records CUDA graphs. They share a pool of memory: what a graph has made is never read after another one ran.
+
+    After a capture that failed, the next ones have a new pool.
+    """
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream:
@@ -88,19 +92,38 @@ class GraphRecorder:
         return torch.cuda.graph_pool_handle()
 
     def record(self, work: Work) -> tuple[Sequence[Tensor], Callable[[], object]]:
-        stream = self._stream
+        before, stream = torch.cuda.current_stream(), self._stream
         # Libraries keep handles and workspaces for each stream. So the work is done on this stream before it is
         # captured there, and they are made then.
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                work()
-        torch.cuda.current_stream().wait_stream(stream)
+        stream.wait_stream(before)
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    work()
+        finally:
+            # If the work fails, the caller frees tensors to which kernels on the stream may still write.
+            before.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may encode results meanwhile. What they ask of the driver must not end the capture.
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-            outputs = work()
+        try:
+            # Other threads may encode results meanwhile. What they ask of the driver must not end the capture.
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                outputs = work()
+        except BaseException:
+            self._give_up(before)
+            raise
         return outputs, graph.replay
+
+    def _give_up(self, before: torch.cuda.Stream) -> None:
+        """Clean up after a capture that failed; ``before`` was the current stream. torch itself does it only in part.
+
+        It leaves the stream of the capture current. In versions such as 2.11 its allocator also takes the capture for
+        one that goes on: it then refuses the next one in the pool, and frees nothing when the GPU has no memory left.
+        """
+        torch.cuda.set_stream(before)
+        with suppress(RuntimeError):  # it says that the allocator has ended it already
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+        # Pinned memory may still belong to a capture in that pool, and nothing can end that.
+        del self._stream, self._pool
 
 
 class Captured:

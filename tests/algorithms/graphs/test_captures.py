@@ -153,6 +153,100 @@ def test_a_carry_that_moves_between_its_places_is_not_written_over_before_it_is_
     assert len(captures) == 1
 
 
+class Gpu:
+    """What torch's own context of a capture does on a GPU: its streams, and the pools for which its allocator captures.
+
+    A capture in which ``synchronise`` was called fails at its end. Where torch is ``older``, its allocator does not
+    hear of that.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, older: bool) -> None:
+        self.current, self.waits, self.underway = "first", list[tuple[str, str]](), list[int]()
+        self.invalid = False
+        names, pools = iter(("second", "third")), iter((1, 2))
+        gpu = self
+
+        class Stream:
+            def __init__(self, name: str = "") -> None:
+                self.name = name or next(names)
+
+            def wait_stream(self, other: Stream) -> None:
+                gpu.waits.append((self.name, other.name))
+
+        class Entered:
+            def __init__(self, stream: Stream) -> None:
+                self.before, self.stream = gpu.current, stream
+
+            def __enter__(self) -> None:
+                gpu.current = self.stream.name
+
+            def __exit__(self, *error: object) -> None:
+                gpu.current = self.before
+
+        class Graph:
+            def capture_begin(self, pool: int, **_: object) -> None:
+                if pool in gpu.underway:
+                    raise RuntimeError("already recording")
+                gpu.underway.append(pool)
+                self.pool, gpu.invalid = pool, False
+
+            def capture_end(self) -> None:
+                if not (older and gpu.invalid):
+                    gpu.end(0, self.pool)
+                if gpu.invalid:
+                    raise RuntimeError("a previous error")
+
+            def replay(self) -> None: ...
+
+        for name, stand_in in {
+            "Stream": Stream,
+            "stream": Entered,
+            "current_stream": lambda: Stream(gpu.current),
+            "current_device": lambda: 0,
+            "set_stream": lambda stream: setattr(gpu, "current", stream.name),
+            "CUDAGraph": Graph,
+            "graph_pool_handle": lambda: next(pools),
+            "synchronize": lambda: None,
+            "empty_cache": lambda: None,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+        monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end)
+
+    def end(self, device: int, pool: int) -> None:
+        if pool not in self.underway:
+            raise RuntimeError("not currently recording")
+        self.underway.remove(pool)
+
+    def synchronise(self) -> list[Tensor]:
+        if self.underway:
+            self.invalid = True
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return [torch.ones(1)]
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_after_a_capture_that_failed_the_next_step_is_captured(older: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, recorder, made = Gpu(monkeypatch, older), GraphRecorder(), [torch.ones(1)]
+    with pytest.raises(RuntimeError, match="a previous error"):
+        recorder.record(gpu.synchronise)
+    assert (gpu.current, gpu.underway) == ("first", [])
+    assert recorder.record(lambda: made)[0] is made
+    assert (gpu.current, gpu.underway) == ("first", [])
+    assert gpu.waits == [("second", "first"), ("first", "second"), ("third", "first"), ("first", "third")]
+
+
+def test_what_a_step_that_fails_has_launched_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> list[Tensor]:
+        raise RuntimeError("out of memory")
+
+    gpu = Gpu(monkeypatch, older=False)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        GraphRecorder().record(fails)
+    assert gpu.waits == [("second", "first"), ("first", "second")]
+    assert gpu.current == "first"
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -166,3 +260,18 @@ def test_a_cuda_graph_gives_the_same_bits(make: Callable[[], Model]) -> None:
     found = play(Vmapped(4, captures.run), local(model), model, "cuda")
     assert_same_bits(found, play(Vmapped(4), local(model), model, "cuda"))
     assert len(captures) == 1, "the step was captured, and gave its own bits"
+
+
+@pytest.mark.gpu
+def test_a_step_that_synchronises_does_not_keep_the_next_one_from_being_captured() -> None:
+    recorder, stream = GraphRecorder(), torch.cuda.current_stream()
+    place = torch.zeros(3, device="cuda")
+    with pytest.raises(RuntimeError):
+        recorder.record(lambda: [place * float(place.sum())])
+    assert torch.cuda.current_stream() == stream
+    (found,), replay = recorder.record(lambda: [place + 1])
+    assert torch.cuda.current_stream() == stream
+    for value in (4.0, 7.0):
+        place.fill_(value)
+        replay()
+        assert found.tolist() == [value + 1] * 3
