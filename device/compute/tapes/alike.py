@@ -1,7 +1,8 @@
 """Operations on a stack of devices, with the same bits in every slot.
 
 On a processor the last bits of some operations depend on where numbers lie in memory, and so on the slot of a device.
-Here are the ways to compute them in which they do not. A GPU computes all slots by the same instructions.
+Here are the ways to compute them in which they do not. A GPU computes all slots by the same instructions, except for
+gradients of embeddings.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from fedemu.algorithms.layouts import Layout
 from fedemu.device.compute.tapes.elements import depends_on_place, evenly
+from fedemu.device.compute.tapes.embeddings import GRADIENT, in_whole_chunks
 from fedemu.device.compute.tapes.private_torch import OperationReplacer, changes_memory, operator_name, unwatched
 from fedemu.device.compute.tapes.products import PRODUCTS, Begins, alike_in_slots
 from fedemu.device.compute.tapes.side_by_side import SIDE_BY_SIDE, alike_side_by_side
@@ -44,7 +46,9 @@ def alike(
     in ``results``. The first two tensors begin where ``begins`` says. What is found is kept, because to find it takes
     some calls of the operator.
     """
-    if device.type != "cpu" or not is_concerned(operator) or not all(map(_is_real, results)):
+    if device.type == "cuda" and operator_name(operator) == GRADIENT:
+        return in_whole_chunks(function, args, slots)
+    if device.type != "cpu" or not _on_a_processor(operator) or not all(map(_is_real, results)):
         return None
     key = operator, function, slots, repr((args, kwargs, results, begins))
     if key not in _found:
@@ -73,6 +77,10 @@ def _alike(
 
 def is_concerned(operator: Any) -> bool:
     """Whether there are layouts for which the operator does not give all slots the same bits."""
+    return _on_a_processor(operator) or operator_name(operator) == GRADIENT
+
+
+def _on_a_processor(operator: Any) -> bool:
     return depends_on_place(operator) or operator_name(operator) in (*PRODUCTS, *SIDE_BY_SIDE)
 
 
