@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import zmq
 from packaging.requirements import Requirement
@@ -27,6 +28,19 @@ from fedemu.protocol.host.private import temporary_folder
 DEVICES = 300
 """The number of devices for which the limits of the machine are checked: that of the default experiment."""
 _TORCH_SECONDS = 120
+_TRY_TORCH: Final = """\
+import json, torch
+assert torch.ones(2).sum().item() == 2
+counted, error = torch.cuda.device_count(), ""
+if counted and not torch.cuda.is_available():
+    counted, error = 0, "no reason is told"
+    try:
+        torch.cuda.init()
+    except Exception as raised:
+        error = str(raised) or error
+print(json.dumps([torch.__version__, [torch.cuda.get_device_name(i) for i in range(counted)], error]))
+"""
+"""It tells the version of torch, the GPUs that it opens, and why it opens none although the driver counts some."""
 
 Verdict = Literal["ok", "note", "bad"]
 
@@ -98,15 +112,13 @@ def _unmet(required: Iterable[Requirement]) -> Iterator[str]:
 
 def _torch() -> Finding:
     """Import torch in a process of its own, because a broken installation may crash the process."""
-    code = (
-        "import torch\n"
-        "devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]\n"
-        "assert torch.ones(2).sum().item() == 2\n"
-        "print(torch.__version__ + ', ' + (', '.join(devices) or 'no CUDA device: trainers use the CPU'))"
-    )
     try:
         ended = subprocess.run(
-            [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False
+            [sys.executable, "-P", "-c", _TRY_TORCH],
+            capture_output=True,
+            text=True,
+            timeout=_TORCH_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return Finding(
@@ -118,7 +130,12 @@ def _torch() -> Finding:
         lines = ended.stderr.strip().splitlines()
         said = lines[-1] if lines else f"importing it ends with code {ended.returncode}"
         return Finding("bad", "torch", f"{said}; install it again: pip install --force-reinstall torch")
-    return Finding("ok", "torch", ended.stdout.strip())
+    version, devices, error = json.loads(ended.stdout.splitlines()[-1])
+    if error:
+        reason = error.splitlines()[0].partition(". ")[0]
+        closed = f"there is a GPU, but torch cannot open it ({reason}): trainers use the CPU"
+        return Finding("note", "torch", f"{version}, {closed}; to use the GPU, mend its driver")
+    return Finding("ok", "torch", f"{version}, {', '.join(devices) or 'no CUDA device: trainers use the CPU'}")
 
 
 def _compiled() -> Finding:

@@ -13,13 +13,15 @@ from fedemu.ops import doctor
 from fedemu.ops.doctor import Finding
 from fedemu.ops.extras import EXTRAS
 
+RUN = subprocess.run
+
 
 @pytest.fixture(autouse=True)
 def _torch_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing torch in another process takes seconds."""
 
     def runs(*command: Any, **options: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(command, 0, "2.13.0, no CUDA device: trainers use the CPU\n", "")
+        return subprocess.CompletedProcess(command, 0, '["2.13.0", [], ""]\n', "")
 
     monkeypatch.setattr(doctor.subprocess, "run", runs)
 
@@ -161,6 +163,42 @@ def test_a_torch_that_cannot_be_imported_is_bad(monkeypatch: pytest.MonkeyPatch)
     finding = find("torch", {})
     assert finding.verdict == "bad"
     assert finding.detail.startswith("OSError: libcudart.so.13 is missing; install it again")
+
+
+GPU = "there is a GPU, but torch cannot open it"
+
+
+@pytest.mark.parametrize(
+    ("counted", "opens", "verdict", "detail"),
+    [
+        (0, False, "ok", "2.13.0, no CUDA device: trainers use the CPU"),
+        (2, True, "ok", "2.13.0, GPU 0, GPU 1"),
+        (2, False, "note", f"2.13.0, {GPU} (too old (12040)): trainers use the CPU; to use the GPU, mend its driver"),
+    ],
+)
+def test_a_gpu_that_torch_cannot_open_is_only_noted(
+    counted: int, opens: bool, verdict: str, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch with an old driver: it counts the GPUs, and raises where one of them is asked for anything."""
+    (tmp_path / "torch.py").write_text(f"""
+class cuda:
+    device_count = lambda: {counted}
+    is_available = lambda: {opens}
+    def init():
+        if not {opens}:
+            raise RuntimeError("too old (12040). Please update your driver.")
+    def get_device_name(place):
+        cuda.init()
+        return f"GPU {{place}}"
+class ones:
+    def __init__(self, size): self.size = size
+    def sum(self): return self
+    def item(self): return self.size
+__version__ = "2.13.0"
+""")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(doctor.subprocess, "run", RUN)
+    assert find("torch", {}) == Finding(verdict, "torch", detail)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
