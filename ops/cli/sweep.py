@@ -148,6 +148,10 @@ def sweep(
     chose = {"grid": grid, "method": method, "set": settings, "seeds": seeds, "rounds": rounds, "devices": devices}
     again = _again("sweep", source, {"out": out, **chose, "at-once": at_once, "only": only})
     experiments = loaded(runs, without_effect := WithoutEffect())
+    if on != "here" and any(runtime.device_type == "cuda" for _, runtime in experiments.values()):
+        raise ConfigurationError(
+            f"runtime.device_type is cuda, but with --on {on} each run of a sweep computes on one core; choose auto"
+        )
     if list_only:
         for run in runs:
             print(run.folder)

@@ -132,7 +132,8 @@ def _experiment(words: Sequence[str]) -> bytes:
 def _play(words: list[str], packed: bytes, experiment: bytes, named: str, begun: str) -> tuple[int, str, bytes]:
     """Play a run at a node: its exit code, its lines for people, and its directory, which is ``named`` in these lines.
 
-    It is played in the folder in which the sweep was ``begun``, if the node has it.
+    It is played in the folder in which the sweep was ``begun``, if the node has it. Ray counts only a core for it, and
+    hides no GPU of the node, which all runs there would share. So the run itself sees none.
     """
     with tempfile.TemporaryDirectory(prefix="fedemu-") as folder:
         there = Path(folder) / _THERE
@@ -151,6 +152,7 @@ def _play(words: list[str], packed: bytes, experiment: bytes, named: str, begun:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=lines,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
             )
             code = _ended(process)
         return code, said.read_text(encoding="utf-8", errors="replace").replace(str(there), named), _pack(there)

@@ -184,6 +184,10 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["sweep", "digits-small", "--out", "new", "--set", "track.to=['x']"], 'there is no tracker "x"; choose from'),
     (["sweep", "digits-small", "--out", "x", "--search", "local.lr=0.1..inf"], "needs two finite numbers"),
     (
+        ["sweep", "digits-small", "--out", "x", "--on", "ray", "--set", "runtime.device_type=cuda"],
+        "runtime.device_type is cuda, but with --on ray each run of a sweep computes on one core; choose auto",
+    ),
+    (
         ["sweep", "digits-small", "--out", "json.toml", "--search", "local.lr=0.1..1"],
         "json.toml is a file; name a folder with --out",
     ),

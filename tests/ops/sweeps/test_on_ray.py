@@ -32,6 +32,7 @@ directory.mkdir(exist_ok=True)
 seen = {"words": words, "cwd": os.getcwd(), "there": str(directory), "found": sorted(map(str, os.listdir(directory)))}
 if "--resume" not in words:
     seen["experiment"] = Path(words[1]).read_text()
+seen["gpus"] = os.environ.get("CUDA_VISIBLE_DEVICES")
 (directory / "seen.json").write_text(json.dumps(seen))
 print("not for people")
 print(f"the report is in {directory}/report.html", file=sys.stderr)
@@ -87,6 +88,17 @@ def test_a_run_goes_on_at_a_node_that_does_not_have_the_folder_of_the_sweep(tmp_
     assert (code, seen["found"]) == (3, ["metrics.jsonl"])
     assert seen["words"] == ["run", "--resume", seen["there"], "--set", "seed=1"]
     assert seen["cwd"] == str(Path(seen["there"]).parent)
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize("node", [None, "0,1"])
+def test_a_run_sees_no_gpu_of_its_node(node: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if node is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", node)
+    _, _, came = on_ray._play(["run", "--resume", "run"], packed(metrics_jsonl=""), b"", "seed-1", str(tmp_path))
+    assert seen_in(came)["gpus"] == ""
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == node, "other tasks of this process of Ray may have a GPU"
 
 
 class Cluster:
