@@ -30,9 +30,9 @@ class MachineObserver:
         """A process has ended and is started again; ``kind`` is device, trainer or zygote."""
 
     def hung(self, trainer: int, seconds: float, lacked: str, jobs: str) -> None:
-        """A trainer with work ``lacked`` something, such as any processor time, for so long, and is killed.
+        """A trainer that has work ``lacked`` something, such as any processor time, for so long, and is killed.
 
-        ``jobs`` says what it was to do.
+        ``jobs`` says what it was to do: its jobs, or its start.
         """
 
     def queue_depth(self, depth: int) -> None:

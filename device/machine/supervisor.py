@@ -59,10 +59,10 @@ class SupervisorPlan(MachinePlan):
     ``trainers = 0`` means one per core or GPU. As many machines on this host as ``beside`` says have the same GPUs, and
     as many trainers. ``per_process`` devices share a process. ``logs`` is the folder for what device processes log;
     None: the standard error output. ``keys`` are those of all connections to the coordinator, None for connections
-    without keys. A trainer that has jobs and uses no processor time for ``idle_seconds``, or answers none of them for
-    ``stuck_seconds``, is killed; another does its jobs. ``allow_code`` are the modules and files that an experiment may
-    name beside what comes with fedemu, if they are the coordinator's by their digests. None: any, unchecked, because
-    the experiment is that of the user of this machine.
+    without keys. A trainer that starts or has jobs is killed if it uses no processor time for ``idle_seconds``, or if
+    it neither gets ready nor answers a job for ``stuck_seconds``; another takes its place, and does its jobs.
+    ``allow_code`` are the modules and files that an experiment may name beside what comes with fedemu, if they are the
+    coordinator's by their digests. None: any, unchecked, because the experiment is that of the user of this machine.
     """
 
     trainers: int = 0
@@ -222,25 +222,27 @@ class Supervision:
         return packs
 
     async def _watch(self, broker: Broker, trainers: Trainers) -> None:
-        """Kill the trainers that should compute and do not: that stand still, or that answer nothing for very long.
+        """Kill the trainers that should compute and do not: that stand still, or that finish nothing for very long.
 
-        A GPU that is stuck may keep its process busy, so processor time alone does not tell.
+        Those that start are looked at, too, because they compute a first step. A GPU that is stuck may keep its process
+        busy, so processor time alone does not tell.
         """
         plan = self._plan
         idleness, stuckness = Idleness(plan.idle_seconds), Stuckness(plan.stuck_seconds)
         while True:
             await asyncio.sleep(min(LOOK_SECONDS, plan.idle_seconds / 4, plan.stuck_seconds / 4))
             pids, now = trainers.pids, time.monotonic()
-            busy = {number: pids[number] for number in broker.busy if number in pids}
-            idle = dict.fromkeys(idleness.look(busy, now), (plan.idle_seconds, "used no processor time"))
-            stuck = stuckness.look({number: (pids[number], broker.progress(number)) for number in busy}, now)
+            starting = trainers.starting
+            active = {number: pids[number] for number in {*starting, *broker.busy} if number in pids}
+            idle = dict.fromkeys(idleness.look(active, now), (plan.idle_seconds, "used no processor time"))
+            stuck = stuckness.look({number: (pid, broker.progress(number)) for number, pid in active.items()}, now)
             for number, (seconds, lacked) in (
-                dict.fromkeys(stuck, (plan.stuck_seconds, "finished no job")) | idle
+                dict.fromkeys(stuck, (plan.stuck_seconds, "finished nothing")) | idle
             ).items():
-                jobs = broker.work_of(number)
-                log.error("trainer %d %s for %g s; it is killed, and done again are %s", number, lacked, seconds, jobs)
-                plan.observer.hung(number, seconds, lacked, jobs)
-                trainers.kill(number)
+                work = "its start" if number in starting else broker.work_of(number)
+                log.error("trainer %d %s for %g s; it is killed. Done again: %s", number, lacked, seconds, work)
+                plan.observer.hung(number, seconds, lacked, work)
+                trainers.hung(number, f"{lacked} for {seconds:g} s")
 
     def _setup(self, here: Arrival) -> Setup:
         plan, granted, shared = self._plan, here.granted, here.ways.shares_link

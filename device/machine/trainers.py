@@ -75,7 +75,7 @@ class Trainers:
         self._ready: set[int] = set()
         self._failures: Counter[int] = Counter()
         self._faults: dict[int, str] = {}
-        """What trainers that are about to end have told of the reason, by their number."""
+        """Why trainers that are about to end are killed, by their number, to stand after their name."""
         self._pauses: dict[int, asyncio.TimerHandle] = {}
         """The trainers that are about to be started again."""
         self._keeping: asyncio.Task[None] | None = None
@@ -85,6 +85,11 @@ class Trainers:
     def pids(self) -> Mapping[int, int]:
         """The process ids of the living trainers, by their number."""
         return self._pids
+
+    @property
+    def starting(self) -> list[int]:
+        """The numbers of the living trainers that are not ready yet."""
+        return [number for number in self._pids if number not in self._ready]
 
     def launch(self) -> None:
         """Start all trainers. Each says on the bus when it is ready."""
@@ -97,11 +102,16 @@ class Trainers:
 
     def faulty(self, number: int, why: str) -> None:
         """Trainer ``number`` cannot go on, and says why. Another takes its place."""
-        self._faults[number] = why.partition("\n")[0].removesuffix(".")
-        self.kill(number)
+        first_line = why.partition("\n")[0].removesuffix(".")
+        self._faults[number] = f"could not go on: {first_line}"
+        self._kill(number)
 
-    def kill(self, number: int) -> None:
-        """Kill a trainer. Another takes its place, and does its jobs again."""
+    def hung(self, number: int, lacked: str) -> None:
+        """Kill trainer ``number``, which ``lacked`` something for too long. Another takes its place."""
+        self._faults[number] = f"was killed because it {lacked}"
+        self._kill(number)
+
+    def _kill(self, number: int) -> None:
         if number in self._pids:
             with suppress(ProcessLookupError):
                 os.kill(self._pids[number], signal.SIGKILL)
@@ -110,7 +120,7 @@ class Trainers:
         """End all trainers and the nursery."""
         self._stopping = True
         for number in list(self._pids):
-            self.kill(number)
+            self._kill(number)
         if self._keeping is not None:  # first, because it may be starting another nursery
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
@@ -157,8 +167,7 @@ class Trainers:
             case NotForked(number=number, detail=detail):
                 self._trainer_ended(number, f"could not be started: {detail}")
             case Ended(number=number, code=code):
-                fault = self._faults.pop(number, "")
-                self._trainer_ended(number, f"could not go on: {fault}" if fault else ending(code))
+                self._trainer_ended(number, self._faults.pop(number, "") or ending(code))
 
     def _trainer_ended(self, number: int, why: str) -> None:
         self._pids.pop(number, None)

@@ -74,6 +74,7 @@ def open_runner(setup: TrainerSetup) -> ToyRunner:
     settings = json.loads(Path(setup.experiment).read_bytes())
     if settings.get("unusable_trainer"):
         raise ConfigurationError("This toy trainer cannot work.")
+    toys.maybe_hang(settings)
     return ToyRunner(settings)
 
 

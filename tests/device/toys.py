@@ -74,6 +74,17 @@ def train_like_a_toy(settings: Mapping[str, Any], device: int, round: int, indic
     return float(sum(indices) + 1000 * device + round + own + settings.get("shift", 0))
 
 
+def maybe_hang(settings: Mapping[str, Any]) -> None:
+    """Never start, if ``hangs`` is a file that does not exist: the first start makes it.
+
+    Its suffix tells how: ``.asleep`` uses no processor time, ``.awake`` uses all.
+    """
+    if "hangs" in settings and not (marker := Path(settings["hangs"])).exists():
+        marker.touch()
+        while True:
+            time.sleep(3600.0 if marker.suffix == ".asleep" else 0.0)
+
+
 def maybe_die(settings: Mapping[str, Any], device: int) -> None:
     """Spend ``slow`` seconds on a job, and kill this process if the job is that of device ``killer``.
 

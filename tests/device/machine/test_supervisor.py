@@ -200,7 +200,34 @@ async def test_a_trainer_that_computes_without_end_is_killed_and_its_work_is_don
         assert await server.hold(1, range(6)) == {d: expected(d, 1) for d in range(6)}
         server.stop()
         await ended(task)
-    assert any(line.startswith("trainer 0 finished no job for 1.5 s: device ") for line in heard.told), heard.told
+    assert any(line.startswith("trainer 0 finished nothing for 1.5 s: device ") for line in heard.told), heard.told
+
+
+@pytest.mark.parametrize(
+    ("how", "bound", "lacked"),
+    [
+        ("asleep", "idle_seconds", "used no processor time for 1.5 s"),
+        ("awake", "stuck_seconds", "finished nothing for 1.5 s"),
+    ],
+)
+async def test_a_trainer_that_hangs_before_it_is_ready_is_killed_and_another_does_the_work(
+    coordinator: Any,
+    plan: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    how: str,
+    bound: str,
+    lacked: str,
+) -> None:
+    heard = Heard()
+    server = coordinator(devices=2, hangs=str(tmp_path / f"hung.{how}"))
+    async with supervising(plan(server.address, 2, observer=heard, **{bound: 1.5})) as task:
+        await server.everyone()
+        assert await server.hold(1, range(2)) == {d: expected(d, 1) for d in range(2)}
+        server.stop()
+        await ended(task)
+    assert [line for line in heard.told if line.startswith("trainer")] == [f"trainer 0 {lacked}: its start"]
+    assert f"trainer 0 is started again: it was killed because it {lacked}" in caplog.messages
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -202,6 +202,28 @@ async def test_a_trainer_that_tells_why_it_cannot_go_on_is_killed_and_quoted(
     )
 
 
+async def test_a_trainer_that_hangs_is_killed_and_what_it_lacked_is_told(
+    until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, sign: killed.append((pid, sign)))
+    ended: list[tuple[int, str]] = []
+    nursery = Nursery(lambda: None)
+    async with launched(nursery, 2, pytest.fail, lambda *end: ended.append(end)) as trainers:
+        await until(lambda: len(trainers.pids) == 2, "the trainers were forked")
+        trainers.ready(0)
+        assert trainers.starting == [1]
+        trainers.hung(1, "used no processor time for 60 s")
+        assert killed == [(trainers.pids[1], signal.SIGKILL)]
+        nursery.heard(Ended(number=1, code=-9))
+        nursery.heard(Ended(number=0, code=-9))
+        assert trainers.starting == []
+        await until(lambda: sorted(trainers.starting) == [0, 1], "both were forked again")
+        nursery.heard(Ended(number=1, code=-9))
+    by_kernel = "was ended by SIGKILL (the kernel does so if memory runs out)"
+    assert ended == [(1, "was killed because it used no processor time for 60 s"), (0, by_kernel), (1, by_kernel)]
+
+
 async def test_a_trainer_that_the_system_does_not_let_start_is_tried_again_and_then_ends_the_machine(
     until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
