@@ -124,8 +124,14 @@ class TrainJob(Fields):
     tensors: Size
 
 
+class JobTensor(TensorSpec):
+    """A tensor of a job in a group. Two devices may have tensors of one name, so it is named ``device/name`` here."""
+
+    name: Annotated[str, Meta(max_length=11 + 256)]
+
+
 class Train(Message):
-    """A group of jobs of one ask. The tensors are those of its jobs, job after job; each is named ``device/name``."""
+    """A group of jobs of one ask. The tensors are those of its jobs, job after job."""
 
     group: Index
     ask: AskText
@@ -133,7 +139,7 @@ class Train(Message):
     task: Index
     shared: Annotated[tuple[SharedFile, ...], Meta(max_length=64)]
     jobs: tuple[TrainJob, ...]
-    tensors: tuple[TensorSpec, ...]
+    tensors: tuple[JobTensor, ...]
 
 
 class Ready(Message):

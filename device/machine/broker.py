@@ -10,8 +10,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from msgspec.structs import replace
-
 from fedemu.device.bus import (
     LIMITS,
     TO_SUPERVISOR,
@@ -22,6 +20,7 @@ from fedemu.device.bus import (
     Faulty,
     Finished,
     JobFailed,
+    JobTensor,
     Joined,
     Quit,
     Reachable,
@@ -288,7 +287,7 @@ class Broker:
     def _give_up(self, job: QueuedJob, reason: str, why: str) -> None:
         log.error("the job of device %d for ask %s is given up: %s", *job.key, why)
         self._observer.given_up()
-        answer = JobFailed(device=job.submit.device, ask=job.submit.ask, reason=reason, detail=why)
+        answer = JobFailed(device=job.submit.device, ask=job.submit.ask, reason=reason, detail=why[:2048])
         if job.origin is not None:
             self._router.send(job.origin, answer)
 
@@ -341,7 +340,9 @@ def train_message(group: Group, store: BlobStore) -> tuple[Train, list[memoryvie
             for job in group.jobs
         ),
         tensors=tuple(
-            replace(spec, name=f"{job.submit.device}/{spec.name}") for job in group.jobs for spec in job.submit.tensors
+            JobTensor(name=f"{job.submit.device}/{spec.name}", dtype=spec.dtype, shape=spec.shape)
+            for job in group.jobs
+            for spec in job.submit.tensors
         ),
     )
     return message, [frame for job in group.jobs for frame in job.frames]

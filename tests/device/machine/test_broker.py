@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from fedemu.device.bus import (
     TO_PROCESS,
@@ -99,7 +100,9 @@ class Peer:
         decoder = TO_PROCESS if role == "process" else TO_TRAINER
         self.dealer = network.connect("bus", decoder, self._received, lambda error: None)
 
-    def submit(self, device: int = 3) -> None:
+    def submit(self, device: int = 3, *tensors: TensorSpec) -> None:
+        """Submit a job with the tensors, which are ``INDICES`` unless they are given."""
+        tensors = tensors or (INDICES,)
         job = Submit(
             device=device,
             ask="1.0.0",
@@ -108,9 +111,9 @@ class Peer:
             shared=(REF,),
             own=None,
             next_own="next",
-            tensors=(INDICES,),
+            tensors=tensors,
         )
-        self.dealer.send(job, [np.array([6, 7]).tobytes()])
+        self.dealer.send(job, [np.array([6, 7]).tobytes() for _ in tensors])
 
     def _received(self, envelope: Envelope) -> None:
         self.heard.append(envelope.message)
@@ -142,6 +145,19 @@ async def test_a_job_goes_to_a_trainer_and_its_answer_back_to_the_device(bus: Bu
     await until(lambda: process.heard and bus.observer.trainings, "the answer")
     assert process.heard == [DONE]
     assert bus.observer.trainings == [(0.25, 1, 0)]
+
+
+async def test_a_tensor_with_the_longest_name_and_of_the_last_device_reaches_the_trainer(
+    bus: Bus, until: Callable[..., Any]
+) -> None:
+    bus.store.put(MODEL)
+    process, trainer = bus.peer("process"), bus.peer("trainer")
+    trainer.dealer.send(Ready(capacity={"train": 4}))
+    process.submit(2**31 - 1, INDICES, replace(INDICES, name="x" * 256))
+    await until(lambda: trainer.heard, "the group")
+    (group,) = trainer.heard
+    assert isinstance(group, Train)
+    assert [spec.name for spec in group.tensors] == ["2147483647/.", "2147483647/" + "x" * 256]
 
 
 async def test_a_stranger_is_not_heard(bus: Bus, until: Callable[..., Any]) -> None:
@@ -235,6 +251,24 @@ async def test_the_device_hears_of_a_job_over_which_trainers_died(bus: Bus, unti
     said = "3 trainers died over it; the last one ended with code 1"
     assert device.heard == [JobFailed(device=3, ask="1.0.0", reason="trainer", detail=said)]
     assert bus.observer.jobs_given_up == 1
+
+
+async def test_the_reason_for_which_a_job_is_given_up_is_cut_to_what_the_device_reads(
+    bus: Bus, until: Callable[..., Any]
+) -> None:
+    bus.store.put(MODEL)
+    device = bus.peer("process")
+    device.submit()
+    for _ in range(MAX_DEATHS):
+        trainer = bus.peer("trainer")
+        trainer.dealer.send(Ready(capacity={"train": 4}))
+        await until(lambda heard=trainer.heard: heard, "the group")
+        bus.broker.trainer_ended(0, f"could not go on: {'y' * 2048}")
+    await until(lambda: device.heard, "the answer")
+    [answer] = device.heard
+    assert isinstance(answer, JobFailed)
+    said = "3 trainers died over it; the last one could not go on: "
+    assert answer.detail == said + "y" * (2048 - len(said))
 
 
 async def test_a_trainer_that_cannot_go_on_is_told_with_its_reason(bus: Bus, until: Callable[..., Any]) -> None:
