@@ -188,6 +188,8 @@ class ZmqRouter(Endpoint):
         if self._connections is None:
             return
         self._connections.look()
+        if self._full:
+            self._full.intersection_update(self._connections.peers)
         if self._connections.parting:
             self._loop.call_soon(self._read_last_words)
         if self._approved is not None:
@@ -236,9 +238,11 @@ class ZmqRouter(Endpoint):
                 key = str(frame.get("User-Id"))
                 peer = frame.bytes + key.encode("ascii")
         except zmq.Again:
-            if self._connections is not None and self._connections.parting:
-                self._connections.drained()
-            return False
+            if self._connections is None or not self._connections.parting:
+                return False
+            self._connections.drained()
+            # Those who were told may have sent something, and with it consumed the report of a message that has come.
+            return True
         frames, connections = self._frames(), self._connections
         is_there = connections is None or connections.heard(peer, self._first)
         if self._approved is not None and not self._approved(key):

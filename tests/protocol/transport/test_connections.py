@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import select
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -468,6 +469,38 @@ async def test_a_router_of_zeromq_hands_on_the_last_words_of_a_peer_before_it_te
     assert told == ["message"]
     await eventually(lambda: place.closed)
     assert told == ["message"] * 201 + ["end"]
+
+
+async def test_a_message_that_comes_while_the_end_of_a_peer_is_told_does_not_wait_for_the_next_one(
+    make: Make, eventually: Eventually
+) -> None:
+    place = make(known=True)
+    leaving, _ = await first_word(place, eventually)
+    staying, _ = await first_word(place, eventually)
+    await eventually(lambda: len(place.heard) == 2)
+
+    def over() -> None:
+        pour(staying, frame(encode(Heartbeat())[0]))
+        select.select([place.router._descriptor], [], [], 20)  # type: ignore[attr-defined]
+        place.router.send(place.heard[1], Heartbeat())  # this takes notice of the message, which the loop then does not
+
+    place.over = over
+    leaving.close()
+    await eventually(place.looked(lambda: place.closed))
+    await eventually(lambda: len(place.heard) == 3)
+
+
+async def test_a_peer_that_goes_while_the_queue_to_it_is_full_is_forgotten(make: Make, eventually: Eventually) -> None:
+    place = make(known=True, queue=1)
+    peer, _ = await first_word(place, eventually)
+    router, large = place.router, [bytes(MIB)]
+    while router.send(place.heard[0], Heartbeat(), large):
+        pass
+    assert router._full == {place.heard[0]}  # type: ignore[attr-defined]
+    peer.close()
+    await eventually(place.looked(lambda: place.closed))
+    router.look()
+    assert router._full == set()  # type: ignore[attr-defined]
 
 
 async def test_a_router_on_plain_sockets_hands_on_the_last_words_of_a_peer_before_it_tells_its_end(
