@@ -76,7 +76,7 @@ class HandshakeWatch:
         else:
             self._failures += 1
             if self._failures == _FAILURES:
-                self._failed(HandshakeFailed(self._broken_off()))
+                self._failed(HandshakeFailed(f"{self._broken_off()}, or the network between the two is unstable"))
 
     def _refused(self, status: int) -> str:
         if status == _INTERNAL_ERROR or self._keys is None:
@@ -95,8 +95,8 @@ class HandshakeWatch:
     def _broken_off(self) -> str:
         if self._keys is None:
             return (
-                f"the coordinator at {self._address} breaks off the connection, most likely because it wants keys; "
-                "give its public key with --server-key (`fedemu keys list` shows it there)"
+                f"the coordinator at {self._address} breaks off the connection: most likely it wants keys (give its "
+                "public key with --server-key; `fedemu keys list` shows it there)"
             )
         return (
             f"the coordinator at {self._address} breaks off the connection: its key is not the one of --server-key "

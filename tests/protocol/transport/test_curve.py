@@ -147,7 +147,9 @@ async def test_without_keys_nobody_comes_in(
     machine = place.join(None)
     await eventually(lambda: machine.told)
     await eventually(lambda: "connections that broke off in the handshake so far: 1 (they had no keys" in caplog.text)
-    assert "wants keys; give its public key with --server-key" in str(machine.told[0])
+    assert "wants keys (give its public key with --server-key; `fedemu keys list` shows it there)" in str(
+        machine.told[0]
+    )
     assert place.heard == []
 
 
@@ -280,6 +282,11 @@ async def test_connections_that_only_end_are_told_once_three_of_them_have_come_i
         watch.close()
     assert counts == [0, 0, 0, 0, 0, 1, 1, 1]
     assert [isinstance(error, HandshakeFailed) and error.final for error in told] == [False, True]
+    said = (
+        "the coordinator at tcp://there:1 breaks off the connection: most likely it wants keys (give its public key "
+        "with --server-key; `fedemu keys list` shows it there)"
+    )
+    assert [*map(str, told)] == [f"{said}, or the network between the two is unstable", said]
 
 
 @pytest.mark.parametrize(
