@@ -40,6 +40,9 @@ Such a tensor holds the indices of the samples of that period, from which the de
 tensors are the device's own part of the ask."""
 ATTACH_SECONDS: Final = 60.0
 """A process that has had no connection to the bus for so long ends. Its supervisor starts another one."""
+MOST_ON_BUS: Final = 2**31
+"""The most messages that wait for the supervisor: all of them. A job or an answer that it does not get would be waited
+for without end."""
 _QUARTER = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 LIMITS = Limits(header_bytes=64 * 2**20, frames=2**17, frame_bytes=_QUARTER, message_bytes=4 * _QUARTER)
 """The processes of the bus may send what fits into the memory of this machine."""

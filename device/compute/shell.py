@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from fedemu.device.bus import (
     ATTACH_SECONDS,
+    MOST_ON_BUS,
     TO_TRAINER,
     Attach,
     Done,
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 
 PARTING_SECONDS = 1.0
 """The time that a trainer without a connection gives its supervisor to be dead, before it calls that a fault."""
+PUSHING_SECONDS = 1.0
+"""The most time that a trainer waits within a group for its supervisor to read answers. Further ones wait for the end
+of the group."""
 Answer = tuple[Done | JobFailed, Sequence[Buffer]]
 """The answer to one job, and the frames of its tensors."""
 
@@ -53,10 +57,17 @@ class Runner(Protocol):
 
 
 class TrainerShell:
-    """A trainer's side of the bus."""
+    """A trainer's side of the bus.
 
-    def __init__(self, network: Dialer, setup: TrainerSetup) -> None:
+    ``push`` waits at most so many seconds until what was sent is on its way, and returns how long it took. Networks
+    that send while this process computes need none.
+    """
+
+    def __init__(
+        self, network: Dialer, setup: TrainerSetup, push: Callable[[float], float] = lambda seconds: 0.0
+    ) -> None:
         self.runner: Runner | None = None
+        self._push = push
         self.bus = network.connect(setup.bus, TO_TRAINER, self._received, self._rejected)
         self.bus.send(Attach(token=setup.token, role="trainer", number=setup.number))
 
@@ -95,10 +106,11 @@ class TrainerShell:
         """
         if self.runner is None:
             return
-        began = time.monotonic()
+        began, left = time.monotonic(), PUSHING_SECONDS
         try:
             for answer, payload in self.runner.run(train, frames):
                 self.bus.send(answer, payload)
+                left -= self._push(left)  # the event loop, which would send the rest, does not run before the end
         except Exception as error:
             self._give_up(error, in_work=True)
             return
@@ -140,8 +152,8 @@ async def _serve(setup: TrainerSetup, open_runner: Callable[[TrainerSetup], Runn
         time.sleep(PARTING_SECONDS)
         give_up(loop, {"message": "it has no connection to the supervisor"})
 
-    network = DirectNetwork(loop, lost=lost, patience=ATTACH_SECONDS)
-    shell = TrainerShell(network, setup)
+    network = DirectNetwork(loop, most_waiting=MOST_ON_BUS, lost=lost, patience=ATTACH_SECONDS)
+    shell = TrainerShell(network, setup, network.push)
     loop.set_exception_handler(give_up)
     try:
         shell.open(setup, open_runner)

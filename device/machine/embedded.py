@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Never
 
-from fedemu.device.bus import Attach, Finished, Train
+from fedemu.device.bus import MOST_ON_BUS, Attach, Finished, Train
 from fedemu.device.compute.shell import Runner, TrainerShell
 from fedemu.device.machine.arrival import Arrival, MachinePlan, arrive
 from fedemu.device.machine.broker import Broker
@@ -23,7 +23,7 @@ from fedemu.device.machine.processes import BIRTH_STRIDE
 from fedemu.device.machine.sleepers import Lives, Sleepers
 from fedemu.device.pipe import TrainerSetup
 from fedemu.device.process.birth import Birthplace
-from fedemu.device.process.process import MOST_ON_BUS, DeviceProcess
+from fedemu.device.process.process import DeviceProcess
 from fedemu.protocol.code.named import load
 from fedemu.protocol.host.futures import listen
 from fedemu.protocol.transport.interface import Network

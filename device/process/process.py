@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from fedemu.device.bus import (
     ATTACH_SECONDS,
+    MOST_ON_BUS,
     TO_PROCESS,
     Asleep,
     Attach,
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
 RETIRED = 3
 MOST_AWAKE = 1000
 """The devices of a pack for which there is room, where each has a connection of its own with keys."""
-MOST_ON_BUS = 2**31
-"""The most messages that wait for the supervisor: all of them. A job that it does not get is never done."""
 
 log = logging.getLogger("fedemu.device")
 

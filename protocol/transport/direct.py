@@ -107,6 +107,18 @@ class DirectNetwork:
         self.open.add(made)
         return made
 
+    def push(self, seconds: float) -> float:
+        """Wait at most so long until the kernel has taken what Dealers have sent. Returns the seconds that it took.
+
+        For a process that computes while its loop does not run. Connections that have not come about are not waited
+        for.
+        """
+        began = time.monotonic()
+        for each in self.open:
+            if isinstance(each, DirectDealer):
+                each.push(began + seconds)
+        return time.monotonic() - began
+
     def close(self) -> None:
         for each in list(self.open):
             each.close()
@@ -160,6 +172,11 @@ class DirectDealer:
         if self._line is not None:
             self._line.flush()
         return True
+
+    def push(self, until: float) -> None:
+        """Wait until the kernel has taken what was sent, at most to this time of the monotonic clock."""
+        if self._line is not None:
+            self._line.push(until)
 
     def close(self) -> None:
         if self._leaving:

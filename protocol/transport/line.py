@@ -119,6 +119,18 @@ class Line:
         if self.incoming.ready and not self._writing:
             self.write()
 
+    def push(self, until: float) -> None:
+        """Send what waits. Wait for room in the kernel, at most to this time of the monotonic clock.
+
+        Nothing is read meanwhile, so no callback is called.
+        """
+        if not self.incoming.ready or not self._outgoing.begun:
+            return
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLOUT)
+        while self._outgoing.begun and (left := until - time.monotonic()) > 0 and poll.poll(left * 1000):
+            self.write()
+
     def finish(self, sent_all: Callable[[], None]) -> None:
         """Hand on no more messages. Call ``sent_all`` as soon as everything is sent."""
         self._arrived.clear()

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
-from fedemu.device.bus import TO_SUPERVISOR, Attach, Faulty, Quit, Ready, Train
+from fedemu.device.bus import TO_SUPERVISOR, Attach, Done, Faulty, Finished, Quit, Ready, Train
 from fedemu.device.compute import shell
+from fedemu.device.compute.shell import Answer
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import MachineFault
+from fedemu.protocol.messages import TensorSpec
 from fedemu.protocol.transport.direct import DirectNetwork
 
 
 class Bus:
-    """A supervisor's side of the bus, with one trainer in the same process."""
+    """A supervisor's side of the bus, with one trainer in the same process.
 
-    def __init__(self, folder: Path, open_runner: Callable[[TrainerSetup], Any] | None = None) -> None:
+    ``apart``: the trainer has a thread and an event loop of its own, so that the supervisor reads while it computes.
+    """
+
+    def __init__(
+        self, folder: Path, open_runner: Callable[[TrainerSetup], Any] | None = None, apart: bool = False
+    ) -> None:
         self._network = DirectNetwork(asyncio.get_running_loop())
         self.heard: list[type] = []
         self.told: list[str] = []
@@ -34,7 +42,8 @@ class Bus:
             number=0, bus=address, token="token", trainer="t", experiment="e", device_type="cpu", allow_code=None
         )
         opened = open_runner or (lambda setup: MagicMock(capacity={}))
-        self.task = asyncio.create_task(shell._serve(setup, opened))
+        serving = shell._serve(setup, opened)
+        self.task = asyncio.create_task(asyncio.to_thread(asyncio.run, serving) if apart else serving)
 
     def _received(self, peer: bytes, envelope: Envelope) -> None:
         self._peer = peer
@@ -141,6 +150,57 @@ async def test_a_trainer_that_cannot_go_on_tells_why_and_runs_no_other_group(
     )
     assert unreadable.getMessage().startswith("unreadable message on the bus: ")
     await bus.end()
+
+
+def answered(devices: Iterable[int], size: int) -> Iterator[Answer]:
+    """The answers of the devices, whose payloads have so many bytes."""
+    payload = TensorSpec(name="w", dtype="uint8", shape=(size,))
+    for device in devices:
+        done = Done(
+            device=device,
+            ask="1.0.0",
+            examples=1,
+            steps=1,
+            metrics={},
+            label_counts=None,
+            wrote_own=False,
+            tensors=(payload,),
+        )
+        yield done, [bytes(size)]
+
+
+async def test_no_answer_of_a_large_group_is_lost_although_the_supervisor_reads_only_at_its_end(
+    socket_folder: Path, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "PUSHING_SECONDS", 0.1)
+    bus = Bus(socket_folder, lambda setup: MagicMock(capacity={}, run=lambda *group: answered(range(4000), 1000)))
+    await bus.ready(until)
+    bus.train()
+    await until(lambda: Finished in bus.heard, "the end of the group")
+    assert bus.heard == [Attach, Ready, *[Done] * 4000, Finished]
+    await bus.end()
+
+
+async def test_answers_for_which_the_kernel_has_no_room_reach_the_supervisor_before_the_group_ends(
+    socket_folder: Path, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "PUSHING_SECONDS", 30.0)
+    heard_all = threading.Event()
+    in_time: list[bool] = []
+
+    def run(*group: object) -> Iterator[Answer]:
+        yield from answered(range(64), 20_000)
+        in_time.append(heard_all.wait(10))  # the next stack is computed
+
+    bus = Bus(socket_folder, lambda setup: MagicMock(capacity={}, run=run), apart=True)
+    await bus.ready(until)
+    bus.train()
+    await until(lambda: bus.heard.count(Done) == 64, "the answers of the first stack")
+    heard_all.set()
+    await until(lambda: Finished in bus.heard, "the end of the group")
+    assert in_time == [True]
+    bus.close()
+    assert await asyncio.wait_for(bus.task, 30) == 1
 
 
 async def test_a_trainer_that_cannot_be_opened_tells_why(socket_folder: Path, until: Callable[..., Any]) -> None:

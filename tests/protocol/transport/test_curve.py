@@ -147,9 +147,8 @@ async def test_without_keys_nobody_comes_in(
     machine = place.join(None)
     await eventually(lambda: machine.told)
     await eventually(lambda: "connections that broke off in the handshake so far: 1 (they had no keys" in caplog.text)
-    assert "wants keys (give its public key with --server-key; `fedemu keys list` shows it there)" in str(
-        machine.told[0]
-    )
+    said = "wants keys (give its public key with --server-key; `fedemu keys list` shows it there)"
+    assert said in str(machine.told[0])
     assert place.heard == []
 
 
