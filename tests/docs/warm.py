@@ -20,8 +20,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from fedemu.ops.pages import parts
 from fedemu.ops.pages.parts import Draw, bound
 from fedemu.ops.stress.warm_process import Blanks, start_from
+from fedemu.protocol.host.garbage import settle
 
 DONE = "-- done --"
 IMPORTED = (
@@ -29,17 +31,31 @@ IMPORTED = (
     "matplotlib.pyplot",
     "datasets",
     "pandas",
+    "fontTools.subset",
+    "matplotlib.backends.backend_pdf",
+    "matplotlib.backends.backend_svg",
+    "PIL.PngImagePlugin",
+    "scipy.special",
+    "fedemu.ops.assembly.rehearsal",
+    "fedemu.ops.cli.__main__",
     "fedemu.ops.cli.commands",
-    "fedemu.ops.assembly.coordinator",
+    "fedemu.ops.compare.latex.table",
     "fedemu.ops.compare.page.page",
+    "fedemu.ops.report.report",
+    "fedemu.ops.running.coordinator",
+    "fedemu.ops.running.devices",
+    "fedemu.ops.running.embedded",
     "fedemu.ops.running.together",
 )
 MOST_ROUNDS = 2
 """Runs of pages stop after this number of rounds, whatever ``--rounds`` says."""
 MOST_EPOCHS = 5
 """Devices in memory train no more epochs, whatever ``--set local.epochs`` says. A real fleet that a page kills does."""
-DRAWING = ("fedemu.ops.compare.page.page", "fedemu.ops.report.figures")
-"""The modules that choose pictures. Of each kind the commands of pages draw the first; other tests draw them all."""
+CHOOSING = ("fedemu.ops.compare.page.page", "fedemu.ops.report.figures")
+"""The modules that choose pictures. Of each kind the commands of pages draw the first as a file for a paper, and all of
+them together one for a page. Other tests draw them all."""
+SMALLER = ("--devices", "40", "--set", "fleet.per_round=5")
+"""What commands take beside ``digits``, a preset of 300 devices. Words of the page that say otherwise win."""
 SPARE = {"fedemu": 1, "blocks": 8}
 """How many processes of fedemu a program can start that have everything imported, too. Further ones are ordinary."""
 SPARE_OF_A_FLEET = 2
@@ -60,10 +76,12 @@ def serve(address: str) -> None:
     """Fork a child for each connection, until SIGTERM ends this process."""
     for module in IMPORTED:
         importlib.import_module(module)
-    for module in DRAWING:
-        drawing: Any = importlib.import_module(module)
-        drawing.bound = _first_bound
+    for module in CHOOSING:
+        choosing: Any = importlib.import_module(module)
+        choosing.bound = _first_bound
+    parts.drawn = _first_of_all(parts.drawn)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    settle()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen(64)
@@ -116,10 +134,23 @@ def _first_bound(plots: Mapping[str, Callable[[Any], Any]], data: Any) -> dict[s
     return dict(islice(bound(plots, data).items(), 1))
 
 
+def _first_of_all(drawn: Callable[..., Any]) -> Callable[..., Any]:
+    """``drawn``, which returns None as for a picture without data when it has drawn one."""
+    pictures: list[object] = []
+
+    def draw_once(draw: Draw) -> Any:
+        picture = None if pictures else drawn(draw)
+        pictures.extend([] if picture is None else [picture])
+        return picture
+
+    return draw_once
+
+
 def _shortened(words: list[str]) -> list[str]:
     """A command line with at most ``MOST_ROUNDS`` rounds, ``MOST_EPOCHS`` epochs, and two of a range of seeds."""
-    pairs = zip(["", *words], words, strict=False)
-    return [_shorter(before, word) for before, word in pairs]
+    shorter = [_shorter(before, word) for before, word in zip(["", *words], words, strict=False)]
+    large = words[0] == "run" and re.fullmatch(r"digits(\+.*)?", words[1]) is not None
+    return [*shorter[:2], *(SMALLER if large else ()), *shorter[2:]]
 
 
 def _shorter(option: str, word: str) -> str:
