@@ -276,7 +276,8 @@ def test_a_refused_resume_with_more_rounds_changes_nothing(
             commands.command([*words], prog_name="fedemu")
         return ended.value.code
 
-    new = ("run", "digits-small", "--transport", "memory", "--rounds", "1", "--set", "runtime.report=false")
+    plain = ("--transport", "memory", "--set", "runtime.report=false")
+    new = ("run", "digits-small", "--rounds", "1", *plain)
     written: list[str] = []
     with monkeypatch.context() as few:
         few.setattr(open_files, "most_open_files", lambda: 200)  # without sockets none are needed
@@ -291,7 +292,7 @@ def test_a_refused_resume_with_more_rounds_changes_nothing(
         assert call("coordinator", "--resume", "done", "--rounds", "3", "--bind", address) == 2
         assert address in capfd.readouterr().err
     assert {name: Path("done", name).read_bytes() for name in names} == before
-    assert call("run", "--resume", "done", "--transport", "memory", "--rounds", "2") == 0
+    assert call("run", "--resume", "done", "--rounds", "2", *plain) == 0
     assert len(Path("done/metrics.jsonl").read_text().splitlines()) == 2
 
 

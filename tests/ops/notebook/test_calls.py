@@ -305,8 +305,9 @@ def test_seeds_are_kept_if_a_later_one_of_them_cannot_be_played(tmp_path: Path) 
         "        raise ValueError('no more')\n"
         "    return mlp(input_shape, classes)\n"
     )
+    quiet: dict[str, Any] = {"transport": "memory", "progress": False, "runtime__report": False}
     with pytest.raises(ConfigurationError, match=r'no more(.|\n)*go on with fedemu.run\(resume="seeds"\)'):
-        fedemu.run(TINY, rounds=1, out="seeds", seeds=3, model__name=f"{own}:build", transport="memory", progress=False)
+        fedemu.run(TINY, rounds=1, out="seeds", seeds=3, model__name=f"{own}:build", **quiet)
     assert fedemu.open_run("seeds/seed-1").summary["outcome"] == "completed"
     assert [Path("seeds", f"seed-{seed}", "config.toml").is_file() for seed in (2, 3)] == [True, True]
 
