@@ -1,5 +1,6 @@
 """The command line: what it prints where, and with which code it ends."""
 
+import errno
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -456,3 +458,14 @@ print(matplotlib.get_configdir())
     )
     assert Path(ended.stdout.split()[-1]).is_relative_to(tmp_path)
     assert ended.stderr == ""
+
+
+def test_a_command_tells_that_it_decodes_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDEMU_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(subprocess, "Popen", MagicMock(side_effect=BlockingIOError(errno.EAGAIN, "")))
+    assert call("validate", "digits-small") == 2
+    told, refused = capfd.readouterr().err.splitlines()
+    assert told == "fedemu: decoding the data set digits, once on this machine"
+    assert "no process can be started" in refused

@@ -56,7 +56,7 @@ async def test_a_run_works_beside_a_running_loop_and_gives_its_results(capfd: py
 def test_several_seeds_are_one_group_that_goes_on_and_is_compared_as_by_the_command(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for plots in ("COMPARISON_PLOTS", "WIDE_COMPARISON_PLOTS"):
+    for plots in ("COMPARISON_PLOTS", "_WIDE_PLOTS"):
         monkeypatch.setattr(f"fedemu.ops.compare.page.page.{plots}", {})
     quiet: dict[str, Any] = {"transport": "memory", "progress": False, "runtime__report": False}
     group = fedemu.run(TINY, out="seeds", seeds=[2], rounds=1, **quiet)

@@ -55,7 +55,8 @@ def test_runs_side_by_side_are_the_runs_alone_and_a_killed_sweep_goes_on(tmp_pat
     words += ["--set", "fleet.per_round=3", "--set", "runtime.report=false", "--out", str(alone)]
     assert warm.start(words, log, os.environ).wait(400) == 0, log.read_text()
 
-    killed = warm.start(sweep(tmp_path, "--at-once", "2"), log, os.environ)
+    plain = os.environ | {"FEDEMU_RUNTIME__REPORT": "false"}
+    killed = warm.start(sweep(tmp_path, "--at-once", "2"), log, plain)
     first = tmp_path / "runs" / "small" / "digits-small" / "seed-1"
     deadline = time.monotonic() + 400
     while not (first / "config.toml").exists():
@@ -64,7 +65,7 @@ def test_runs_side_by_side_are_the_runs_alone_and_a_killed_sweep_goes_on(tmp_pat
     killed.kill()
     killed.wait(400)
 
-    again = warm.start(sweep(tmp_path, "--at-once", "2"), log, os.environ)
+    again = warm.start(sweep(tmp_path, "--at-once", "2"), log, plain)
     assert again.wait(400) == 0, log.read_text()
     assert "2 runs" in log.read_text()
     assert (tmp_path / "runs" / "compare" / "compare.html").exists()
