@@ -20,7 +20,7 @@ from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.protocol.errors import ConfigurationError
 
-pytestmark = pytest.mark.usefixtures("slots_tried")
+pytestmark = pytest.mark.usefixtures("tried_here")
 OWN = """
     import random
 

@@ -21,7 +21,7 @@ from fedemu.protocol.blobs.tree_file import decode_tree
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.transport.memory import MemoryNetwork
 
-pytestmark = pytest.mark.usefixtures("slots_tried")
+pytestmark = pytest.mark.usefixtures("tried_here")
 
 
 def plan_of(directory: Path, *settings: str) -> CoordinatorPlan:
@@ -110,7 +110,7 @@ def test_a_plan_has_the_parts_that_its_experiment_asks_for(tmp_path: Path, monke
     monkeypatch.setattr("torch.set_num_threads", threads.append)
     samples = ("evaluate.samples=50", "evaluate.validation=true", "data.validation=0.2", "data.public={fraction=0.1}")
     full = plan_of(tmp_path, *samples, "fleet.wake=on-demand", "server.threads=2")
-    assert threads == [2]
+    assert threads == [2, 1]  # the second one is for the trial, which happens here
     tested, held = vars(full.evaluator), decode_tree(full.partition)["indices"]
     assert sum(len(labels) for _, labels in tested["_part"]) == 50
     assert full.public is not None

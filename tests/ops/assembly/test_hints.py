@@ -18,7 +18,7 @@ from fedemu.ops.assembly.trial import tried_parts
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import load_experiment
 
-pytestmark = pytest.mark.usefixtures("slots_tried", "forks")
+pytestmark = pytest.mark.usefixtures("tried_here", "forks")
 LOSSES = """
     import torch
     from torch import nn

@@ -22,6 +22,7 @@ from fedemu.ops.experiment.sources import load_experiment
 from fedemu.protocol.errors import ConfigurationError
 
 pytestmark = pytest.mark.usefixtures("slots_tried", "forks")
+HERE = pytest.mark.usefixtures("tried_here")
 OWN = """
     import os
     import random
@@ -377,6 +378,7 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
     return Parts(load_experiment(preset, list(settings), {})[0])
 
 
+@HERE
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -425,7 +427,6 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
             ["model.name=tried:Detaches"],
             "model 'tried:Detaches' gives logits that no variable has a gradient of, so training changes nothing; its",
         ),
-        (["model.name=tried:Exits"], "the first training step ends its process: SystemExit: 3, "),
         (
             ["algorithm.loss=tried:vector"],
             CANNOT.format(model="mlp", loss="tried:vector") + "the loss gave a tensor of the shape [10]; it must give ",
@@ -568,6 +569,12 @@ def test_an_experiment_that_cannot_be_computed_is_refused_in_one_sentence(settin
     assert all(re.match(r"    .*tried\.py:\d+ in \w+: ", frame) for frame in frames)
 
 
+def test_a_training_step_that_ends_its_process_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="the first training step ends its process: SystemExit: 3, "):
+        tried("model.name=tried:Exits")
+
+
+@HERE
 def test_a_measure_of_replay_counts_among_those_that_a_reply_holds() -> None:
     tried("algorithm.name=tried:measures", "algorithm.options.count=63")
     tried("algorithm.name=tried:measures", "algorithm.options.count=62", preset=REPLAY)
@@ -576,31 +583,38 @@ def test_a_measure_of_replay_counts_among_those_that_a_reply_holds() -> None:
         tried("algorithm.name=tried:measures", "algorithm.options.count=63", preset=REPLAY)
 
 
+@HERE
 def test_what_is_drawn_by_a_seed_is_not_another_one_each_time() -> None:
     tried("algorithm={name='tried:Unseeded',options={seed=3},terms={'tried:drawn'={seeded=true}}}")
 
 
+@HERE
 def test_a_method_need_not_be_made_twice_in_a_process() -> None:
     tried("algorithm.name=tried:Once")
 
 
+@HERE
 def test_what_a_term_never_finds_is_not_tried() -> None:
     tried("algorithm.terms={'tried:late'={}}")  # there is one task
     tried(*TASKS, "algorithm.terms={'tried:late'={previous=false}}")
 
 
+@HERE
 def test_a_model_may_keep_a_cache_and_what_it_computes_anew_for_each_batch() -> None:
     tried("model={name='tried:Warms',kept='a cache'}")
 
 
+@HERE
 def test_a_model_may_count_in_a_buffer_of_signed_numbers() -> None:
     tried("model={name='tried:Counts',kind='int32'}")
 
 
+@HERE
 def test_a_model_may_write_to_the_batch_that_it_is_given() -> None:
     tried("model.name=tried:Halves")
 
 
+@HERE
 def test_a_model_without_gradients_goes_with_a_method_that_does_not_train() -> None:
     tried("model.name=tried:Detaches", preset="digits-small+ncm-random")
 
@@ -619,6 +633,7 @@ def test_an_error_in_somebodys_own_code_is_told_with_its_file_and_its_lines(tmp_
     assert "vmapped.py" in str(caught.value.__cause__.__cause__)
 
 
+@HERE
 def test_a_table_that_has_no_row_for_a_token_of_any_sample_is_refused() -> None:
     fleet = "data.dataset=tried:tokens", "fleet.devices=4", "fleet.per_round=2"
     with pytest.raises(ConfigurationError, match=r"all samples, with values from 0 to 40: IndexError: .*tried\.py:\d+"):
@@ -626,11 +641,13 @@ def test_a_table_that_has_no_row_for_a_token_of_any_sample_is_refused() -> None:
     tried("model={name='tried:Table',rows=41}", *fleet)
 
 
+@HERE
 def test_data_of_one_class_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"all labels of the data set 'tried:one_class' are '0'; there is"):
         tried("data.dataset=tried:one_class", "fleet.devices=4", "fleet.per_round=2")
 
 
+@HERE
 def test_a_model_that_only_one_executor_can_compute_is_tried_with_that_executor() -> None:
     tried("model.name=tried:Branches", "local.executor=serial")
 
@@ -674,6 +691,7 @@ def test_a_trial_without_an_end_does_not_choose_how_own_code_is_computed(name: s
     assert re.fullmatch(said, str(caught.value)), caught.value
 
 
+@HERE
 def test_a_run_keeps_the_executor_with_which_it_began() -> None:
     parts = opened("model.name=tried:Branches")
     found = try_out(parts)
@@ -694,6 +712,7 @@ def test_a_machine_that_starts_no_process_to_try_in_says_so_and_keeps_nothing_op
     assert not descriptors() - before
 
 
+@HERE
 @pytest.mark.parametrize("method", [name for name, _ in methods()])
 def test_every_method_passes_the_trial(method: str) -> None:
     """Each method is tried on a setting that has what it needs. Replay gets what the method does not set."""
@@ -716,6 +735,7 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     return "data.dataset=lines.txt", "data.text={kind='next',length=10,tokenizer='characters'}"
 
 
+@HERE
 def test_a_language_model_gives_logits_for_every_token(texts: tuple[str, ...]) -> None:
     loss = "algorithm.loss=token_cross_entropy"
     tried(*texts, loss, "model.name=gru")
