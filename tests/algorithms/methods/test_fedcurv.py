@@ -227,12 +227,12 @@ def test_terms_of_a_model_in_half_precision_are_sums_in_single_precision(
 def test_devices_with_a_cnn_agree_alone_and_in_company(little_fleet: Callable[..., Any], fisher: Any) -> None:
     model = cnn(SHAPE, 4)
     settings = ingredients(model, epochs=1, momentum=0.9)
-    checked = Checked(Serial(), Vmapped(3))
-    method = fedcurv(settings, penalty=0.1, samples=8, fisher=fisher)
-    fleet = little_fleet(method, model.init(0), [share[:12] for share in SHARES], executor=checked)
-    fleet.play([0, 1, 2])
+    checked = Checked(Serial(), Vmapped(2))
+    method = fedcurv(settings, penalty=0.1, samples=4, fisher=fisher)
+    fleet = little_fleet(method, model.init(0), [share[:8] for share in SHARES], executor=checked)
+    fleet.play([0, 1])
     before = fleet.model
-    fleet.play([1, 2, 3])
+    fleet.play([1, 2])
     assert any(not torch.equal(fleet.model[name], leaf) for name, leaf in before.items())
 
 

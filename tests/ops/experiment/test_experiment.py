@@ -384,7 +384,7 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.text(min_size=1).filter(lambda key: key != "name"), values, max_size=4))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_any_options_survive_the_way_through_toml_and_bytes(options: dict[str, Any]) -> None:
     experiment = Experiment.parse({"model": {"name": "m", **options}, "algorithm": {"options": options}})
     assert experiment.model.options == experiment.algorithm.options == options

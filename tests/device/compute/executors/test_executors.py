@@ -121,7 +121,7 @@ MODELS: Mapping[str, Model] = {
 @pytest.mark.parametrize(("name", "momentum"), [("mlp", 0.0), *((name, 0.9) for name in MODELS)])
 def test_stacked_and_serial_results_agree_for_every_model(name: str, momentum: float, source: Source) -> None:
     model = MODELS[name]
-    program = local(model, momentum=momentum, weight_decay=1e-3, lr=0.02)
+    program = local(model, epochs=1, momentum=momentum, weight_decay=1e-3, lr=0.02)
     shared = {"model": model.init(1)}
     jobs = jobs_of([7, 0, 2, 12])
     serial = run(Serial(), program, shared, jobs, source)
@@ -138,7 +138,7 @@ def test_a_devices_bits_do_not_depend_on_the_other_devices(name: str, stack: int
     program = local(model, epochs=1, momentum=0.5)
     shared = {"model": model.init(1)}
     random = np.random.default_rng(3)
-    jobs = jobs_of([int(size) for size in random.integers(0, 23, 30 if name == "mlp" else 8)])
+    jobs = jobs_of([int(size) for size in random.integers(0, 23, 18 if name == "mlp" else 6)])
     executor = Vmapped(stack)
     expected = {
         job.device: bits(result) for job, result in zip(jobs, run(executor, program, shared, jobs, source), strict=True)
@@ -239,7 +239,8 @@ def test_in_float64_executors_and_devices_agree_to_many_digits(
     """In float32 a value may fall on the other side of a kink, such as that of ReLU, and move a gradient by 1 %."""
     expected = reference(name)
     monkeypatch.setattr(unfolded, "suits", lambda *_: as_products and torch.is_grad_enabled())
-    for executor in (Serial(), Vmapped(2)):
+    # Without products, one by one on a processor, it is the reference.
+    for executor in (Serial(), Vmapped(2))[device == "cpu" and not as_products :]:
         for result, other in zip(trained_in_float64(name, executor, device, source), expected, strict=True):
             for leaf, value in zip(leaves(result).values(), leaves(other).values(), strict=True):
                 torch.testing.assert_close(leaf, value, rtol=0.0, atol=1e-9 * float(value.abs().max()))

@@ -187,14 +187,20 @@ def test_onednn_is_not_used_where_it_is_switched_off() -> None:
 
 @pytest.fixture(scope="module")
 def without_the_compiler() -> subprocess.CompletedProcess[str]:
-    """A process that watches and traces gradients, and then asks for the compiler; each prints a line."""
+    """A process that watches and traces gradients, and then asks for the compiler; each prints a line.
+
+    Its last line tells which libraries the registry has imported.
+    """
     code = """
 import sys, torch
+import fedemu.algorithms.registry
 from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.training.compiler import without_compiler
 from fedemu.algorithms.training.mixing import OwnModel
 from fedemu.device.compute.tapes.private_torch import OperationWatcher
 from fedemu.device.compute.tapes.tracing import trace
+
+heavy = sorted({"transformers", "tokenizers"} & {*sys.modules})
 
 def compiler():
     return [name for name in ("torch._dynamo", "sympy") if name in sys.modules], "_dynamo" in vars(torch)
@@ -210,6 +216,7 @@ with without_compiler():
     stand_in = torch._dynamo
     print("asked", type(stand_in).__name__, stand_in.is_compiling())
 print("after", type(torch._dynamo).__name__)
+print("registry", heavy)
 """
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
 
@@ -244,8 +251,12 @@ def test_the_compiler_is_switched_off_by_name() -> None:
 
 def test_other_uses_of_the_compiler_get_the_real_one(without_the_compiler: subprocess.CompletedProcess[str]) -> None:
     expected = ["asked _CompilerStandIn False", "after module"]
-    assert without_the_compiler.stdout.splitlines()[3:] == expected, without_the_compiler.stderr
+    assert without_the_compiler.stdout.splitlines()[3:-1] == expected, without_the_compiler.stderr
     assert without_the_compiler.returncode == 0
+
+
+def test_the_registry_does_not_import_transformers(without_the_compiler: subprocess.CompletedProcess[str]) -> None:
+    assert without_the_compiler.stdout.splitlines()[-1:] == ["registry []"], without_the_compiler.stderr
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
