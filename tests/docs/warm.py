@@ -35,7 +35,7 @@ IMPORTED = (
     "matplotlib.backends.backend_pdf",
     "matplotlib.backends.backend_svg",
     "PIL.PngImagePlugin",
-    "scipy.special",
+    "scipy.stats",
     "fedemu.ops.assembly.rehearsal",
     "fedemu.ops.cli.__main__",
     "fedemu.ops.cli.commands",
@@ -54,8 +54,6 @@ MOST_EPOCHS = 5
 CHOOSING = ("fedemu.ops.compare.page.page", "fedemu.ops.report.figures")
 """The modules that choose pictures. Of each kind the commands of pages draw the first as a file for a paper, and all of
 them together one for a page. Other tests draw them all."""
-SMALLER = ("--devices", "40", "--set", "fleet.per_round=5")
-"""What commands take beside ``digits``, a preset of 300 devices. Words of the page that say otherwise win."""
 SPARE = {"fedemu": 1, "blocks": 8}
 """How many processes of fedemu a program can start that have everything imported, too. Further ones are ordinary."""
 SPARE_OF_A_FLEET = 2
@@ -148,9 +146,7 @@ def _first_of_all(drawn: Callable[..., Any]) -> Callable[..., Any]:
 
 def _shortened(words: list[str]) -> list[str]:
     """A command line with at most ``MOST_ROUNDS`` rounds, ``MOST_EPOCHS`` epochs, and two of a range of seeds."""
-    shorter = [_shorter(before, word) for before, word in zip(["", *words], words, strict=False)]
-    large = words[0] == "run" and re.fullmatch(r"digits(\+.*)?", words[1]) is not None
-    return [*shorter[:2], *(SMALLER if large else ()), *shorter[2:]]
+    return [_shorter(before, word) for before, word in zip(["", *words], words, strict=False)]
 
 
 def _shorter(option: str, word: str) -> str:
