@@ -1,9 +1,9 @@
 """Gradients of embeddings in a stack of devices on a GPU, with the same bits in every slot.
 
-In a stack, the tables of all slots are one, and the rows that belong to all their tokens lie behind each other. Torch
-adds up at most 3,072 such rows in chunks of 32: first the rows of a token within each chunk, and then these sums. So
-the last bits depend on where the chunks begin. Here each slot gets whole chunks. More rows are sorted by token first,
-and then it does not matter where they lay.
+In a stack, the tables of all slots are one, and the rows that belong to all their tokens lie behind each other. Where
+these are 3,072 rows or fewer, torch adds them up in chunks of 32: first the rows of a token within each chunk, and then
+these sums. So the last bits depend on where the chunks begin. Here each slot gets whole chunks. More rows are sorted by
+token first, and then it does not matter where they lie.
 """
 
 from __future__ import annotations
