@@ -34,6 +34,7 @@ def test_a_flipped_bit_in_a_line_is_found(tmp_path: Path, place: int) -> None:
         list(LeaseJournal(path).entries())
 
 
+@pytest.mark.usefixtures("uncollected")
 def test_lists_in_lists_that_no_decoder_follows_are_a_damaged_line(tmp_path: Path) -> None:
     path = tmp_path / "leases.jsonl"
     path.write_bytes(b"[" * 100_000 + b"\n")

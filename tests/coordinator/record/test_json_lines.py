@@ -48,6 +48,7 @@ def test_a_log_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
     assert read_lines(tmp_path / "events.jsonl") == []
 
 
+@pytest.mark.usefixtures("uncollected")
 def test_lists_in_lists_that_no_decoder_follows_are_a_damaged_line(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     log.write_bytes(line := b"[" * 100_000 + b"\n")

@@ -43,6 +43,7 @@ def test_without_a_folder_there_is_no_record(tmp_path: Path) -> None:
         (b'{"format": 2}\nsha256 \xff\n', "its checksum is wrong"),
     ],
 )
+@pytest.mark.usefixtures("uncollected")
 def test_a_record_that_is_not_whole_is_damaged(tmp_path: Path, content: bytes, fault: str) -> None:
     path = tmp_path / record_name(1)
     path.write_bytes(content)

@@ -140,6 +140,7 @@ def test_a_search_leaves_nothing_locked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ['{"lease": "L"', '{"lease": "L"}', "[]", "[" * 100_000])
+@pytest.mark.usefixtures("uncollected")
 def test_a_lease_file_that_was_damaged_counts_as_none(tmp_path: Path, content: str) -> None:
     lease = LeaseSearch(tmp_path, 3).claim(a_grant())
     lease.close()

@@ -118,6 +118,7 @@ def test_what_rounds_were_played_with_before_a_change_is_kept(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kept", ["{", "[" * 100_000, "[1]", '{"other.py": "00"}'])
+@pytest.mark.usefixtures("uncollected")
 def test_digests_take_the_place_of_damaged_ones_and_of_code_that_is_not_named_any_more(
     tmp_path: Path, kept: str
 ) -> None:

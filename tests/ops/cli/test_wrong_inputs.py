@@ -214,6 +214,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "said"), WRONG, ids=[" ".join(words)[:60] for words, _ in WRONG])
+@pytest.mark.usefixtures("uncollected")
 def test_a_wrong_input_is_refused_in_one_plain_sentence(
     arguments: Sequence[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

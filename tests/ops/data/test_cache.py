@@ -67,6 +67,7 @@ def change(path, place, value):
 @pytest.mark.parametrize(
     "harm", ["truncate", "remove", "scribble", "nest", "list", "sample", "label", "type", "head", "mean"]
 )
+@pytest.mark.usefixtures("uncollected")
 def test_a_damaged_entry_is_made_again(own_cache, harm):
     digest = corpora.open_corpus(experiment()).digest
     (x,) = own_cache.rglob("train.x.npy")

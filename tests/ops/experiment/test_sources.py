@@ -280,6 +280,7 @@ def test_a_preset_goes_before_a_folder_of_its_name(tmp_path: Path, monkeypatch: 
     assert load_experiment("digits", [], {})[0].name == "digits"
 
 
+@pytest.mark.usefixtures("uncollected")
 def test_a_file_that_is_not_toml_is_refused_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     path.write_text("[local\nlr = 1")

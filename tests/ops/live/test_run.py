@@ -471,6 +471,7 @@ def test_a_run_is_starting_again_until_the_coordinator_of_the_command_has_come_t
             process.wait()
 
 
+@pytest.mark.usefixtures("uncollected")
 def test_a_run_ended_as_its_newest_summary_says_and_lists_in_lists_without_end_are_none(made: Any) -> None:
     run, summary = LiveRun(0, made.directory, Told()), made.directory / "summary.json"
     contents = ['{"outcome": "interrupted"}', '{"outcome": "completed", "model_digest": "37ea"}', "[" * 100_000]

@@ -325,6 +325,7 @@ async def test_a_button_needs_the_token_and_something_to_break(
 
 
 @pytest.mark.parametrize("body", [b"", b"[" * 100_000, b"\xff\xfe", b"{}" * 2**20, b'{"action": ' * 100_000])
+@pytest.mark.usefixtures("uncollected")
 async def test_a_request_that_is_no_json_is_refused(made: Any, body: bytes) -> None:
     headers = {"X-Fedemu-Token": TOKEN, "Content-Type": "application/json; charset=nonsense"}
     async with served(made.directory) as (session, _), session.post(BREAK, data=body, headers=headers) as answer:

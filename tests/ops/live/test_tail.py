@@ -22,6 +22,7 @@ def test_only_whole_new_lines_are_told(tmp_path: Path) -> None:
     assert tail.look() == Look([{"a": 3}, {"a": 5}], False, unread=2)
 
 
+@pytest.mark.usefixtures("uncollected")
 def test_lines_of_another_form_and_lines_that_nobody_could_read_are_left_out_and_counted(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text('{"a":1}\n{"a":"one"}\n' + "[" * 100_000 + '\n\n{"a":2}\n')

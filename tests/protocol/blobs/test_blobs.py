@@ -117,6 +117,7 @@ class TestTrees:
             (10**5).to_bytes(8, "little") + b"[" * 10**5,
         ],
     )
+    @pytest.mark.usefixtures("uncollected")
     def test_bytes_that_are_no_tensor_file_are_refused(self, data: bytes) -> None:
         with pytest.raises(BlobError, match="not a tensor file"):
             decode_tree(data)
