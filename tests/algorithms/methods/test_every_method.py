@@ -188,13 +188,12 @@ def test_a_method_plays_alike_on_both_executors_while_devices_come_and_go(
     """``Checked`` compares both executors on every ask, own states included.
 
     The second task begins with the third round. Then device 2 takes part for the first time, device 4 has no samples,
-    and device 0 has a state from the first round only. Without tasks there are two rounds: in the second one device 2
-    takes part for the first time, device 0 has no state because it was lost, and the others have one.
+    and device 0 has a state from the first round only.
     """
     played = fleet(name, in_tasks, executor=Checked(Serial(), Vmapped(2)), rounds_per_period=2)
     first = played.model
-    in_both = [([0, 1, 3], []), ([0, 3], [0]), ([0, 2, 4], [0]), ([0, 1, 2, 3], [1])]
-    for cohort, lost in in_both if in_tasks else [([0, 1, 3], [0]), ([0, 1, 2, 3], [1])]:
+    everywhere = [([0, 1, 3], []), ([0, 3], [0]), ([0, 1, 2, 3], [1])]
+    for cohort, lost in [*everywhere[:2], ([0, 2, 4], [0]), everywhere[2]] if in_tasks else everywhere:
         played.play(cohort, lost)
         assert all(bool(torch.isfinite(leaf).all()) for leaf in played.model.values())
     assert any(not torch.equal(leaf, first[key]) for key, leaf in played.model.items())
