@@ -69,9 +69,9 @@ class Runtime(Section):
     ``allow_code`` are the modules and files that the experiment of a coordinator may name on this machine. ``on`` is
     the engine that places the devices of ``fedemu run`` elsewhere, empty for none, ``nodes`` on how many nodes (0:
     all), and ``shared_state`` a folder for their state that all nodes see, empty for one on each node. Devices wait
-    ``connect_seconds`` for their first coordinator, and ``lost_seconds`` for one that is gone. A trainer that
-    starts or has work, or the process of a server job, is killed if it uses no processor time for ``idle_seconds``, or
-    finishes nothing for ``stuck_seconds``. These four are in real seconds.
+    ``connect_seconds`` for their first coordinator, and ``lost_seconds`` for one that is gone. A trainer is killed if,
+    while it starts or has work, it uses no processor time for ``idle_seconds``, or finishes nothing for
+    ``stuck_seconds``. So is the process of a server job. These four are in real seconds.
     """
 
     bind: Annotated[Text, _address(listening=True)] = "tcp://127.0.0.1:5577"
