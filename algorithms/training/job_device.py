@@ -21,6 +21,13 @@ model is over sooner on the processor.
 """
 
 _PROCESSOR: Final = torch.device("cpu")
+_NO_MEMORY: Final = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""What torch says of a GPU without memory, where it does not raise an OutOfMemoryError."""
 
 FindDevice = Callable[[], torch.device]
 
@@ -100,6 +107,13 @@ def round_to_tf32(products: bool, convolutions: bool) -> None:
     switches.cuda.matmul.allow_tf32, switches.cudnn.allow_tf32 = products, convolutions
     for layers in (switches.cudnn.conv, switches.cudnn.rnn):
         layers.fp32_precision = "tf32" if convolutions else "ieee"
+
+
+def gpu_lacks_memory(error: BaseException) -> bool:
+    """Whether an error of torch, of CUDA, of cuBLAS or of cuDNN says that the memory of a GPU does not suffice."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+    )
 
 
 @contextmanager

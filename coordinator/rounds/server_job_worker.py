@@ -25,11 +25,12 @@ from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.algorithms.models.randomness.draws import Draws, keys
 from fedemu.algorithms.models.randomness.private_functions import keeping_activations
 from fedemu.algorithms.models.randomness.random_functions import models_draw_by
-from fedemu.algorithms.training.job_device import gpu_or_processor, jobs_compute_on
+from fedemu.algorithms.training.job_device import gpu_lacks_memory, gpu_or_processor, jobs_compute_on
 from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.settings import Settings
 from fedemu.protocol.code.own_code import account, told
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.hardware import settle_gpu_libraries
 from fedemu.protocol.host.kernel import end_with_parent, name_process
 from fedemu.protocol.seeds import integer
 from fedemu.protocol.wording import an_object
@@ -74,7 +75,7 @@ def run_and_exit(job: ServerJob, place: Place, settings: Settings, pipe: int, pa
         name_process("fedemu-job")
         torch.set_num_threads(settings.threads)
         os.environ.pop(_UNOPENED, None)  # the driver may know a GPU that this torch cannot open
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # only so products on a GPU are deterministic
+        settle_gpu_libraries()
         with jobs_compute_on(partial(gpu_or_processor, settings.device_type)), _advising():
             run(job, place, lambda step: _tell(pipe, {"step": step}))
         code = 0
@@ -98,10 +99,13 @@ def _advising() -> Iterator[None]:
     """Raise ConfigurationError with advice if a GPU has too little memory."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not gpu_lacks_memory(error):
+            raise
+        first = str(error).splitlines()[0].partition(". ")[0]
         raise ConfigurationError(
-            f"{str(error).partition('. ')[0]}. Trainers and server jobs share the memory of a GPU: a smaller "
-            "local.stack leaves more of it to server jobs, and with --device-type cpu they need none"
+            f"{first}. Trainers and server jobs share the memory of a GPU: a smaller local.stack leaves more of it to "
+            "server jobs, and with --device-type cpu they need none"
         ) from error
 
 

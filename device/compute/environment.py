@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.hardware import processor
+from fedemu.protocol.host.hardware import CUBLAS_WORKSPACE, FIXED_WORKSPACE, processor
 
-CUBLAS_WORKSPACE: Final = "CUBLAS_WORKSPACE_CONFIG"
 _TUNABLES: Final = "GLIBC_TUNABLES"
 _LARGE_PAGES: Final = "glibc.malloc.hugetlb"
 
@@ -27,7 +26,7 @@ COMPUTE_ENVIRONMENT: Final = {
     "MALLOC_TRIM_THRESHOLD_": "2000000000",
     "MALLOC_MMAP_THRESHOLD_": "2000000000",
     _TUNABLES: with_large_pages(os.environ.get(_TUNABLES, "")),
-    CUBLAS_WORKSPACE: ":4096:8",
+    CUBLAS_WORKSPACE: FIXED_WORKSPACE,
 }
 """A trainer uses one thread, in torch and in numpy, because the number of threads changes the last bits of a result.
 

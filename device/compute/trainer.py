@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -17,7 +16,6 @@ from fedemu.algorithms.interface import Forest, Kind, LocalProgram, Query, Tree
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.training.job_device import round_to_tf32
 from fedemu.algorithms.trees import flatten, map_leaves
-from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT, CUBLAS_WORKSPACE
 from fedemu.device.compute.executors.checked import GPU_TOLERANCE, TOLERANCE, Checked
 from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source, failed
 from fedemu.device.compute.executors.lowering import Lowered
@@ -27,6 +25,7 @@ from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.device.compute.rule import DeviceType, compute_rule, kind_of
 from fedemu.protocol.errors import ConfigurationError, TrainingError
+from fedemu.protocol.host.hardware import settle_gpu_libraries
 
 KEPT_TREES = 8
 """The number of shared trees that stay on a GPU after their call."""
@@ -196,8 +195,7 @@ def open_device(device_type: str, tf32: bool = False) -> torch.device:
                 "let the run compute on processors from its beginning (device_type = 'cpu')"
             )
         return torch.device("cpu")
-    # A trainer within a run's only process has the environment that this was started with. torch reads it at first use.
-    os.environ[CUBLAS_WORKSPACE] = COMPUTE_ENVIRONMENT[CUBLAS_WORKSPACE]
+    settle_gpu_libraries()
     round_to_tf32(tf32, tf32)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True

@@ -18,6 +18,9 @@ GROUPS = Path("/sys/fs/cgroup")
 """The control groups of the machine."""
 OWN_GROUPS = Path("/proc/self/cgroup")
 """The control groups of this process, a line for each tree of them."""
+CUBLAS_WORKSPACE: Final = "CUBLAS_WORKSPACE_CONFIG"
+FIXED_WORKSPACE: Final = ":4096:8"
+"""The workspace of cuBLAS: eight buffers of 4,096 KiB."""
 
 
 def host_name() -> str:
@@ -45,6 +48,18 @@ def graphics(folder: Path = NVIDIA) -> dict[str, Any]:
     models = re.findall(r"^Model:\s*(.+?)\s*$", "\n".join(told), re.MULTILINE)
     driver = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", version)
     return {"gpus": sorted(models), "driver": driver[1] if driver else "unknown"}
+
+
+def settle_gpu_libraries() -> None:
+    """Have the libraries of a GPU multiply in one way, whatever the environment says in which this process was started.
+
+    cuBLAS is deterministic only with a workspace of fixed size. The variables that go have no setting in an experiment,
+    and change the bits of products: one rounds their inputs to TF32 everywhere or nowhere, whatever torch was told. The
+    libraries read all of them at their first use.
+    """
+    os.environ[CUBLAS_WORKSPACE] = FIXED_WORKSPACE
+    for name in ("CUBLASLT_WORKSPACE_SIZE", "NVIDIA_TF32_OVERRIDE"):
+        os.environ.pop(name, None)
 
 
 def cores() -> int:

@@ -20,6 +20,7 @@ from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.data.resident import Resident
 from fedemu.algorithms.interface import Forest, LocalProgram, Tree
 from fedemu.algorithms.replay.buffer import Buffer
+from fedemu.algorithms.training.job_device import gpu_lacks_memory
 from fedemu.device.compute.executors.batch_planner import Planner
 from fedemu.protocol.code.own_code import account
 from fedemu.protocol.errors import MachineFault, TrainingError, lacks_memory
@@ -128,8 +129,6 @@ def failed(device: int, said: str, error: BaseException) -> TrainingError:
 
 _FAULTS: Final = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error")
 """What torch says of a GPU that failed. Not all of it has a class of its own."""
-_NO_MEMORY: Final = "CUDA out of memory"
-"""What torch says of a GPU without memory, where it does not raise an OutOfMemoryError."""
 _LESS_MEMORY: Final = " (a smaller local.stack or local.batch_size takes less memory)"
 
 
@@ -142,12 +141,7 @@ def is_machine_fault(error: BaseException | None) -> bool:
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an error, or its cause, says that the memory of this machine, or of its GPU, does not suffice."""
-    return any(
-        isinstance(each, torch.OutOfMemoryError)
-        or lacks_memory(each)
-        or (isinstance(each, RuntimeError) and _NO_MEMORY in str(each))
-        for each in _with_causes(error)
-    )
+    return any(lacks_memory(each) or gpu_lacks_memory(each) for each in _with_causes(error))
 
 
 def _with_causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -376,24 +376,36 @@ async def test_a_job_may_use_the_gpu_unless_the_processor_is_chosen(
     device_type: DeviceType, on_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def step(carry, index):
-        return {"on_gpu": torch.tensor(job_device().type == "cuda")}, True
+        told = "NVIDIA_TF32_OVERRIDE" in os.environ  # it would change the bits of a GPU
+        return {"on_gpu": torch.tensor(job_device().type == "cuda"), "told": torch.tensor(told)}, True
 
     asks_driver = "PYTORCH_NVML_BASED_CUDA_CHECK"
     monkeypatch.setenv(asks_driver, "")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
     server_job_worker.leave_gpu_to_jobs()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: asks_driver not in os.environ)
-    job = ServerJob("place", lambda: {"on_gpu": torch.tensor(False)}, step, 1, 1)
+    job = ServerJob("place", lambda: dict.fromkeys(("on_gpu", "told"), torch.tensor(False)), step, 1, 1)
     found = await played(job, tmp_path, 1, 0, ignore, device_type=device_type)
-    assert bool(found["on_gpu"]) == on_gpu
+    assert (bool(found["on_gpu"]), bool(found["told"])) == (on_gpu, False)
     assert job_device().type == "cpu", "this process must not use the GPU"
 
 
-async def test_a_gpu_without_memory_is_told_with_what_takes_less(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 8 GiB."),
+            "CUDA out of memory",
+        ),
+        (torch.AcceleratorError("CUDA error: out of memory\nErrors may be told late."), "CUDA error: out of memory"),
+    ],
+)
+async def test_a_gpu_without_memory_is_told_with_what_takes_less(error: RuntimeError, told: str, tmp_path: Path):
     def fail(index: int) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 8 GiB in all.")
+        raise error
 
     said = (
-        "'train' failed: CUDA out of memory. Trainers and server jobs share the memory of a GPU: a smaller local.stack "
+        f"'train' failed: {told}. Trainers and server jobs share the memory of a GPU: a smaller local.stack "
         "leaves more of it to server jobs, and with --device-type cpu they need none"
     )
     with pytest.raises(ConfigurationError, match=f"{re.escape(said)}$"):

@@ -292,6 +292,7 @@ def test_a_failing_program_is_the_failure_of_its_device_alone(train: Any) -> Non
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"), ADVICE),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory"), ADVICE),
         (RuntimeError("CUDA out of memory in a kernel"), ADVICE),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), ADVICE),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), ""),
     ],
 )

@@ -104,10 +104,12 @@ def test_a_gpu_multiplies_with_one_workspace_also_in_a_process_that_was_started_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with same_every_time(torch.device("cuda")):
         open_device("cuda")
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert "NVIDIA_TF32_OVERRIDE" not in os.environ
 
 
 class Convolving(LocalSGD):
