@@ -23,7 +23,12 @@ LATEST = 1e15
 There a float64 tells tenths of a second apart. Much later, spells would be lost in rounding, and all others be joined.
 """
 MOST_INTERVALS = 1_000_000
-"""The number of intervals that a timetable holds at most, and that it reads at most for one question."""
+"""The number of intervals that a timetable holds at most."""
+MOST_OVER = 100_000_000
+"""The number of intervals before the time of a question that a timetable reads past at most.
+
+A life of a device that began late reads all that was over before it.
+"""
 KEPT_INTERVALS = 256
 """A timetable forgets what is over when it holds more such intervals than these."""
 
@@ -150,11 +155,15 @@ def recorded(flat: Sequence[float], period: float | None, shift: float = 0.0) ->
 
 def _turns(one_turn: Sequence[Interval], period: float, shift: float) -> Iterator[Interval]:
     for turn in itertools.count(-1):
-        # This is a product, because a sum over the turns would add up rounding errors.
-        begin = turn * period + shift
+        # These are products, because a sum over the turns would add up rounding errors. What lasts until the end of a
+        # turn ends where the next turn begins, to the bit: rounded otherwise, there might be a gap between them.
+        begin, following = turn * period + shift, (turn + 1) * period + shift
         if begin >= LATEST:
             return
-        yield from ((max(0.0, start + begin), end + begin) for start, end in one_turn if end + begin > 0.0)
+        for start, end in one_turn:
+            stop = following if end == period else end + begin
+            if stop > 0.0:
+                yield (max(0.0, start + begin), stop)
 
 
 def joined(intervals: Iterable[Interval]) -> Iterator[Interval]:
@@ -202,7 +211,7 @@ class Timetable:
         """All intervals that start before ``time`` and end after ``since``, not cut at these times.
 
         The answer for an earlier time is a prefix of this. Raises TooFarAhead, as all questions do, if it takes more
-        than ``MOST_INTERVALS``, as in an endless source if ``time`` is infinite.
+        than ``MOST_INTERVALS``, or ``MOST_OVER``, as in an endless source if ``time`` is infinite.
         """
         self._read_past(time, since)
         count = bisect.bisect_left(self._starts, time)
@@ -217,31 +226,42 @@ class Timetable:
 
     def next_start(self, time: float) -> float:
         """The first start of an interval after ``time``; infinity if there is none."""
-        self._read_past(time, min(time, self._forgotten))
+        self._read_past(time, time, forgets=False)
         place = bisect.bisect_right(self._starts, time)
         return self._starts[place] if place < len(self._starts) else math.inf
 
-    def _read_past(self, time: float, since: float) -> None:
-        """Read until a start lies after ``time``. Intervals that end by ``since`` are not needed for the answer."""
+    def _read_past(self, time: float, since: float, *, forgets: bool = True) -> None:
+        """Read until a start lies after ``time``. Intervals that end by ``since`` are not needed for the answer.
+
+        A question about what comes next ``forgets`` them only if there are too many, since one about now may follow.
+        """
         if since < self._forgotten:
             self._begin_anew()
-        if len(self._ends) > KEPT_INTERVALS and self._ends[KEPT_INTERVALS] <= since:
-            over = bisect.bisect_right(self._ends, since)
-            self._forgotten = self._ends[over - 1]
-            del self._starts[:over], self._ends[:over]
-        read = 0
+        if forgets and len(self._ends) > KEPT_INTERVALS and self._ends[KEPT_INTERVALS] <= since:
+            self._forget(since)
+        over = 0
         while not self._starts or self._starts[-1] <= time:
-            if max(read, len(self._starts)) >= MOST_INTERVALS:
+            if len(self._starts) >= MOST_INTERVALS:
+                over += self._forget(since)
+            if len(self._starts) >= MOST_INTERVALS or over >= MOST_OVER:
+                most = MOST_OVER if over >= MOST_OVER else MOST_INTERVALS
                 raise TooFarAhead(
-                    f"a device's timetable until {time:g} s takes more than {MOST_INTERVALS:,} intervals; "
-                    f"ask for an earlier time"
+                    f"a device's timetable until {time:g} s takes more than {most:,} intervals; ask for an earlier time"
                 )
-            read += 1
             interval = next(self._source, None)
             if interval is None:
                 return
-            if interval[1] <= since and not self._starts:
+            if forgets and interval[1] <= since and not self._starts:
                 self._forgotten = interval[1]
+                over += 1
             else:
                 self._starts.append(interval[0])
                 self._ends.append(interval[1])
+
+    def _forget(self, since: float) -> int:
+        """Forget the intervals that end by ``since``. Returns their number."""
+        count = bisect.bisect_right(self._ends, since)
+        if count:
+            self._forgotten = self._ends[count - 1]
+            del self._starts[:count], self._ends[:count]
+        return count

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -120,19 +121,35 @@ def test_a_question_reads_a_bounded_number_of_intervals_also_if_all_of_them_are_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(availability, "MOST_INTERVALS", 100)
+    monkeypatch.setattr(availability, "MOST_OVER", 10_000)
     monkeypatch.setattr(availability, "KEPT_INTERVALS", 10)
     timetable = Timetable(lambda: recorded((0.0, 1.0), 2.0))
     for time in map(float, range(0, 10_000, 100)):
         assert timetable.end_at(time) == time + 1.0
     for too_far in (1e6, 1e300, math.inf):
-        with pytest.raises(TooFarAhead, match="takes more than 100 intervals; ask for an earlier time"):
+        with pytest.raises(TooFarAhead, match="takes more than 10,000 intervals; ask for an earlier time"):
             timetable.end_at(too_far)
-        with pytest.raises(TooFarAhead):
+        with pytest.raises(TooFarAhead, match="takes more than 10,000 intervals; ask for an earlier time"):
             timetable.next_start(too_far)
-        with pytest.raises(TooFarAhead):
+        with pytest.raises(TooFarAhead, match="takes more than 100 intervals; ask for an earlier time"):
             timetable.until(too_far)
         assert len(timetable) <= 100
     assert timetable.end_at(100.0) == 101.0
+
+
+def test_a_life_that_begins_late_can_do_what_one_that_was_there_before_could_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(availability, "MOST_INTERVALS", 100)
+
+    def late() -> Timetable:
+        return Timetable(lambda: recorded((0.0, 1.0), 2.0))
+
+    assert late().end_at(9_900.0) == 9_901.0
+    assert late().next_start(9_900.0) == 9_902.0
+    assert late().until(9_904.0, since=9_900.0) == ((9_900.0, 9_901.0), (9_902.0, 9_903.0))
+    slept = late()
+    assert (slept.end_at(0.0), slept.end_at(9_900.0), slept.end_at(4.0)) == (1.0, 9_901.0, 5.0)
 
 
 def test_always_is_one_interval_without_end() -> None:
@@ -178,6 +195,16 @@ def test_a_device_that_is_on_line_at_the_end_stays_for_ever_or_until_the_period_
 
 def test_a_trace_wraps_at_its_period_and_joins_what_touches_there() -> None:
     assert take(recorded((0.0, 1.0, 4.0, 5.0), 5.0), 3) == [(0.0, 1.0), (4.0, 6.0), (9.0, 11.0)]
+
+
+@pytest.mark.parametrize("period", [86_400.0, 604_800.0, 345_678.123, 60.3])
+def test_a_device_that_is_on_line_at_both_ends_of_a_trace_has_no_gap_there_whatever_rounding_does(
+    period: float,
+) -> None:
+    for shift in [0.0, *np.random.default_rng(1).uniform(0.0, period, size=50)]:
+        turns = take(recorded((0.0, period / 4, period / 2, period), period, shift=shift), 40)
+        gaps = [after[0] - before[1] for before, after in pairwise(turns)]
+        assert min(gaps) == pytest.approx(period / 4), f"a trace that was moved by {shift!r}"
 
 
 def test_a_shift_moves_a_trace_later_and_brings_its_end_to_the_front() -> None:
