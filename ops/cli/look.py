@@ -7,6 +7,7 @@ import logging
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -228,10 +229,10 @@ def _facts(experiment: Experiment, runtime: Runtime) -> dict[str, Any]:
         "partition": _kind(experiment.data.partition.model_dump()),
         "stream": _kind(experiment.stream.model_dump()),
         "replay": f"{replay.strategy}, {counted(replay.kept, 'sample')} a device" if replay.kept else "none",
-        "model": _kind({"kind": experiment.model.name, **experiment.model.options}),
-        "algorithm": _kind({"kind": experiment.algorithm.name, **experiment.algorithm.options})
+        "model": _with_options(experiment.model.name, experiment.model.options),
+        "algorithm": _with_options(experiment.algorithm.name, experiment.algorithm.options)
         + f", loss {experiment.algorithm.loss}"
-        + "".join(f", term {_kind({'kind': name, **terms})}" for name, terms in experiment.algorithm.terms.items()),
+        + "".join(f", term {_with_options(name, options)}" for name, options in experiment.algorithm.terms.items()),
         "local": f"{amount}, batch {local.batch_size}, lr {local.lr:g}",
         "availability": _kind(experiment.availability.model_dump()),
         "faults": ", ".join(
@@ -247,8 +248,12 @@ def _facts(experiment: Experiment, runtime: Runtime) -> dict[str, Any]:
 
 def _kind(table: dict[str, Any]) -> str:
     """The kind of a table, and its settings in brackets."""
-    rest = ", ".join(f"{key} {value}" for key, value in table.items() if key != "kind")
-    return f"{table['kind']} ({rest})" if rest else str(table["kind"])
+    return _with_options(table["kind"], {key: value for key, value in table.items() if key != "kind"})
+
+
+def _with_options(name: str, options: Mapping[str, Any]) -> str:
+    listed = ", ".join(f"{key} {value}" for key, value in options.items())
+    return f"{name} ({listed})" if listed else name
 
 
 @guarded

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedemu.ops.experiment.layers import TAGS
 from fedemu.ops.results.words import Keys, Table, at
 
 
@@ -12,9 +13,9 @@ def differing(tables: Sequence[Table], path: Keys = ()) -> set[Keys]:
     """The settings that tell ``tables`` apart.
 
     Tables of different kinds (of a partition, a model or a method) have different settings. So their settings are
-    compared only among tables of the same kind.
+    compared only among tables of the same kind. ``path`` is the key of the tables.
     """
-    tag = "kind" if any("kind" in table for table in tables) else "name"
+    tag = TAGS.get(".".join(path), "")
     kinds = [str(table.get(tag)) for table in tables]
     found = {(*path, tag)} if len(set(kinds)) > 1 else set()
     for kind in set(kinds):
@@ -44,4 +45,4 @@ def most_common(values: Sequence[Any]) -> Any:
 
 def short_name(path: Keys) -> str:
     """The shortest name of a setting: ``lr`` for local.lr, ``partition`` for data.partition.kind."""
-    return path[-2] if len(path) > 1 and path[-1] in {"kind", "name"} else path[-1]
+    return path[-2] if TAGS.get(".".join(path[:-1])) == path[-1] else path[-1]

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
+from fedemu.ops.experiment.experiment import Experiment
+from fedemu.ops.experiment.mistakes import setting_paths
 from fedemu.ops.experiment.tables.learning import AlgorithmSpec, ModelSpec
 
-_NAMES = {
-    "model": ModelSpec.model_fields["name"].default,
-    "algorithm": AlgorithmSpec.model_fields["name"].default,
+TAGS: Final[Mapping[str, str]] = {
+    **{path.removesuffix(".kind"): "kind" for path in setting_paths(Experiment) if path.endswith(".kind")},
+    "model": "name",
+    "algorithm": "name",
 }
+"""The key of a table that says which other keys it may have, by the full key of the table.
+
+Options of a model, of a method, of a term or of a partition are no such tables, whatever their names are.
+"""
+
+_DEFAULTS = {"model": ModelSpec.model_fields["name"].default, "algorithm": AlgorithmSpec.model_fields["name"].default}
 """What a table without a name means, by the full key of the table."""
 
 
@@ -18,20 +27,20 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") ->
     """Lay the settings of ``above`` over those of ``below``, table by table.
 
     One setting on the command line has to be enough to choose another kind of table, another model or another method.
-    So a table whose kind or name changes loses the settings that it had. Likewise ``per_round`` and ``participation``
-    remove each other. An empty table takes away all settings of its table, so that the defaults hold. ``path`` is the
-    full key of the two tables.
+    So a table of ``TAGS`` whose kind or name changes loses the settings that it had; a method loses only its options.
+    Likewise ``per_round`` and ``participation`` remove each other. An empty table takes away all settings of its table,
+    so that the defaults hold. ``path`` is the full key of the two tables.
     """
     kept = dict(below)
-    if "kind" in above and above["kind"] != below.get("kind"):
-        kept = {}
-    if "name" in above and path in _NAMES and above["name"] != below.get("name", _NAMES[path]):
-        kept = {} if path == "model" else {key: value for key, value in kept.items() if key != "options"}
+    tag = TAGS.get(path)
+    if tag is not None and tag in above and above[tag] != below.get(tag, _DEFAULTS.get(path)):
+        kept = {key: value for key, value in kept.items() if key != "options"} if path == "algorithm" else {}
     if path == "fleet" and above.keys() & {"per_round", "participation"}:
         kept = {key: value for key, value in kept.items() if key not in {"per_round", "participation"}}
     for key, value in above.items():
         old = kept.get(key)
-        inner = f"{path}.{key}" if path else key
+        # In [methods.NAME] a preset has settings as at the top of a file.
+        inner = "" if path == "methods" else f"{path}.{key}" if path else key
         kept[key] = value
         if isinstance(old, Mapping) and isinstance(value, Mapping) and value:
             kept[key] = merge(old, value, inner)

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedemu.coordinator.record.run import Run
 from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment.layers import TAGS
 from fedemu.ops.experiment.presets import part_names, preset, preset_names
 from fedemu.ops.experiment.sources import CONFIG_FILE
 from fedemu.ops.experiment.toml_text import toml_key, toml_value
@@ -213,10 +214,10 @@ def _changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     A table of another kind and another model are one setting, because ``merge`` lays nothing of them over the old one.
     Nor does it keep the options of a method when it lays another one over it.
     """
-    choice = "name" if path == "model" else "kind"
+    tag = TAGS.get(path) if path != "algorithm" else None
     if path == "algorithm" and old["name"] != new["name"]:
         old = {**old, "options": {}}
-    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get(choice) == new.get(choice):
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and (tag is None or old.get(tag) == new.get(tag)):
         for key in dict.fromkeys([*old, *new]):
             yield from _changes(old.get(key), new.get(key), f"{path}.{toml_key(key)}" if path else key)
     elif old != new:

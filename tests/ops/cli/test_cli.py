@@ -214,6 +214,24 @@ def test_validate_describes_what_an_experiment_will_run(capsys: pytest.CaptureFi
     assert "  algorithm    fedprox (mu 0.25), loss cross_entropy, term lwf (temperature 3.0), term ewc\n" in shown
 
 
+def test_validate_tells_an_option_that_is_called_kind_beside_the_name(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("own.py").write_text(
+        "from torch import nn\n"
+        "from fedemu.algorithms import FedAvg\n"
+        "class Own(FedAvg):\n"
+        "    def __init__(self, ingredients, kind): super().__init__(ingredients)\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, input_shape, classes, kind, width):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, classes))\n"
+    )
+    model = ("--set", "model={ name = 'own.py:Net', kind = 'a', width = 8 }")
+    method = ("--set", "algorithm={ name = 'own.py:Own', options = { kind = 'b' } }")
+    assert call("validate", "digits-small", *model, *method) == 0
+    shown = capsys.readouterr().out
+    assert "  model        own.py:Net (kind a, width 8)\n" in shown
+    assert "  algorithm    own.py:Own (kind b), loss cross_entropy\n" in shown
+
+
 def test_validate_tells_how_much_is_public(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("validate", "digits-small", "--set", "data.public.fraction=0.1") == 0
     shown = capsys.readouterr().out

@@ -192,6 +192,14 @@ def test_rows_are_named_by_method_loss_and_the_settings_in_which_they_differ(tmp
     ]
 
 
+def test_an_option_that_is_called_kind_is_one_of_the_settings_in_which_rows_differ(tmp_path: Path) -> None:
+    def options(kind: str, mu: float) -> dict[str, Any]:
+        return {"model": {"name": f"net{mu:g}", "kind": kind}, "algorithm": {"options": {"kind": kind, "mu": mu}}}
+
+    runs = [write_run(tmp_path / kind, [0.5], **options(kind, mu)) for kind, mu in (("a", 1), ("b", 2))]
+    assert labels(compare(runs)) == ["fedavg, kind a, mu 1, model net1", "fedavg, kind b, mu 2, model net2"]
+
+
 def test_what_a_notebook_has_defined_is_named_without_the_file_that_keeps_it(tmp_path: Path) -> None:
     def cell(digest: str) -> dict[str, Any]:
         terms = {"fedemu-cells/held_0123456789ab.py:held": {"width": 2}}

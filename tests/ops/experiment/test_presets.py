@@ -7,6 +7,7 @@ from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.models.image_generator import generator_for, samples_of_equal_memory
 from fedemu.ops.assembly.learning import open_algorithm
 from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment.layers import merge
 from fedemu.ops.experiment.presets import example_of, is_preset, methods, preset, preset_path, presets
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.protocol.errors import ConfigurationError
@@ -49,6 +50,12 @@ def test_a_setting_may_say_what_its_paper_changes_for_a_method_and_for_what_exte
     assert loaded("fedntd-mnist-shards2+moon").algorithm.options["mu"] == 0.1
     assert loaded("flashback-femnist+moon").model.options == {"projection": 256}
     assert loaded("flashback-femnist+fedprox").model.options == {}
+
+
+def test_what_a_setting_says_of_a_method_is_laid_like_settings() -> None:
+    below = {"methods": {"x": {"model": {"name": "cnn", "width": 8}, "stream": {"kind": "drift", "periods": 3}}}}
+    above = {"methods": {"x": {"model": {"name": "lenet"}, "stream": {"kind": "window"}, "rounds": 2}}}
+    assert merge(below, above) == above
 
 
 def test_the_baselines_of_a_table_are_those_of_the_code_that_made_it() -> None:

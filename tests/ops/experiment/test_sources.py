@@ -175,6 +175,21 @@ def test_another_model_or_method_does_not_inherit_options() -> None:
     assert (algorithm.loss, algorithm.options) == ("wsm", {})
 
 
+def test_an_option_that_is_called_kind_changes_alone() -> None:
+    partition = {"kind": "flwr", "partitioner": "mine:Own", "options": {"kind": "a", "size": 2}}
+    source = {
+        "model": {"name": "mine:Net", "kind": "a", "width": 8},
+        "algorithm": {"options": {"kind": "a", "mu": 0.5}, "terms": {"mine:held": {"kind": "a", "width": 3}}},
+        "data": {"partition": partition},
+    }
+    keys = ("model", "algorithm.options", 'algorithm.terms."mine:held"', "data.partition.options")
+    experiment, _ = load_experiment(source, [f"{key}.kind=b" for key in keys], {})
+    assert (experiment.model.name, experiment.model.options) == ("mine:Net", {"kind": "b", "width": 8})
+    assert experiment.algorithm.options == {"kind": "b", "mu": 0.5}
+    assert experiment.algorithm.terms == {"mine:held": {"kind": "b", "width": 3}}
+    assert experiment.data.partition.model_dump() == partition | {"options": {"kind": "b", "size": 2}}
+
+
 def test_the_name_that_a_table_has_by_default_takes_no_options_away() -> None:
     source = {"model": {"hidden": [128]}, "algorithm": {"options": {"mu": 1}}}
     named, _ = load_experiment(source, ["model.name=mlp", "algorithm.name=fedavg"], {})

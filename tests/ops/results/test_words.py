@@ -84,6 +84,11 @@ def test_an_old_file_without_settings_tells_nothing_of_them() -> None:
         ("wsm-cifar10", ["fleet.devices=50", "fleet.per_round=10"], None),
         ("digits+fedprox", ["algorithm.name=moon", "algorithm.options.mu=1.0"], None),
         ("digits+fedprox", ["algorithm.name=fedavg"], "fedemu run digits+fedprox --set 'algorithm.name=\"fedavg\"'"),
+        (
+            "digits+fedprox",
+            ["algorithm.options.kind=b"],
+            "fedemu run digits+fedprox --set 'algorithm.options.kind=\"b\"'",
+        ),
         ("digits", ["availability.kind=always"], "fedemu run digits --set 'availability={ kind = \"always\" }'"),
     ],
 )
