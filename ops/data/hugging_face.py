@@ -37,7 +37,7 @@ from fedemu.ops.data.columns import (
 )
 from fedemu.ops.data.regroup import regrouped
 from fedemu.ops.data.source import SPLIT, DataSource, Place, require_column
-from fedemu.ops.data.split import Part, Rows, called, chosen_splits, divided
+from fedemu.ops.data.split import Part, Rows, chosen_splits, divided, plain_name
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.host.paths import is_file
 
@@ -172,12 +172,12 @@ def _with_splits(source: DataSource, opened: datasets.DatasetDict) -> datasets.D
     if getattr(feature, "dtype", None) not in ("string", "large_string"):
         return opened
     parts = _by_split(source, table)
-    return parts if source.train_split is not None or called("train", parts) is not None else opened
+    return parts if source.train_split is not None or "train" in map(plain_name, parts) else opened
 
 
 def _by_split(source: DataSource, table: datasets.Dataset) -> datasets.DatasetDict:
     """The splits of a table that names the split of each row."""
-    names = np.array(list(map(str, cells_of(source, table, SPLIT))))
+    names = np.array(["" if cell is None else str(cell) for cell in cells_of(source, table, SPLIT)])
     rows = table if SPLIT in (*source.columns, source.label_column) else table.remove_columns([SPLIT])
     return datasets.DatasetDict({name: rows.select(np.flatnonzero(names == name)) for name in dict.fromkeys(names)})
 
@@ -233,26 +233,32 @@ def _reachable(endpoint: str) -> bool:
 def _splits(source: DataSource, opened: datasets.DatasetDict) -> tuple[datasets.Dataset, datasets.Dataset | None]:
     """The training split, which may be several splits joined, and the test split. None if there is no test split."""
 
-    def is_secret(test: str, train: Sequence[str]) -> bool:
+    def is_secret(test: Sequence[str], train: Sequence[str]) -> bool:
         """Whether all labels of the test split are -1, as those of ImageNet's, which is none to train on."""
         label = label_column(source, opened[train[0]].features)
-        return _labels(opened[test], label) == {-1} and not any(-1 in _labels(opened[name], label) for name in train)
+        return _labels(opened, test, label) == {-1} and -1 not in _labels(opened, train, label)
 
-    names, test = chosen_splits(source, map(str, opened), is_secret)
-    for split in (*names, test):
-        if split is not None and not len(opened[split]):
+    train, test = chosen_splits(source, map(str, opened), is_secret)
+    for split in (*train, *test):
+        if not len(opened[split]):
             raise DataError(f"the split {split} of {source.dataset!r} is empty")
+    return _joined(source, opened, train), _joined(source, opened, test) if test else None
+
+
+def _joined(source: DataSource, opened: datasets.DatasetDict, names: Sequence[str]) -> datasets.Dataset:
+    """The rows of some splits, one after another."""
     if len(names) == 1:
-        return opened[names[0]], None if test is None else opened[test]
+        return opened[names[0]]
     try:
-        train = datasets.concatenate_datasets([opened[name] for name in names])
+        return datasets.concatenate_datasets([opened[name] for name in names])
     except ValueError as error:
         raise DataError(f"the splits {' and '.join(names)} of {source.dataset!r} have other columns") from error
-    return train, None if test is None else opened[test]
 
 
-def _labels(split: datasets.Dataset, label: str) -> set[int | None]:
-    """The different labels of a split that are whole numbers. Empty if its labels are none, or if it has no column."""
-    if not getattr(split.features.get(label), "dtype", "").startswith("int") or not len(split):
-        return set()
-    return set(split.select_columns([label]).with_format("arrow")[:].column(0).to_pylist())
+def _labels(opened: datasets.DatasetDict, names: Sequence[str], label: str) -> set[int | None]:
+    """The different labels of some splits that are whole numbers. Empty if they are none, or if no split has them."""
+    found: set[int | None] = set()
+    for split in map(opened.__getitem__, names):
+        if getattr(split.features.get(label), "dtype", "").startswith("int") and len(split):
+            found |= set(split.select_columns([label]).with_format("arrow")[:].column(0).to_pylist())
+    return found

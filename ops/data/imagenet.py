@@ -72,7 +72,7 @@ def decode_imagenet(source: DataSource, place: Place, folder: Path, grey: bool) 
         y = np.repeat(np.array(numbers, dtype=np.int64), [len(images.names) for images in parts])
         return Part(y, {}, lambda rows: _blocks(source, parts, rows, grey))
 
-    return divided(source, *regrouped(source, known, part(train), None if test is None else part([test])))
+    return divided(source, *regrouped(source, known, part(train), part(test) if test else None))
 
 
 def _require_columns(source: DataSource) -> None:

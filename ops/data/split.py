@@ -36,45 +36,52 @@ class Part(NamedTuple):
 def chosen_splits(
     source: DataSource,
     known: Iterable[str],
-    is_secret: Callable[[str, Sequence[str]], bool] = lambda test, train: False,
-) -> tuple[list[str], str | None]:
-    """Choose among the ``known`` splits. Returns those to train on, and the one to test on (None: there is none).
+    is_secret: Callable[[Sequence[str], Sequence[str]], bool] = lambda test, train: False,
+) -> tuple[list[str], list[str]]:
+    """Choose among the ``known`` splits. Returns those to train on, and those to test on (empty: there is none).
 
-    Training uses the splits that the source names, or ``train``, or the only one. Capital letters in ``train`` and in
-    the names of test splits do not count, nor do spaces around them. A test split is passed over whose labels were kept
-    secret, as ``is_secret(test split, training splits)`` tells. Raises DataError if there is none to train on, or if
-    there is none to test on and samples would be left out that the source does not leave out by name.
+    Training uses the splits that the source names, or ``train``, or the only one. Testing uses one name. Splits whose
+    names differ only by capital letters and spaces around them are one split, and all of them are returned. A test
+    split is passed over whose labels were kept secret, as ``is_secret(test splits, training splits)`` tells. Raises
+    DataError if there is none to train on, or if samples would be left out that the source does not leave out by name:
+    because there is none to test on, or because they are of no split.
     """
-    known = list(dict.fromkeys(known))
-    train = _training_splits(source, known)
-    others = [split for split in known if split not in train]
-    tests = [found for name in _TESTS if (found := called(name, others)) is not None]
-    test = next((split for split in tests if not is_secret(split, train)), None)
-    if not tests and others and source.train_split is None:
+    spellings: dict[str, list[str]] = {}
+    for split in dict.fromkeys(known):
+        spellings.setdefault(plain_name(split), []).append(split)
+    if "" in spellings and len(spellings) > 1 and source.train_split is None:
         raise DataError(
-            f"the data set {source.dataset!r} has the splits {', '.join(known)}, and none to test on is called "
+            f"the data set {source.dataset!r} has rows that name no split; name it in the column of the splits, or set "
+            "data.train_split to leave these rows out"
+        )
+    listed = ", ".join(split for alike in spellings.values() for split in alike)
+    training = _training_names(source, spellings, listed)
+    train = [split for name in training for split in spellings[name]]
+    tests = [spellings[name] for name in _TESTS if name in spellings and name not in training]
+    if not tests and len(spellings) > len(training) and source.train_split is None:
+        raise DataError(
+            f"the data set {source.dataset!r} has the splits {listed}, and none to test on is called "
             f"{', '.join(_TESTS[:-1])} or {_TESTS[-1]}; rename one, or set data.train_split to leave the others out"
         )
-    return train, test
+    return train, next((test for test in tests if not is_secret(test, train)), [])
 
 
-def called(name: str, splits: Iterable[str]) -> str | None:
-    """The split of this name, or else the first that differs from it only by capital letters and spaces around it."""
-    splits = list(splits)
-    return name if name in splits else next((split for split in splits if split.strip().lower() == name), None)
+def plain_name(split: str) -> str:
+    """The name of a split without capital letters and spaces around it, which do not count."""
+    return split.strip().lower()
 
 
-def _training_splits(source: DataSource, known: Sequence[str]) -> list[str]:
-    listed = ", ".join(known)
+def _training_names(source: DataSource, spellings: Mapping[str, Sequence[str]], listed: str) -> list[str]:
+    """The plain names of the splits to train on. ``listed`` are all splits, for an error."""
     if source.train_split is not None:
         names = [name.strip() for name in source.train_split.split("+")]
-        if missing := [name for name in names if name not in known]:
+        if missing := [name for name in names if plain_name(name) not in spellings]:
             raise DataError(f"the data set {source.dataset!r} has no split {missing[0]!r}; its splits are {listed}")
-        return list(dict.fromkeys(names))
-    if (train := called("train", known)) is not None:
-        return [train]
-    if len(known) == 1:
-        return [known[0]]
+        return list(dict.fromkeys(map(plain_name, names)))
+    if "train" in spellings:
+        return ["train"]
+    if len(spellings) == 1:
+        return [*spellings]
     raise DataError(
         f"the data set {source.dataset!r} has no split train; its splits are {listed}, so set data.train_split"
     )

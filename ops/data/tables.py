@@ -47,13 +47,12 @@ def decode_numbers(source: DataSource, place: Place) -> Decoded:
     labels = np.array([cell.strip() for cell in columns[label]])
     splits = np.array(columns.get(SPLIT) or ["train"] * len(labels))
 
-    def is_secret(test: str, train: Sequence[str]) -> bool:
+    def is_secret(test: Sequence[str], train: Sequence[str]) -> bool:
         """Whether all labels of the test split are -1, which is none to train on."""
-        return bool((labels[splits == test] == "-1").all()) and "-1" not in labels[np.isin(splits, train)]
+        return bool((labels[np.isin(splits, test)] == "-1").all()) and "-1" not in labels[np.isin(splits, train)]
 
     train, test = chosen_splits(source, splits.tolist(), is_secret)
-    used = train if test is None else [*train, test]
-    rows = np.flatnonzero(np.isin(splits, used))  # those of other splits have no classes of their own
+    rows = np.flatnonzero(np.isin(splits, [*train, *test]))  # those of other splits have no classes of their own
     y = np.zeros(len(splits), dtype=np.int64)
     y[rows], classes = classes_of_cells(source, columns, label, rows)
     x = np.stack([_numbers(source, name, columns[name]) for name in inputs], axis=1)
@@ -63,7 +62,7 @@ def decode_numbers(source: DataSource, place: Place) -> Decoded:
         held = np.flatnonzero(np.isin(splits, chosen))
         return Part(y[held], {name: column[held] for name, column in kept.items()}, lambda some: [x[held[some]]])
 
-    decoded = divided(source, classes, part(train), None if test is None else part([test]))
+    decoded = divided(source, classes, part(train), part(test) if test else None)
     return replace(decoded, left_out=tuple(name for name in others if name not in inputs))
 
 

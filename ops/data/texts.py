@@ -61,11 +61,11 @@ def decode_columns(
     present = np.array([bool(str(cell or "").strip()) for cell in columns[text]])
     of_split = np.array(splits)
     unlabelled = np.array([label is not None and _is_empty(cell) for cell in columns[label or text]])
-    names, test = chosen_splits(source, splits, lambda test, train: bool(unlabelled[of_split == test].all()))
-    rows = [np.flatnonzero(np.isin(of_split, chosen) & present) for chosen in (names, [] if test is None else [test])]
-    for chosen, found in zip((" and ".join(names), test), rows, strict=True):
-        if chosen is not None and not len(found):
-            raise DataError(f"the split {chosen} of {source.dataset!r} holds no texts")
+    names, test = chosen_splits(source, splits, lambda test, train: bool(unlabelled[np.isin(of_split, test)].all()))
+    rows = [np.flatnonzero(np.isin(of_split, chosen) & present) for chosen in (names, test)]
+    for chosen, found in zip((names, test), rows, strict=True):
+        if chosen and not len(found):
+            raise DataError(f"the split {' and '.join(chosen)} of {source.dataset!r} holds no texts")
     both = np.concatenate(rows)
     known = dict.fromkeys(one for split in names for one in declared.get(split, {}).get(label or "", ()))
     y, classes = classes_of_cells(source, columns, label, both, tuple(known))
@@ -77,7 +77,7 @@ def decode_columns(
         return Part(y[chosen], {name: column[chosen] for name, column in kept.items()}, lambda some: [held[some]])
 
     first = len(rows[0])
-    decoded = divided(source, classes, part(slice(first)), None if test is None else part(slice(first, None)))
+    decoded = divided(source, classes, part(slice(first)), part(slice(first, None)) if test else None)
     return _tokenised(decoded, wanted)
 
 

@@ -56,6 +56,37 @@ def test_names_of_splits_may_have_capital_letters_and_spaces_around_them(load: L
     assert (corpus.train.x.tolist(), corpus.test.x.tolist()) == ([[1], [2]], [[3]])
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_rows_whose_splits_differ_only_by_capital_letters_and_spaces_are_of_one_split(
+    load: Load, name: str, tmp_path: Path
+) -> None:
+    splits = ["train", "Train", " TRAIN", "test", "Test", "spare", "Spare"]
+    frame = pandas.DataFrame({"a": range(7), "y": [0, 1, 0, 1, 0, 0, 1], "text": "ab", "split": splits})
+
+    def loaded(**more: Any) -> Corpus:
+        data = {"dataset": name, "label_column": "y", "image_column": "a"}
+        if name == "t.csv":
+            return load(frame.to_csv(index=False), **data | more)
+        frame.to_parquet(tmp_path / name)
+        return corpora.open_corpus(Experiment.parse({"data": data | more}))
+
+    corpus = loaded()
+    assert (corpus.train.x.tolist(), corpus.test.x.tolist()) == ([[0], [1], [2]], [[3], [4]])
+    named = loaded(train_split="SPARE+train")
+    assert (sorted(named.train.x.tolist()), named.test.x.tolist()) == ([[0], [1], [2], [5], [6]], [[3], [4]])
+    texts = loaded(text=TEXTS)
+    assert (texts.train.y.tolist(), texts.test.y.tolist()) == ([0, 1, 0], [1, 0])
+    frame.loc[[1, 4], "split"] = None
+    for more in ({}, {"text": TEXTS}):
+        with pytest.raises(DataError) as caught:
+            loaded(**more)
+        assert str(caught.value) == (
+            f"the data set {name!r} has rows that name no split; name it in the column of the splits, or set "
+            "data.train_split to leave these rows out"
+        )
+    assert loaded(train_split="train").train.x.tolist() == [[0], [2]]
+
+
 def test_a_file_may_have_its_ending_in_capital_letters(load: Load, tmp_path: Path) -> None:
     rows = "a,label\n" + "".join(f"{i},{i % 2}\n" for i in range(10))
     small = load(rows)
