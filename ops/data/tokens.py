@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from fedemu.algorithms.data.language import SPECIAL_TOKENS, UNKNOWN
 from fedemu.ops.data.source import TextSource
 from fedemu.ops.extras import require
 from fedemu.protocol.errors import DataError
+from fedemu.protocol.wording import counted
 
 
 class Tokenizer(NamedTuple):
@@ -53,7 +55,8 @@ def _characters(texts: Sequence[str], most: int) -> Tokenizer:
 def _wordpiece(texts: Sequence[str], wanted: TextSource) -> Tokenizer:
     """The tokens are words without case and accents, as in BERT.
 
-    Rare words are cut into pieces; all characters are tokens.
+    Rare words are cut into pieces. All characters are tokens, or the most frequent ones if not all have room. A word
+    with any other character is unknown. Raises DataError if all words are.
     """
     from tokenizers import Tokenizer as Pieces
     from tokenizers import models, normalizers, pre_tokenizers, trainers
@@ -67,10 +70,20 @@ def _wordpiece(texts: Sequence[str], wanted: TextSource) -> Tokenizer:
     unknown = SPECIAL_TOKENS[UNKNOWN]
     trained = prepared(models.WordPiece(unk_token=unknown))
     split, normalise = trained.pre_tokenizer.pre_tokenize_str, trained.normalizer.normalize_str
-    words = {word for text in texts for word, _ in split(normalise(text))}
+    words = Counter(word for text in texts for word, _ in split(normalise(text)))
+    characters = _most_frequent(words, wanted.vocabulary - len(SPECIAL_TOKENS))
+    if rare := {*"".join(words)} - characters:
+        # The library would choose among equally frequent characters in the order of a hash table.
+        texts = [" ".join(word for word, _ in split(normalise(text)) if not rare & {*word}) for text in texts]
+        words = Counter({word: count for word, count in words.items() if not rare & {*word}})
+        if not words:
+            raise DataError(
+                f"data.text.vocabulary = {wanted.vocabulary} has room for {counted(len(characters), 'character')}, and "
+                "no word of the texts is made of these alone; raise it, or set data.text.tokenizer = 'characters'"
+            )
     # The library would number these in the order of a hash table, and the numbers decide between equally frequent
     # pairs. As special tokens they get their numbers before the library looks at any word.
-    inner = sorted({f"##{character}" for word in words for character in word if character.isalnum() or len(word) > 1})
+    inner = sorted(f"##{character}" for character in _inside(words))
     trainer = trainers.WordPieceTrainer(
         vocab_size=wanted.vocabulary,
         special_tokens=[*SPECIAL_TOKENS, *inner],
@@ -81,3 +94,20 @@ def _wordpiece(texts: Sequence[str], wanted: TextSource) -> Tokenizer:
     numbers = trained.get_vocab()
     pieces = prepared(models.WordPiece(numbers, unk_token=unknown))
     return Tokenizer(tuple(sorted(numbers, key=numbers.__getitem__)), lambda text: pieces.encode(text).ids)
+
+
+def _inside(words: Iterable[str]) -> set[str]:
+    """The characters that are tokens inside of words, too: all but marks that stand alone, such as commas."""
+    return {character for word in words for character in word if character.isalnum() or len(word) > 1}
+
+
+def _most_frequent(words: Counter[str], room: int) -> set[str]:
+    """The most frequent characters of some words whose tokens, one or two of each, number at most ``room``."""
+    counts: Counter[str] = Counter()
+    for word, count in words.items():
+        for character in word:
+            counts[character] += count
+    inside = _inside(words)
+    frequent = sorted(counts, key=lambda character: (-counts[character], character))
+    tokens = accumulate(2 if character in inside else 1 for character in frequent)
+    return {character for character, number in zip(frequent, tokens, strict=True) if number <= room}

@@ -226,6 +226,23 @@ def test_wordpiece_keeps_frequent_words_whole_and_every_character() -> None:
     assert [*encode("x")] == [UNKNOWN]
 
 
+def test_a_vocabulary_of_wordpiece_without_room_for_all_characters_has_the_most_frequent_ones() -> None:
+    texts = ["ab ab ab ba", "ABx c!"]
+    vocabulary, encode = train_tokenizer(TextSource("next", 8, len(SPECIAL_TOKENS) + 5, "wordpiece"), texts)
+    assert vocabulary == (*SPECIAL_TOKENS, "##a", "##b", "!", "a", "b")
+    assert [vocabulary[token] for token in encode("abx Ba! c")] == ["[UNK]", "b", "##a", "!", "[UNK]"]
+    more, _ = train_tokenizer(TextSource("next", 8, len(SPECIAL_TOKENS) + 6, "wordpiece"), texts)
+    assert more == (*vocabulary, "ab"), "what is left is for words"
+    many = [chr(0x4E00 + i) * 2 + chr(ord("a") + i % 26) for i in range(2500)]
+    assert len(train_tokenizer(TextSource("next", 8, 2000, "wordpiece"), many).vocabulary) <= 2000
+    with pytest.raises(DataError) as caught:
+        train_tokenizer(TextSource("next", 8, len(SPECIAL_TOKENS) + 3, "wordpiece"), ["ab", "cd"])
+    assert str(caught.value) == (
+        "data.text.vocabulary = 8 has room for 1 character, and no word of the texts is made of these alone; raise it, "
+        "or set data.text.tokenizer = 'characters'"
+    )
+
+
 def test_a_folder_is_read_by_hugging_face(folder: Path) -> None:
     (folder / "talk").mkdir()
     for split, size in (("train", 6), ("test", 3)):
