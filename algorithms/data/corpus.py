@@ -64,6 +64,8 @@ class Corpus:
     """The tokens of language data by number. Empty for other data."""
     left_out: tuple[str, ...] = ()
     """The columns of a table of numbers that are no numbers, and so no part of a sample."""
+    own_test_split: bool = False
+    """Whether the data set has a test split of its own, and none was set apart."""
 
     @property
     def classes(self) -> int:

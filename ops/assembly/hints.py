@@ -13,7 +13,8 @@ from fedemu.algorithms.interface import Model, PublicData, Revealing
 from fedemu.algorithms.models.growing import Growing
 from fedemu.algorithms.registry import CRITERIA, find
 from fedemu.ops.assembly.parts import Parts
-from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment import Data, Experiment
+from fedemu.ops.experiment.mistakes import shown
 from fedemu.protocol.wording import some_of
 
 _MOST_NAMES: Final = 10
@@ -23,8 +24,8 @@ def warnings_of(parts: Parts) -> Iterator[str]:
     """Lines for people, each about one thing.
 
     They tell of images whose channels seem to come last, columns of a table without numbers, classes without a sample
-    to train on, public data of none of the first classes, parameters of a loss, no validation samples to evaluate on,
-    and no models of devices to diagnose.
+    to train on, public data of none of the first classes, parameters of a loss, settings of a test split where the data
+    have their own, no validation samples to evaluate on, and no models of devices to diagnose.
     """
     experiment, corpus = parts.experiment, parts.corpus
     yield from filter(
@@ -37,6 +38,8 @@ def warnings_of(parts: Parts) -> Iterator[str]:
             _untrained_loss(experiment),
         ),
     )
+    if corpus.own_test_split:
+        yield from _unused(experiment.data)
     if experiment.evaluate.validation and not len(parts.partition.validation_indices):
         yield "warning: evaluate.validation has no effect, because no device holds samples back; raise data.validation"
     if experiment.diagnose.every and not any(isinstance(one, Revealing) for one in parts.algorithm.programs.values()):
@@ -75,6 +78,15 @@ def _untaught(corpus: Corpus) -> str:
         f"warning: {len(lacking)} of {corpus.classes} classes have no sample to train on: {_listed(lacking)}; where y "
         "is an array of whole numbers, every number from 0 to the largest is a class"
     )
+
+
+def _unused(data: Data) -> Iterator[str]:
+    """Lines for people about the settings by which a test split would be set apart, unless they have their defaults."""
+    for key in ("test_fraction", "test_by"):
+        value = getattr(data, key)
+        if value != Data.model_fields[key].default:
+            why = f"{data.dataset!r} has a test split of its own"
+            yield f"warning: data.{key} = {shown(value)} has no effect, because {why}"
 
 
 def _listed(names: Sequence[str]) -> str:

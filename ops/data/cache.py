@@ -55,13 +55,14 @@ class Samples:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A decoded data set. ``vocabulary`` and ``left_out`` are those of ``Corpus``."""
+    """A decoded data set. ``vocabulary``, ``left_out`` and ``own_test_split`` are those of ``Corpus``."""
 
     class_names: tuple[str, ...]
     train: Samples
     test: Samples
     vocabulary: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    own_test_split: bool = False
 
 
 class Coloured(Exception):
@@ -98,6 +99,7 @@ def read(entry: Path) -> Corpus | None:
             digest=Digest(meta["digest"]),
             vocabulary=tuple(meta["vocabulary"]),
             left_out=tuple(meta["left_out"]),
+            own_test_split=meta.get("own_test_split", False),  # entries of earlier versions do not tell
             **splits,
         )
     # The last three are raised by other JSON.
@@ -140,6 +142,7 @@ def write(entry: Path, name: str, decoded: Decoded) -> None:
             "class_names": decoded.class_names,
             "vocabulary": decoded.vocabulary,
             "left_out": decoded.left_out,
+            "own_test_split": decoded.own_test_split,
             "input_shape": shape,
             "mean": mean,
             "std": std,

@@ -95,7 +95,8 @@ def divided(source: DataSource, names: tuple[str, ...], train: Part, test: Part 
     """
     train_rows, test_rows = _of_large_ids(source, train, test)
     if test is not None:
-        return Decoded(names, train.samples(train_rows, train.columns), test.samples(test_rows, test.columns))
+        splits = train.samples(train_rows, train.columns), test.samples(test_rows, test.columns)
+        return Decoded(names, *splits, own_test_split=True)
     if source.test_by is None:
         chosen = stratified(train.y[train_rows], source.test_fraction)
     else:

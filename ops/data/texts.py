@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,16 +164,16 @@ def _tokenised(decoded: Decoded, wanted: TextSource) -> Decoded:
     tokenizer = train_tokenizer(wanted, train)
     if wanted.objective == "labels":
         # Without a vocabulary: the samples are classified, and no token of them is predicted.
-        return Decoded(
-            decoded.class_names,
-            _whole(decoded.train, train, tokenizer, wanted),
-            _whole(decoded.test, test, tokenizer, wanted),
+        return replace(
+            decoded,
+            train=_whole(decoded.train, train, tokenizer, wanted),
+            test=_whole(decoded.test, test, tokenizer, wanted),
         )
-    return Decoded(
-        decoded.class_names,
-        _cut(decoded.train, train, tokenizer, wanted, seed=0),
-        _cut(decoded.test, test, tokenizer, wanted, seed=1),
-        tokenizer.vocabulary,
+    return replace(
+        decoded,
+        train=_cut(decoded.train, train, tokenizer, wanted, seed=0),
+        test=_cut(decoded.test, test, tokenizer, wanted, seed=1),
+        vocabulary=tokenizer.vocabulary,
     )
 
 

@@ -35,6 +35,17 @@ LOSSES = """
 
     scaled, frozen = Scaled(False), Scaled(True)
 """
+NET = """
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self, input_shape, classes):
+            super().__init__()
+            self.table, self.top = nn.Embedding(40, 4), nn.Linear(4, classes)
+
+        def forward(self, x):
+            return self.top(self.table(x).mean(1))
+"""
 
 
 def experiment(*settings: str) -> Experiment:
@@ -113,6 +124,34 @@ def test_columns_without_numbers_are_told(monkeypatch: pytest.MonkeyPatch, tmp_p
         "warning: no part of a sample, because it holds no numbers: 'c0', 'c1', 'c2', 'c3', 'c4', 'c5', 'c6', 'c7', "
         "'c8', 'c9' and 2 more; make numbers of it, with a decimal point or by one-hot codes, if it should count"
     )
+
+
+@pytest.mark.parametrize("text", ["none", "labels"])
+def test_settings_of_a_test_split_are_told_where_the_data_have_their_own(
+    text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{i % 5},w{i % 5},{i % 2},p{i % 4},{'test' if i % 5 == 4 else 'train'}" for i in range(400)]
+    settings = [f"data.text.kind={text}", "data.text.tokenizer=characters", "data.partition={kind='iid'}"]
+    if text == "labels":
+        (tmp_path / "net.py").write_text(textwrap.dedent(NET))
+        settings += ["model={ name = 'net.py:Net' }"]
+    asked = ["data.test_fraction=0.3", "data.test_by=id", "data.id_column=person"]
+
+    def told(content: list[str], *overrides: str) -> list[str]:
+        (tmp_path / "t.csv").write_text("\n".join(["a,text,label,person,split", *content]))
+        said: list[str] = []
+        tried_parts(experiment("data.dataset=t.csv", *settings, *overrides), said.append)
+        return [line for line in said if "data.test_" in line]
+
+    own = "because 't.csv' has a test split of its own"
+    assert told(rows) == []
+    assert told(rows, *asked) == [
+        f"warning: data.test_fraction = 0.3 has no effect, {own}",
+        f'warning: data.test_by = "id" has no effect, {own}',
+    ]
+    assert told(rows, *asked, "data.train_split=train+test") == []
+    assert told([row.replace("test", "train") for row in rows], *asked) == []
 
 
 @pytest.mark.parametrize(
