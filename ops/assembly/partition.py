@@ -15,10 +15,10 @@ from fedemu.algorithms.data.partition import Partition
 from fedemu.algorithms.data.public_split import PublicSplit, public_split
 from fedemu.algorithms.interface import Labelled, PublicData
 from fedemu.ops.assembly.flwr import flwr_shares
+from fedemu.ops.data.split import require_ids
 from fedemu.ops.experiment import Data, Dirichlet, DirichletEqual, Flwr, Iid, Natural, PartitionSpec, Resampled, Shards
 from fedemu.protocol import seeds
-from fedemu.protocol.errors import ConfigurationError, DataError
-from fedemu.protocol.wording import counted
+from fedemu.protocol.errors import ConfigurationError
 
 
 def build_partition(corpus: Corpus, data: Data, *, devices: int, seed: int) -> Partition:
@@ -70,18 +70,10 @@ def open_public(corpus: Corpus, data: Data, seed: int) -> PublicData | None:
 
 
 def _require_ids(corpus: Corpus, wanted: PartitionSpec) -> None:
-    """Raise DataError if a sample has no value in the column by which samples are divided: NaN, or an empty text.
-
-    Samples of nobody would otherwise be those of one device.
-    """
+    """Raise DataError if a sample has no value in the column by which samples are divided."""
     match wanted:
         case Natural(column=name) | Flwr(options={"partition_by": str(name)}) if name in corpus.train.columns:
-            ids = corpus.train.columns[name]
-            if empty := int(np.count_nonzero(ids == "" if ids.dtype.kind == "U" else ids != ids)):
-                raise DataError(
-                    f"the column {name!r} of {corpus.name!r}, by which data.partition divides, is empty for "
-                    f"{counted(empty, 'training sample')}; fill it in, or leave out the samples without a value"
-                )
+            require_ids(corpus.name, name, corpus.train.columns[name], "data.partition divides", "training")
 
 
 def _shares(

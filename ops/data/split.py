@@ -12,6 +12,7 @@ from fedemu.algorithms.data.partition import share_of
 from fedemu.ops.data.cache import Decoded, Samples
 from fedemu.ops.data.source import DataSource
 from fedemu.protocol.errors import DataError
+from fedemu.protocol.wording import counted
 
 Rows = NDArray[np.int64]
 
@@ -91,7 +92,7 @@ def divided(source: DataSource, names: tuple[str, ...], train: Part, test: Part 
     """Make the two splits of a data set whose classes are called ``names``.
 
     Without ``test``, a part of ``train`` becomes the test split. With it, the test split keeps the columns that it has.
-    Raises DataError if no test split can be taken, or if nothing is left.
+    Raises DataError if no test split can be taken, if nothing is left, or if a sample has no id where ids count.
     """
     train_rows, test_rows = _of_large_ids(source, train, test)
     if test is not None:
@@ -100,10 +101,24 @@ def divided(source: DataSource, names: tuple[str, ...], train: Part, test: Part 
     if source.test_by is None:
         chosen = stratified(train.y[train_rows], source.test_fraction)
     else:
+        require_ids(source.dataset, source.test_by, train.columns[source.test_by], "data.test_by divides", "training")
         _, strata = np.unique(train.columns[source.test_by][train_rows], return_inverse=True)
         chosen = stratified(strata, source.test_fraction, "ids")
     kept, held_out = train_rows[~chosen], train_rows[chosen]
     return Decoded(names, train.samples(kept, train.columns), train.samples(held_out, train.columns))
+
+
+def require_ids(dataset: str, name: str, ids: NDArray[Any], use: str, part: str) -> None:
+    """Raise DataError if a sample has no value in the column ``name``: NaN, or an empty text.
+
+    Samples of nobody would otherwise be those of one person. ``ids`` ``[n]`` are the values of a ``part`` of the
+    samples, and ``use`` says what goes by them.
+    """
+    if empty := int(np.count_nonzero(ids == "" if ids.dtype.kind == "U" else ids != ids)):
+        raise DataError(
+            f"the column {name!r} of {dataset!r}, by which {use}, is empty for {counted(empty, f'{part} sample')}; "
+            "fill it in, or leave out the samples without a value"
+        )
 
 
 def stratified(strata: NDArray[np.int64], fraction: float, what: str = "classes") -> NDArray[np.bool_]:
@@ -146,6 +161,8 @@ def _of_large_ids(source: DataSource, train: Part, test: Part | None) -> tuple[R
     if name is None or not least:
         return np.arange(len(train.y)), test_rows
     ids = [train.columns[name]] + ([test.columns[name]] if test is not None and name in test.columns else [])
+    for column, part in zip(ids, ("training", "test"), strict=False):
+        require_ids(source.dataset, name, column, "data.id_min_samples counts", part)
     _, position, counts = np.unique(np.concatenate(ids), return_inverse=True, return_counts=True)
     if counts.max() < least:
         raise DataError(

@@ -87,6 +87,29 @@ def test_rows_whose_splits_differ_only_by_capital_letters_and_spaces_are_of_one_
     assert loaded(train_split="train").train.x.tolist() == [[0], [2]]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "split", "said"),
+    [
+        ({"id_min_samples": 2}, "train", "data.id_min_samples counts, is empty for 3 training samples"),
+        ({"id_min_samples": 2}, "test", "data.id_min_samples counts, is empty for 1 test sample"),
+        ({"test_by": "id"}, "train", "data.test_by divides, is empty for 3 training samples"),
+    ],
+)
+def test_samples_of_nobody_are_not_those_of_one_person(
+    load: Load, wanted: dict[str, Any], split: str, said: str
+) -> None:
+    rows = ["1,a,0", "2,,1", "3,a,0", "4, ,1", "5,b,0", "6,b,1", "7,,0"]
+    if split == "test":
+        rows = [f"{row},{'test' if row == '2,,1' else 'train'}" for row in rows if row not in ("4, ,1", "7,,0")]
+    heading = "a,person,y" + (",split" if split == "test" else "")
+    with pytest.raises(DataError) as caught:
+        load("\n".join([heading, *rows]), id_column="person", **wanted)
+    assert str(caught.value) == (
+        f"the column 'person' of 't.csv', by which {said}; fill it in, or leave out the samples without a value"
+    )
+    assert len(load("\n".join([heading, *rows]), id_column="person").train) >= 4, "nothing goes by the ids"
+
+
 def test_a_file_may_have_its_ending_in_capital_letters(load: Load, tmp_path: Path) -> None:
     rows = "a,label\n" + "".join(f"{i},{i % 2}\n" for i in range(10))
     small = load(rows)
