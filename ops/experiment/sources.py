@@ -44,12 +44,12 @@ _MACHINE = ("runtime", "track")
 class _Layers(NamedTuple):
     """What the sources of an experiment say, one laid over the other.
 
-    ``folder`` is that of its file. ``table`` holds all settings, ``given`` those of the overrides alone, and ``chosen``
-    those that somebody has set: in a file, by a part of a preset, by an override, or by a variable of the environment.
-    A machine's variables are not among the last, because they stand for all of its runs.
+    ``file`` is the experiment's, if it is read from one. ``table`` holds all settings, ``given`` those of the overrides
+    alone, and ``chosen`` those that somebody has set: in a file, by a part of a preset, by an override, or by a
+    variable of the environment. A machine's variables are not among the last, because they stand for all of its runs.
     """
 
-    folder: Path | None
+    file: Path | None
     table: dict[str, Any]
     given: dict[str, Any]
     chosen: dict[str, Any]
@@ -68,7 +68,7 @@ def load_experiment(
     ``without_effect`` gathers what somebody has set. Raises ConfigurationError if a file is missing or a setting is
     wrong.
     """
-    folder, table, given, chosen = _layered(source, overrides, environment)
+    file, table, given, chosen = _layered(source, overrides, environment)
     try:
         runtime = _runtime(table)
         experiment = Experiment.parse(table)
@@ -76,10 +76,12 @@ def load_experiment(
         raise _with_variable(error, environment, given) from None
     if without_effect is not None:
         without_effect.look(experiment, runtime, chosen)
-    folders = [folder or Path.cwd()]
+    folders = [file.parent if file else Path.cwd()]
     if data := data_folder(environment):
         folders.append(data)
-    return with_traces(experiment, folders, folder / TRACES_FILE if folder else None), runtime
+    # Beside any other file, traces.json is somebody's own.
+    frozen = file.with_name(TRACES_FILE) if file and file.name == CONFIG_FILE else None
+    return with_traces(experiment, folders, frozen), runtime
 
 
 def seed_of(
@@ -136,11 +138,11 @@ def check_resume(
 def _layered(
     source: str | Path | Mapping[str, Any] | None, overrides: Sequence[str], environment: Mapping[str, str]
 ) -> _Layers:
-    folder, table, chosen = _open(source)
+    file, table, chosen = _open(source)
     variables, given = _from_environment(environment), [_parsed(override) for override in overrides]
     table, _ = _laid(table, variables)
     chosen, _ = _laid(chosen, [variable for variable in variables if variable[0][0] not in _MACHINE])
-    return _Layers(folder, *_laid(table, given), _laid(chosen, given)[0])
+    return _Layers(file, *_laid(table, given), _laid(chosen, given)[0])
 
 
 def _runtime(table: dict[str, Any]) -> Runtime:
@@ -157,9 +159,9 @@ def _shown(value: Any) -> str:
 
 
 def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, dict[str, Any], dict[str, Any]]:
-    """The folder of an experiment's file, its table, and what of it somebody has chosen himself: not a preset's.
+    """The experiment's file, its table, and what of it somebody has chosen himself: not a preset's.
 
-    A preset or a table has no folder (None). The name of a preset means the preset, even if there is a file or a
+    A preset or a table has no file (None). The name of a preset means the preset, even if there is a file or a
     folder of that name. Parts may follow a file as they follow a preset.
     """
     if isinstance(source, Mapping):
@@ -174,12 +176,12 @@ def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, d
         raise ConfigurationError(f"{path} is a folder, not an experiment's file")
     if _exists(path):
         table = read_toml(path)
-        return path.parent, table, table
+        return path, table, table
     if path.suffix == ".toml":
         raise ConfigurationError(f"there is no file {path}{_instead_of(path)}")
     file, joint, parts = str(source).partition(f".toml{JOINT}")
     if joint and _exists(path := Path(f"{file}.toml")):
-        return path.parent, *_followed(read_toml(path), parts)
+        return path, *_followed(read_toml(path), parts)
     return None, preset(str(source)), {}
 
 

@@ -456,6 +456,19 @@ def test_a_frozen_trace_counts_only_for_the_settings_that_it_was_read_with(tmp_p
     assert refused(tmp_path / "config.toml").startswith(f"{tmp_path / 'traces.json'} is damaged; ")
 
 
+def test_a_file_called_like_frozen_traces_counts_only_beside_the_settings_of_a_run(
+    tmp_path: Path, traces: Path
+) -> None:
+    environment = {"FEDEMU_DATA": str(traces)}
+    write_frozen(load_experiment("phones", [], environment)[0], tmp_path)
+    (tmp_path / "config.toml").rename(tmp_path / "mine.toml")
+    (traces / "devices" / "network_flash.csv").write_text(NETWORK.replace("1000", "2000"))
+    read_anew = load_experiment(tmp_path / "mine.toml", [], environment)[0]
+    assert read_anew.traces.profile["down_kbps"].values == (16000.0, 800.0)
+    (tmp_path / "traces.json").write_text("[1, 2, 3]")
+    assert load_experiment(tmp_path / "mine.toml", [], environment)[0] == read_anew
+
+
 def test_a_fleet_that_is_larger_than_its_trace_uses_each_phone_again_at_another_time(traces: Path) -> None:
     experiment, _ = load_experiment("phones", [], {"FEDEMU_DATA": str(traces)})
     open_behaviour = open_behaviours(experiment.to_bytes())
