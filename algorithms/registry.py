@@ -290,16 +290,18 @@ def _require_takes(arguments: tuple[str, ...], function: Callable[..., Any], wha
 
 
 def _takes_arguments(builder: Callable[..., Any]) -> bool:
-    """Whether a builder needs arguments. An ordinary module with sizes of its own is built without any."""
+    """Whether a builder of a model is called with the shape of a sample and the number of classes.
+
+    It is if it needs arguments by position, or if its first two are called so. An ordinary module with sizes of its own
+    is built without any, and options are keywords.
+    """
     try:
         parameters = inspect.signature(builder).parameters.values()
     except ValueError:
         return True
-    return any(
-        parameter.kind is parameter.VAR_POSITIONAL
-        or (parameter.kind is not parameter.VAR_KEYWORD and parameter.default is parameter.empty)
-        for parameter in parameters
-    )
+    by_position = [one for one in parameters if one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD)]
+    needed = any(one.kind is one.VAR_POSITIONAL or one.default is one.empty for one in by_position)
+    return needed or [one.name for one in by_position[:2]] == ["input_shape", "classes"]
 
 
 def _call(
@@ -339,7 +341,7 @@ def _require_known(
 def _words_of(table: str) -> str:
     """The arguments with which a builder is called, in words."""
     if table == "model":
-        return "(input_shape, classes) and the options of [model], or without the two if it needs no arguments"
+        return "(input_shape, classes) and the options of [model], or without the two if it takes no such arguments"
     return f"(ingredients) and the options of [{table}]"
 
 

@@ -56,6 +56,16 @@ class OfItsOwnSizes(nn.Linear):
         super().__init__(4, 3, bias)
 
 
+class OfDefaults(nn.Linear):
+    def __init__(self, input_shape=(2,), classes=2, bias: bool = True):
+        super().__init__(input_shape[0], classes, bias)
+
+
+class OfKeywords(nn.Linear):
+    def __init__(self, *, classes, input_shape=(2,)):
+        super().__init__(input_shape[0], classes)
+
+
 def nothing(ingredients):
     return 3
 
@@ -181,6 +191,14 @@ def test_an_own_torch_module_becomes_a_model(own: str) -> None:
 def test_a_module_that_needs_no_arguments_is_built_without_any(own: str) -> None:
     assert build_model(f"{own}:OfItsOwnSizes", {}, (4,), 3).init(0).keys() == {"weight", "bias"}
     assert build_model(f"{own}:OfItsOwnSizes", {"bias": False}, (4,), 3).init(0).keys() == {"weight"}
+
+
+def test_defaults_do_not_stand_for_the_shape_of_a_sample_and_the_number_of_classes(own: str) -> None:
+    for options, leaves in (({}, {"weight", "bias"}), ({"bias": False}, {"weight"})):
+        variables = build_model(f"{own}:OfDefaults", options, (4,), 3).init(0)
+        assert (variables.keys(), variables["weight"].shape) == (leaves, (3, 4))
+    options = {"input_shape": [4], "classes": 3}
+    assert build_model(f"{own}:OfKeywords", options, (9,), 9).init(0)["weight"].shape == (3, 4)
 
 
 @pytest.mark.parametrize("frozen", [False, True])
