@@ -79,10 +79,9 @@ def _pixels(cell: Cell, grey: bool, side: int) -> NDArray[np.uint8]:
     """
     if cell is None or (cell["bytes"] is None and cell["path"] is None):
         raise ValueError("there is none")
-    with Image.open(io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else cell["path"]) as opened:
-        image: Image.Image = opened
-        if "exif" in image.info:
-            image = ImageOps.exif_transpose(image)
+    with Image.open(io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else cell["path"]) as image:
+        # This loads the image, because some files tell behind their pixels how they are turned.
+        ImageOps.exif_transpose(image, in_place=True)
         plain = of_eight_bits(image)
         if plain is None:
             raise ValueError(f"pixels of mode {image.mode} don't fit eight bits; convert them")

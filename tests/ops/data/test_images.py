@@ -1,10 +1,13 @@
 """Images brought to one size, and the data that have none to bring."""
 
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from fedemu.ops.data.corpora import load_corpus, source_of
 from fedemu.ops.data.images import image_blocks
@@ -39,6 +42,42 @@ def test_an_image_of_the_size_asked_for_stays_as_it_is(tmp_path):
 
 def test_a_small_image_is_enlarged(tmp_path):
     assert decoded(Image.new("RGB", (4, 5), (7, 8, 9)), 224, tmp_path).mean((1, 2)).tolist() == [7, 8, 9]
+
+
+def sideways(place):
+    """The bytes of an image of 1 × 2 pixels, 10 and 200 from left to right, that is to be turned by 90 degrees."""
+    exif, image, text = Image.Exif(), io.BytesIO(), PngInfo()
+    exif[0x0112] = 6
+    plain, content = Image.fromarray(np.array([[10, 200]], np.uint8)), exif.tobytes()
+    if place == "a JPEG's XMP":
+        # Blocks of 8 × 8 pixels of one value each, which JPEG keeps.
+        plain = plain.resize((16, 8), Image.Resampling.NEAREST)
+        xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+        plain.save(image, "JPEG", xmp=xmp)
+    elif place == "a TIFF's tags":
+        plain.save(image, "TIFF", exif=exif)
+    elif place == "a PNG's text":
+        text.add_text("Raw profile type exif", f"\nexif\n{len(content):8}\n{content.hex()}\n")
+        plain.save(image, "PNG", pnginfo=text)
+    else:
+        plain.save(image, "PNG")
+        chunk = b"eXIf" + content.removeprefix(b"Exif\0\0")
+        whole = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+        at = image.getvalue().index(b"IDAT" if place == "before a PNG's pixels" else b"IEND") - 4
+        return image.getvalue()[:at] + whole + image.getvalue()[at:]
+    return image.getvalue()
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["before a PNG's pixels", "behind a PNG's pixels", "a PNG's text", "a JPEG's XMP", "a TIFF's tags"],
+)
+def test_an_image_that_was_taken_sideways_is_turned_upright_wherever_the_file_tells_it(place):
+    cells = [{"bytes": sideways(place), "path": None}]
+    (block,) = image_blocks(DataSource("photos"), np.arange(1), lambda start, stop: cells[start:stop], grey=True)
+    height, width = block.shape[2:]
+    assert height == 2 * width
+    assert (block[0, 0, 0, 0], block[0, 0, -1, 0]) == (10, 200)
 
 
 def test_an_image_whose_exif_is_damaged_is_named():
