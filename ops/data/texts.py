@@ -49,7 +49,8 @@ def decode_columns(
 ) -> Decoded:
     """Do the same with texts that are in columns already. ``splits`` names the split of each row.
 
-    If the training splits declare classes for the column of the labels, these are the classes, in this order.
+    If the training splits declare classes for the column of the labels, these are the classes, in this order. If their
+    labels are numbers, those of the test split are the numbers that it declares.
     """
     text = _text_column(source, wanted, columns)
     label = _label_column(source, columns, text)
@@ -69,6 +70,8 @@ def decode_columns(
             raise DataError(f"the split {' and '.join(chosen)} of {source.dataset!r} holds no texts")
     both = np.concatenate(rows)
     known = dict.fromkeys(one for split in names for one in declared.get(split, {}).get(label or "", ()))
+    if label is not None and not known and not any(isinstance(columns[label][row], str) for row in rows[0].tolist()):
+        columns = {**columns, label: _numbered(columns[label], label, splits, declared)}
     y, classes = classes_of_cells(source, columns, label, both, tuple(known))
     kept = {name: kept_column(source, name, [columns[name][row] for row in both]) for name in source.columns}
     texts = np.array([str(columns[text][row]) for row in both], dtype=object)
@@ -113,6 +116,14 @@ def _label_column(source: DataSource, columns: Columns, text: str) -> str | None
     if source.label_column is not None:
         return require_column(source, columns, source.label_column)
     return next((name for name in _LABELS if name in columns and name != text), None)
+
+
+def _numbered(cells: Sequence[Any], label: str, splits: Sequence[str], declared: Declared) -> list[Any]:
+    """The labels of texts where those of the training splits are numbers: numbers in place of declared names, too."""
+    places = {
+        split: {one: place for place, one in enumerate(classes.get(label, ()))} for split, classes in declared.items()
+    }
+    return [places.get(split, {}).get(cell, cell) for split, cell in zip(splits, cells, strict=True)]
 
 
 def classes_of_cells(

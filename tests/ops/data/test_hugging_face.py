@@ -322,6 +322,15 @@ def test_texts_have_the_classes_that_the_data_set_declares(names):
         assert (decoded.train.y.tolist(), decoded.test.y.tolist()) == ([0, 1, 2, 0], [0, 1])
 
 
+def test_labels_of_texts_are_numbers_in_both_splits_if_they_are_in_the_training_split():
+    polarity = hugging_face.ClassLabel(names=["neg", "pos"])
+    decoded = texts_of(([1, 0, 1], hugging_face.Value("int64")), ([1, 0], polarity))
+    assert decoded.class_names == ("0", "1")
+    assert (decoded.train.y.tolist(), decoded.test.y.tolist()) == ([1, 0, 1], [1, 0])
+    named = texts_of((["pos", "neg"], hugging_face.Value("string")), ([1, 0], polarity))
+    assert (named.class_names, named.train.y.tolist(), named.test.y.tolist()) == (("neg", "pos"), [1, 0], [1, 0])
+
+
 def test_splits_of_texts_that_are_joined_have_the_classes_of_all():
     joined = texts_of(([2, 0], CATS), ([0, 1], MORE), train_split="train+test", test_fraction=0.4)
     assert joined.class_names == ("ant", "cat", "dog")
