@@ -39,7 +39,7 @@ def read_file(path: Path) -> dict[str, list[str]]:
             content = file.read().decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(f"{path} can't be read as UTF-8 text: {error}") from error
-    table = ".csv" in map(str.lower, path.suffixes)
+    table = path.name.lower().removesuffix(".gz").endswith(".csv")
     columns = _table(path, content) if table else _play(content) or {TEXT: _lines(content)}
     if not any(columns.values()):
         raise DataError(f"{path} holds no row below its heading" if table else f"{path} holds no texts")

@@ -28,6 +28,14 @@ def test_only_newlines_end_a_row_or_a_text(end: str, tmp_path: Path) -> None:
     assert read_file(play) == {"speaker": ["First", "Second"], "text": ["Speak,\nspeak.", INSIDE]}
 
 
+@pytest.mark.parametrize(("name", "table"), [("a.csv.txt", False), ("a.csv.TXT.gz", False), ("a.txt.CSV.gz", True)])
+def test_the_end_of_a_files_name_tells_whether_it_is_a_table(name: str, table: bool, tmp_path: Path) -> None:
+    content = b"text,label\none,two"
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    read = read_file(tmp_path / name)
+    assert read == ({"text": ["one"], "label": ["two"]} if table else {"text": ["text,label", "one,two"]})
+
+
 def test_a_quoted_cell_keeps_its_newlines(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_bytes(b'label,text\r\na,"one\r\ntwo\n"\r\n')
