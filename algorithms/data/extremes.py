@@ -1,8 +1,8 @@
 """The samples in which a data set has its smallest and largest values.
 
-In a stack of devices the tables of an ``nn.Embedding`` lie one behind the other, so a number beyond a table's last row
-reads the row of another device, and no error is raised. Devices that are computed one by one raise an IndexError, but
-only when such a sample comes. So the trial applies the model to these samples first.
+A number beyond the last row of an ``nn.Embedding`` fails the device that has the sample, when the sample comes. The
+trial applies the model to these samples first, so that most such models are refused before the run. A model that
+computes its indices from several values may still fail later.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from fedemu.device.compute.executors.plain import plain
 from fedemu.device.compute.executors.promises import as_leaf, finished, stepped
 from fedemu.device.compute.tapes.alike import all_alike
 from fedemu.device.compute.tapes.flat_function import Flat
+from fedemu.device.compute.tapes.own_rows import OwnRows
 from fedemu.device.compute.tapes.private_torch import TreeSpec, tree_flatten, tree_unflatten
 from fedemu.device.compute.tapes.tracing import Untraceable, differentiable, trace
 from fedemu.device.compute.tapes.writing import nothing_written
@@ -148,13 +150,14 @@ class Lowering:
         """
         spec: TreeSpec | None = None
         drawn = 0
+        reach = nullcontext if self.stack is None else OwnRows
         lengths = given.lengths  # not ``given``: ``flat`` may stay in the cache, and would keep all its tensors alive
 
         def flat(*leaves: Tensor) -> tuple[Tensor, ...]:
             nonlocal spec, drawn
             given = Arguments.cut(leaves, lengths)
             draws = Draws(given.key[0])
-            with Keyed(draws):
+            with reach(), Keyed(draws):
                 outputs, spec = tree_flatten(function(given))
             drawn = draws.count
             return tuple(as_leaf(output, function.__name__) for output in outputs)

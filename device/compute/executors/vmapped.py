@@ -18,7 +18,7 @@ from fedemu.algorithms.interface import Forest, LocalProgram, Tree
 from fedemu.algorithms.models.randomness.draws import KEY_SHAPE
 from fedemu.device.compute.executors.arguments import Arguments, Names
 from fedemu.device.compute.executors.cohort import BEGIN, FINISH, Cohort, Lines, cohorts
-from fedemu.device.compute.executors.executor import Job, JobResult, Source, failed
+from fedemu.device.compute.executors.executor import Job, JobResult, Source, failed, is_machine_fault
 from fedemu.device.compute.executors.host_memory import in_host_memory
 from fedemu.device.compute.executors.lowering import Lowered, Lowering
 from fedemu.device.compute.executors.slots import IDLE, SlotPlan, entered, first_stack, leaving, plan_slots
@@ -56,13 +56,27 @@ class Vmapped:
         for cohort in cohorts(program, shared, jobs, source, self.capacity):
             if isinstance(cohort, tuple):
                 results[cohort[0]] = cohort[1]
-                continue
-            try:
-                results.update(zip(cohort.places, self._run(program, shared, cohort), strict=True))
-            except (Exception, SystemExit) as error:
-                for place, job in zip(cohort.places, cohort.jobs, strict=True):
-                    results[place] = failed(job.device, "the program failed", error)
+            else:
+                found = self._each(program, shared, cohort, source)
+                results.update(zip(cohort.places, found, strict=True))
         return [results[place] for place in range(len(jobs))]
+
+    def _each(
+        self, program: LocalProgram, shared: Forest, cohort: Cohort, source: Source
+    ) -> Sequence[JobResult | TrainingError]:
+        """The results of a cohort. If it fails by the numbers of some devices, these fail, and the others go on.
+
+        An error does not tell whose numbers they are. So each half runs by itself, down to one device. A device's
+        result does not depend on the others.
+        """
+        jobs = cohort.jobs
+        try:
+            return self._run(program, shared, cohort)
+        except (Exception, SystemExit) as error:
+            if len(jobs) == 1 or not _depends_on_numbers(error):
+                return [failed(job.device, "the program failed", error) for job in jobs]
+        middle = len(jobs) // 2
+        return [each for half in (jobs[:middle], jobs[middle:]) for each in self.run(program, shared, half, source)]
 
     @torch.inference_mode()
     def _run(self, program: LocalProgram, shared: Forest, cohort: Cohort) -> list[JobResult]:
@@ -263,6 +277,15 @@ class _Batches:
         weights = self._weight[times]
         notes = [leaf.index_select(0, flat).view(*rows.shape, *leaf.shape[1:]) for leaf in cohort.notes.values()]
         return [list(batch) for batch in zip(*(leaf.unbind() for leaf in (x, y, weights, *notes)), strict=True)]
+
+
+def _depends_on_numbers(error: BaseException) -> bool:
+    """Whether an error may come from the numbers of single devices, and not from what all of them do.
+
+    torch raises these two for an index that is too large, and for a matrix that has no inverse. Code that is mapped
+    over devices cannot raise errors of its own by the numbers, because it cannot read them.
+    """
+    return isinstance(error, IndexError | RuntimeError) and not is_machine_fault(error)
 
 
 def _table(rows: Sequence[Tensor]) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -632,6 +633,65 @@ def test_a_step_that_fails_after_it_was_recorded_is_told_with_the_programs_line(
     [failed] = executor.run(program, shared, [Job(1, 1, 0, np.arange(4, 8))], source)
     assert isinstance(failed, TrainingError)
     assert f"IndexError: index out of range in self, {tmp_path / 'own.py'}:11" in str(failed)
+
+
+OWN_PICKS = """
+from torch import nn
+import torch
+
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.linspace(0, 1, 200).reshape(100, 2))
+        self.top = nn.Linear(288, 4)
+
+    def forward(self, x):
+        return self.top(self.rows.index_select(0, x.round().long().flatten()).view(len(x), -1))
+"""
+
+
+@pytest.mark.parametrize("beyond", [100, 199, -1])
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (OWN_TABLE, r"IndexError: index out of range in self, .*own\.py:11"),
+        (OWN_PICKS, r"RuntimeError: index .* is out of bounds for dimension 1 with size 100, .*own\.py:12"),
+    ],
+    ids=["embedding", "index_select"],
+)
+def test_a_device_whose_index_is_beyond_a_table_fails_alone_in_a_stack(
+    code: str, said: str, beyond: int, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(code)
+    model = from_module(load(f"{tmp_path / 'own.py'}:Table"))
+    x = np.random.default_rng(0).integers(0, 100, (24, *SHAPE)).astype(np.float32)
+    x[13, 0, 3, 3] = beyond
+    split = Split(x, np.arange(24) % 4, {})
+    names, one = tuple("abcd"), np.ones(1)
+    source = Source(Corpus("table", split, split, names, SHAPE, 0 * one, one, Digest("0" * 64)), 5, torch.device("cpu"))
+    program, shared = local(model, batch_size=2), {"model": model.init(1)}
+    jobs = [Job(device, 1, 0, np.arange(4 * device, 4 * device + 4)) for device in range(6)]
+    results = Vmapped(3).run(program, shared, jobs, source)
+    fourth = results.pop(3)
+    assert isinstance(fourth, TrainingError)
+    assert re.search(f"^device 3: the program failed: {said}", str(fourth))
+    right = run(Vmapped(3), program, shared, jobs[:3] + jobs[4:], source)
+    assert [bits(each) for each in results if isinstance(each, JobResult)] == [bits(each) for each in right]
+
+
+def test_an_error_that_all_devices_share_is_told_at_once(source: Source) -> None:
+    calls = 0
+
+    def loss(variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> Loss:
+        nonlocal calls
+        calls += 1
+        raise KeyError("no such variable")
+
+    model = MODELS["mlp"]
+    program = LocalSGD(model, loss, epochs=2, batch_size=5, lr=0.1)
+    results = Vmapped(2).run(program, {"model": model.init(0)}, jobs_of([4, 4, 4]), source)
+    assert ["KeyError: 'no such variable'" in str(each) for each in results] == [True] * 3
+    assert calls == 1
 
 
 class _Poisson(torch.nn.Linear):
