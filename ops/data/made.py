@@ -94,7 +94,7 @@ def own(place: Place, source: DataSource, grey: bool) -> Decoded:
     ``docs/data.md`` shows the forms. Raises DataError if the user's code fails, or gives anything else.
     """
     said = "data" if place.kind == "object" else f"the data set {place.where}"
-    held = given.read(Path(place.where)) if place.kind == "object" else held_in(said, _called(place.where))
+    held = given.read(Path(place.where)) if place.kind == "object" else _made(said, place.where)
     if isinstance(held, dict) and not hasattr(held, "column_names"):
         return _of_arrays(said, held, source)
     # Only a process that reads such tables imports this: it needs datasets and pyarrow.
@@ -105,14 +105,33 @@ def own(place: Place, source: DataSource, grey: bool) -> Decoded:
     return decode_table(source, held, grey)
 
 
-def _called(where: str) -> Any:
-    """What ``module:name`` names, or what it returns if it is a function or a class."""
+def _made(said: str, where: str) -> Any:
+    """What the object ``module:name`` holds, or what it returns if it is a function or a class; see ``held_in``.
+
+    Python, numpy and torch draw the same numbers each time: from a fixed seed when the module is imported, as for
+    models and methods, and again from that seed when the function is called and items are read. Another process may
+    have imported the module before.
+    """
+    # This imports torch, for which other data need not wait. The module may import it and draw by it at once, and each
+    # process begins with another seed. So torch has to be there, and seeded, before the module.
+    from fedemu.algorithms.models.torch_module import under_seed
+
+    found = under_seed(lambda: _loaded(where), 0)
+    return under_seed(lambda: held_in(said, _called(where, found)), 0)
+
+
+def _loaded(where: str) -> Any:
     try:
-        return called(load(where))
-    except DataError:
-        raise
+        return load(where)
     except ConfigurationError as error:
         raise DataError(f"the data set {where} can't be loaded: {error}") from error
+
+
+def _called(where: str, found: Any) -> Any:
+    try:
+        return called(found)
+    except DataError:
+        raise
     except Exception as error:
         raise DataError(f"the data set {where} failed with {account(error)}") from error
 

@@ -1,12 +1,16 @@
 """Data sets that come as whole arrays: the built-in ones, and a user's own function."""
 
 import importlib
+import random
+import shutil
 import sys
 
 import numpy as np
 import pytest
+import torch
 
 from fedemu.ops.data import corpora
+from fedemu.ops.data.apart import decode_apart
 from fedemu.ops.data.source import DataSource
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import DataError
@@ -206,3 +210,44 @@ def test_a_column_that_a_built_in_data_set_has_not_is_refused(setting, said, tmp
         corpora.load_corpus(corpora.source_of(by_label), cache=tmp_path)
     named = corpora.source_of(experiment(dataset="synthetic#100", label_column="label").data)
     assert len(corpora.load_corpus(named, cache=tmp_path).train) == 80
+
+
+DRAWING = """
+import random
+import numpy as np
+import torch
+
+def drawn(n):
+    return np.stack([np.random.normal(size=n), [random.random() for _ in range(n)], torch.rand(n).numpy()], 1)
+
+pair = drawn(40), np.random.randint(0, 2, 40)
+
+def called():
+    return drawn(40), np.random.randint(0, 2, 40)
+
+class Items(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return drawn(1)[0], index % 2
+"""
+
+
+@pytest.mark.parametrize("name", ["pair", "called", "Items"])
+def test_what_a_module_draws_is_the_same_at_each_decoding(name, tmp_path, monkeypatch, own_cache):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "drawing.py").write_text(DRAWING)
+    wanted = experiment(dataset=f"drawing.py:{name}")
+    torch.manual_seed(5)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    digest = corpora.prepare(wanted.to_bytes())
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+    # Now this process has imported the module, and has drawn.
+    _ = random.random(), np.random.normal(), torch.rand(1)
+    shutil.rmtree(own_cache)
+    assert corpora.prepare(wanted.to_bytes()) == digest
+    # A process of its own imports it anew, and torch by it. It is also the one that decodes before a run.
+    shutil.rmtree(own_cache)
+    decode_apart(wanted, lambda line: None)
+    assert corpora.open_corpus(wanted).digest == digest
