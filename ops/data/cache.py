@@ -1,7 +1,7 @@
 """The cache of decoded data sets: each is written once per machine, and memory-mapped by every process.
 
 An entry is a folder of ``.npy`` files and ``meta.json``. It appears by one rename, so a process finds all of it or
-nothing.
+nothing. If samples are large, ``compared.json`` notes the state of their files when their digests were last compared.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import math
+import os
 import shutil
 import tempfile
 import time
@@ -25,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.algorithms.data.corpus import Corpus, Split
-from fedemu.protocol.errors import DataError
-from fedemu.protocol.host.files import require_held, usable, wait_for_disk
+from fedemu.protocol.errors import DataError, FedemuError
+from fedemu.protocol.host.files import require_held, usable, wait_for_disk, write_among_others
 from fedemu.protocol.ids import Digest, digest_of
 
 FORMAT = 5
@@ -34,7 +35,11 @@ FORMAT = 5
 LONGEST_WAIT = 3600.0
 """The longest time, in real seconds, that a process waits for another one to decode the same data."""
 _SUMMED_BYTES: Final = 2**22
-"""Larger arrays of samples are not read again to compare their digests: every process of a run would do that."""
+"""Larger arrays of samples are read to compare their digests only if their files have changed.
+
+Otherwise every process of a run would read them as a whole.
+"""
+_COMPARED: Final = "compared.json"
 _OWN_DIGEST: Final = "own_digest"
 _ROWS = 4096
 _PIXELS = 2**22
@@ -73,7 +78,7 @@ def read(entry: Path) -> Corpus | None:
     """Map an entry. None if there is none or if it is damaged: then it has to be written.
 
     Labels, columns and samples of at most ``_SUMMED_BYTES`` are compared with the digests that were taken when they
-    were written.
+    were written, and larger samples if their files have changed since the last time.
     """
     try:
         meta = json.loads((entry / "meta.json").read_text())
@@ -90,6 +95,7 @@ def read(entry: Path) -> Corpus | None:
             )
             for split in ("train", "test")
         }
+        _require_unchanged(entry, sums)
         return Corpus(
             name=meta["name"],
             class_names=tuple(meta["class_names"]),
@@ -152,6 +158,8 @@ def write(entry: Path, name: str, decoded: Decoded) -> None:
         }
         meta[_OWN_DIGEST] = _digest_without_own(meta)
         (folder / "meta.json").write_text(json.dumps(meta))
+        if states := _states(folder, sums):
+            (folder / _COMPARED).write_text(json.dumps(states))
         for path in (*folder.iterdir(), folder):
             wait_for_disk(path)  # after a power failure an entry is whole, or it is not there
         folder.rename(entry)
@@ -208,6 +216,52 @@ def _checked(path: Path, known: Mapping[str, Any], most: float = math.inf) -> ND
     if not whole or (array.nbytes <= most and hashlib.sha256(array.tobytes()).hexdigest() != known["sha256"]):
         raise ValueError(f"{path} is damaged")
     return array
+
+
+def _require_unchanged(entry: Path, sums: Mapping[str, Any]) -> None:
+    """Raise ValueError if large samples are not what ``_save`` told. They are read only if their file has changed.
+
+    Several processes may do this at once: they find the same, and each replaces the note as a whole. In a folder that
+    this process cannot write nothing is compared, because each process would have to do it.
+    """
+    states, noted = _states(entry, sums), _noted(entry)
+    if states == noted or not states or not os.access(entry, os.W_OK):
+        return
+    for name, state in states.items():
+        if noted.get(name) != state and _sha256(entry / f"{name}.npy", sums[name]) != sums[name]["sha256"]:
+            raise ValueError(f"{entry / name}.npy is damaged")
+    with contextlib.suppress(FedemuError):  # on a full disk the next process compares them again
+        write_among_others(entry / _COMPARED, json.dumps(states).encode())
+
+
+def _states(folder: Path, sums: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The size and the times of change of the files of large samples, by name of the array.
+
+    The second time also changes if a file is replaced, or if its first time is set.
+    """
+    large = [name for name in ("train.x", "test.x") if _nbytes(sums[name]) > _SUMMED_BYTES]
+    found = {name: os.stat(folder / f"{name}.npy") for name in large}
+    return {name: [state.st_size, state.st_mtime_ns, state.st_ctime_ns] for name, state in found.items()}
+
+
+def _noted(entry: Path) -> dict[str, list[int]]:
+    """The states at the last comparison. Empty if there was none, as in entries of earlier versions."""
+    try:
+        noted = json.loads((entry / _COMPARED).read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return noted if isinstance(noted, dict) else {}
+
+
+def _nbytes(known: Mapping[str, Any]) -> int:
+    return int(np.dtype(known["dtype"]).itemsize * math.prod(known["shape"]))
+
+
+def _sha256(path: Path, known: Mapping[str, Any]) -> str:
+    """The SHA-256 of the numbers of a stored array, which are read and not mapped: a broken disk is then an OSError."""
+    with open(path, "rb") as file:
+        file.seek(-_nbytes(known), os.SEEK_END)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _require_whole(meta: Mapping[str, Any]) -> None:

@@ -2,9 +2,11 @@
 
 import errno
 import fcntl
+import hashlib
 import json
 import math
 import os
+import shutil
 import subprocess
 from unittest.mock import MagicMock
 
@@ -99,6 +101,96 @@ def test_a_damaged_entry_is_made_again(own_cache, harm):
     again = corpora.open_corpus(experiment())
     assert (again.digest, [*again.mean]) == (digest, [*mean])
     assert {path.name: path.read_bytes() for path in x.parent.iterdir()} == before
+
+
+LARGE = experiment(dataset="synthetic#90000")
+
+
+@pytest.fixture(scope="module")
+def large_entry(tmp_path_factory):
+    """A cache with an entry whose training samples take more than 4 MiB. Copy it before you change it."""
+    cache = tmp_path_factory.mktemp("large-cache")
+    corpora.load_corpus(DataSource("synthetic#90000"), cache=cache)
+    return cache
+
+
+@pytest.fixture
+def large(large_entry, own_cache):
+    """The folder of a fresh copy of this entry in the cache of the test. Each file has other times than it had."""
+    shutil.copytree(large_entry, own_cache)
+    (x,) = own_cache.rglob("train.x.npy")
+    return x.parent
+
+
+def state(path):
+    now = path.stat()
+    return [now.st_size, now.st_mtime_ns, now.st_ctime_ns]
+
+
+def compared(entry):
+    return json.loads((entry / "compared.json").read_text())
+
+
+def test_large_samples_are_written_with_a_note_of_the_state_of_their_file(large_entry):
+    (x,) = large_entry.rglob("train.x.npy")
+    assert x.stat().st_size > 2**22 > x.with_name("test.x.npy").stat().st_size
+    assert compared(x.parent) == {"train.x": state(x)}
+
+
+@pytest.mark.parametrize("noted", ["now", "never", "unreadable"])
+def test_large_samples_that_were_overwritten_are_made_again(large, noted):
+    x = large / "train.x.npy"
+    match noted:
+        case "now":
+            corpora.open_corpus(LARGE)
+            assert compared(large) == {"train.x": state(x)}
+        case "never":
+            (large / "compared.json").unlink()
+        case "unreadable":
+            (large / "compared.json").write_text("[" * 100_000)
+    before = x.read_bytes()
+    change(x, 4096, b"\xff" * 4_000_000)
+    again = corpora.open_corpus(LARGE)
+    assert x.read_bytes() == before
+    assert compared(large) == {"train.x": state(x)}
+    assert int((again.train.x == 255).all(axis=(1, 2, 3)).sum()) == 0
+
+
+@pytest.mark.parametrize("how", ["copied", "touched", "of an earlier version"])
+def test_large_samples_of_another_state_are_compared_once_and_used_further(large, how, monkeypatch):
+    x = large / "train.x.npy"
+    if how != "copied":
+        corpora.open_corpus(LARGE)
+    if how == "touched":
+        os.utime(x, (1, 1))
+    if how == "of an earlier version":
+        (large / "compared.json").unlink()
+    inode = x.stat().st_ino
+    corpora.open_corpus(LARGE)
+    assert x.stat().st_ino == inode
+    assert compared(large) == {"train.x": state(x)}
+    monkeypatch.setattr(hashlib, "file_digest", MagicMock(side_effect=AssertionError))
+    corpora.open_corpus(LARGE)
+    monkeypatch.undo()
+
+
+def test_in_a_folder_that_cannot_be_written_large_samples_are_not_compared(large, monkeypatch):
+    (large / "compared.json").unlink()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(hashlib, "file_digest", MagicMock(side_effect=AssertionError))
+    assert len(corpora.open_corpus(LARGE).train) == 72_000
+    assert not (large / "compared.json").exists()
+
+
+def test_a_note_that_a_full_disk_refuses_is_made_later(large, files_end_at):
+    (large / "compared.json").unlink()
+    with files_end_at(0):
+        assert len(corpora.open_corpus(LARGE).train) == 72_000
+    assert sorted(path.name for path in large.iterdir()) == [
+        *("meta.json", "test.x.npy", "test.y.npy", "train.x.npy", "train.y.npy")
+    ]
+    corpora.open_corpus(LARGE)
+    assert compared(large) == {"train.x": state(large / "train.x.npy")}
 
 
 def test_the_leftovers_of_a_killed_process_are_removed(own_cache):
