@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fedemu.coordinator.record.data_file import read_class_names
 from fedemu.coordinator.record.json_lines import read_lines, read_object
+from fedemu.coordinator.record.outcome import outcome_of, planned_rounds
 from fedemu.coordinator.record.row import Row, read_rows
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.paths import exists, is_file
@@ -46,8 +47,9 @@ class Run:
 
     @property
     def outcome(self) -> str:
-        """How the run ended, ``unfinished`` if it has no summary."""
-        return str(self.summary.get("outcome") or "unfinished")
+        """How the run ended, as ``outcome_of`` says; ``unfinished`` if it has no summary."""
+        last = self.rows[-1].round if self.rows else 0
+        return outcome_of(self.summary, last, planned_rounds(self.config)) or "unfinished"
 
     def named(self, event: str) -> list[Line]:
         """The events of one name, such as ``dropout``, in the order in which they happened."""

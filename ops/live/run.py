@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from fedemu.coordinator.record.data_file import DATA, read_class_names
 from fedemu.coordinator.record.json_lines import object_in
+from fedemu.coordinator.record.outcome import outcome_of
 from fedemu.coordinator.record.run_directory import CONFIG
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import read_frozen
@@ -261,7 +262,8 @@ class LiveRun:
         elif self.resuming.is_starting:
             state = "resuming"
         else:
-            state = str(summary.get("outcome", "stopped" if is_file(self.directory / CONFIG) else "gone"))
+            without = "stopped" if is_file(self.directory / CONFIG) else "gone"
+            state = outcome_of(summary, rounds, self.experiment.rounds) or without
         is_at_pace = state == "running" and not absence
         seconds = totals.get("round_seconds", 0.0)
         # The coordinator's account is up to seconds old. Meanwhile the log may have told the end of its ask.

@@ -46,7 +46,7 @@ class Result(Results):
         """Read a run. Raises ConfigurationError if ``directory`` holds none, or a file of it is damaged."""
         run = read_run(directory)
         settings = read_toml(directory / CONFIG_FILE) if run.config else {}
-        return cls(directory.absolute(), Rows(run.rows), run.events, run.summary, settings)
+        return cls(directory.absolute(), Rows(run.rows), run.events, run.summary, run.outcome, settings)
 
     def figure(self, name: str) -> Figure:
         """One figure of the report as a matplotlib figure, such as ``accuracy``. The run may be unfinished.
@@ -74,11 +74,6 @@ class Result(Results):
     def name(self) -> str:
         """The name of the experiment."""
         return str(self.settings.get("name") or self.directory.name)
-
-    @property
-    def outcome(self) -> str:
-        """How the run ended, ``unfinished`` before that."""
-        return str(self.summary.get("outcome") or "unfinished")
 
     @property
     def facts(self) -> dict[str, str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.coordinator.record.json_lines import object_in
+from fedemu.coordinator.record.outcome import outcome_of, planned_rounds
 from fedemu.ops.results.holder import holder_of
 from fedemu.protocol.host.paths import exists, is_file, is_folder
 
@@ -22,7 +23,7 @@ DEEPEST = 6
 """Folders below the one that is listed, in which runs are looked for."""
 _TAIL = 2**16
 """Bytes at the end of the rows that are read first. More are read until the last row is whole."""
-_OF_CONFIG = re.compile(r'^(name|seed|rounds) = "?([^"\n]*)"?', re.MULTILINE)
+_OF_CONFIG = re.compile(r'^(name|seed) = "?([^"\n]*)"?', re.MULTILINE)
 _METHOD = re.compile(r'^\[algorithm\]\nname = "([^"\n]*)"\nloss = "([^"\n]*)"', re.MULTILINE)
 _TERMS = re.compile(r"^terms = (?!\{\}).*", re.MULTILINE)
 _REPLAY = re.compile(r'^\[replay\]\nstrategy = "([^"\n]*)"', re.MULTILINE)
@@ -32,7 +33,7 @@ _REPLAY = re.compile(r'^\[replay\]\nstrategy = "([^"\n]*)"', re.MULTILINE)
 class Listed:
     """One run. ``accuracy`` is a share of 1, ``seconds`` is real time, ``size`` is in bytes. None is not known.
 
-    ``state`` is ``running``, an outcome of ``summary.json`` (completed, diverged, quorum, interrupted, failed),
+    ``state`` is ``running``, an outcome as ``outcome_of`` tells it (completed, diverged, quorum, interrupted, failed),
     ``unfinished`` if the run has begun and its coordinator is gone without a summary, ``not begun``, or ``damaged``.
     """
 
@@ -71,9 +72,9 @@ def listed(directory: Path) -> Listed:
     row, broken = _last_row(directory)
     finished = _whole(summary.get("rounds"))
     rounds = max((one for one in (finished, _whole(row.get("round"))) if one is not None), default=None)
-    of_rounds = _whole(known.get("rounds"))
+    of_rounds = planned_rounds(config)
     state = _state(directory, summary, rounds, of_rounds)
-    if state != "running" and (damaged or broken or not known.get("rounds")):
+    if state != "running" and (damaged or broken or of_rounds is None):
         state = "damaged"
     stale = finished != rounds
     return Listed(
@@ -109,12 +110,8 @@ def _named(method: str, loss: str, terms: list[str], replay: str) -> str:
 def _state(directory: Path, summary: dict[str, Any], rounds: int | None, of_rounds: int | None) -> str:
     if holder_of(directory / ".lock") is not None:
         return "running"
-    outcome = summary.get("outcome")
-    over = outcome == "diverged" or rounds is None or of_rounds is None or rounds >= of_rounds
-    if isinstance(outcome, str) and (outcome != "completed" or over):
+    if outcome := outcome_of(summary, rounds or 0, of_rounds):
         return outcome
-    if isinstance(outcome, str):
-        return "interrupted"  # it was completed, and was to get more rounds
     begun = rounds is not None or is_folder(directory / "checkpoint")
     return "unfinished" if begun else "not begun"
 

@@ -22,19 +22,21 @@ from fedemu.protocol.wording import counted
 class Results:
     """The results of a run. ``rows`` are its rounds in order, ``events`` the lines of ``events.jsonl``.
 
-    ``summary`` has the keys of ``summary.json``. It is empty if the run is unfinished.
+    ``summary`` has the keys of ``summary.json``. It is empty if the run is unfinished. ``outcome`` is how the run
+    ended, ``unfinished`` before that. A run that was resumed for more rounds, and has not got them, is ``interrupted``.
     """
 
     directory: Path
     rows: tuple[Row, ...]
     events: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any]
+    outcome: str
 
     @classmethod
     def read(cls, directory: Path) -> Results:
         """Read a run. Raises ConfigurationError if ``directory`` holds none, or a file of it is damaged."""
         run = read_run(directory)
-        return cls(directory, run.rows, run.events, run.summary)
+        return cls(directory, run.rows, run.events, run.summary, run.outcome)
 
     @property
     def accuracy(self) -> float | None:
@@ -86,7 +88,7 @@ class Results:
         totals = summary.get("totals") or {}
         real, virtual = (span(summary.get(key) or 0.0) for key in ("wall_time", "virtual_time"))
         rounds = counted(summary.get("rounds") or 0, "round")
-        end = f"{summary.get('outcome')}, {rounds} in {real} ({virtual} of the experiment's time)"
+        end = f"{self.outcome}, {rounds} in {real} ({virtual} of the experiment's time)"
         lines.append(f"{summary.get('name')}: {end}")
         if self.cause:
             lines.append(f"  cause     {self.cause}")

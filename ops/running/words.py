@@ -69,7 +69,7 @@ def conclude(directory: Path, code: int, command: str, *, new: bool, print_summa
         if print_summary:
             print(results.to_json())
         return code
-    if code == INTERRUPTED and results.summary.get("outcome") == "completed":
+    if code == INTERRUPTED and results.outcome == "completed":
         say(results.to_text())
         say("interrupted after the last round, before the report was written; write it with")
         say(f"fedemu report {shlex.quote(str(directory))}")

@@ -28,6 +28,16 @@ def test_a_run_is_read_finished_or_not(run: Path) -> None:
     assert read_run(run).summary == {"rounds": 1}
 
 
+def test_a_completed_run_whose_settings_ask_for_more_rounds_is_interrupted(run: Path) -> None:
+    assert read_run(run).outcome == "unfinished"
+    (run / "summary.json").write_text(json.dumps({"outcome": "completed", "rounds": 1}))
+    for rounds, outcome in ((1, "completed"), (3, "interrupted")):
+        (run / "config.toml").write_text(f'name = "digits"\nrounds = {rounds}\n\n[data]\n')
+        assert read_run(run).outcome == outcome
+    (run / "config.toml").write_text('name = "digits\n')
+    assert read_run(run).outcome == "completed", "nothing is known of more rounds"
+
+
 def test_a_run_is_read_without_its_experiment_and_without_its_rows(run: Path) -> None:
     (run / "config.toml").rename(run / "elsewhere")
     assert (read_run(run).config, read_run(run).rows) == ("", (Row(round=1),))

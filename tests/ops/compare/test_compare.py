@@ -15,7 +15,7 @@ from fedemu.ops.compare.curves import MOVED, class_table, curve, spent
 from fedemu.ops.compare.entry import Statistic
 from fedemu.ops.compare.page.experiments import COMPARISON_PLOTS, WIDE_COMPARISON_PLOTS
 from fedemu.ops.compare.page.page import claim_folder, write_comparison
-from fedemu.ops.compare.paired import paired_tests
+from fedemu.ops.compare.paired import best_of, paired_tests
 from fedemu.ops.compare.text import columns, text
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import write_frozen
@@ -490,6 +490,41 @@ def test_outcomes_are_counted_and_runs_that_were_cut_short_take_part_with_a_warn
     assert comparison.warnings == (
         f"the runs differ in the rounds that they got through (1 of 2 in {tmp_path / 'seed-1'}, "
         f"1 of 2 in {tmp_path / 'seed-2'}), so the figures of their last models do not compare",
+    )
+
+
+def with_rounds(run: Path, rounds: int) -> Path:
+    """The run, which was completed with this number of rounds."""
+    (run / "summary.json").write_text(json.dumps({"outcome": "completed", "rounds": rounds}))
+    return run
+
+
+def test_completed_runs_that_have_not_got_the_rounds_of_a_resume_are_interrupted_and_not_tested(tmp_path: Path) -> None:
+    for seed in range(2):
+        whole = write_run(tmp_path / f"a/seed-{seed}", [0.5, 0.6, 0.7, 0.8], seed=seed, rounds=4)
+        with_rounds(whole, 4)
+        ahead = write_run(tmp_path / f"b/seed-{seed}", [0.5, 0.9], seed=seed, rounds=4, algorithm={"loss": "wsm"})
+        with_rounds(ahead, 2)
+    comparison = compare([tmp_path / "a", tmp_path / "b"])
+    assert [entry.outcome for entry in comparison.entries] == ["completed", "interrupted"]
+    assert [run["outcome"] for run in comparison.table()["rows"][1]["runs"]] == ["interrupted", "interrupted"]
+    assert comparison.warnings == (
+        f"the runs differ in the rounds that they got through (2 of 4 in {tmp_path}/b/seed-0, 2 of 4 in "
+        f"{tmp_path}/b/seed-1), so the figures of their last models do not compare",
+    )
+    assert best_of(comparison.entries, "final_accuracy") == 0
+    assert paired_tests(comparison.entries, "final_accuracy") == []
+
+
+def test_a_completed_run_that_has_not_got_the_rounds_of_a_resume_gives_way_to_a_twin_that_got_further(
+    tmp_path: Path,
+) -> None:
+    old = with_rounds(write_run(tmp_path / "old", [0.1] * 4, rounds=8), 4)
+    new = write_run(tmp_path / "new", [0.1] * 7, rounds=8, outcome="interrupted")
+    comparison = compare([old, new])
+    assert [run.path for run in comparison.entries[0].runs] == [new]
+    assert comparison.warnings == (
+        f"{old} is left out: it is the same experiment and seed as {new}, which got further",
     )
 
 

@@ -474,8 +474,13 @@ def test_a_run_is_starting_again_until_the_coordinator_of_the_command_has_come_t
 @pytest.mark.usefixtures("uncollected")
 def test_a_run_ended_as_its_newest_summary_says_and_lists_in_lists_without_end_are_none(made: Any) -> None:
     run, summary = LiveRun(0, made.directory, Told()), made.directory / "summary.json"
-    contents = ['{"outcome": "interrupted"}', '{"outcome": "completed", "model_digest": "37ea"}', "[" * 100_000]
-    ends = [("interrupted", None), ("completed", "37ea"), ("stopped", None)]
+    contents = [
+        '{"outcome": "quorum"}',
+        '{"outcome": "completed", "model_digest": "37ea"}',
+        f'{{"outcome": "completed", "rounds": {run.experiment.rounds - 1}}}',  # it has got one more since
+        "[" * 100_000,
+    ]
+    ends = [("quorum", None), ("completed", "37ea"), ("interrupted", None), ("stopped", None)]
     for time, (content, end) in enumerate(zip(contents, ends, strict=True)):
         summary.write_text(content)
         os.utime(summary, (time, time))

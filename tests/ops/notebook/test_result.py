@@ -68,6 +68,13 @@ def test_an_unfinished_run_says_how_far_it_is(directory: Path) -> None:
     assert "report" not in repr(result)
 
 
+def test_a_completed_run_that_has_not_got_the_rounds_of_a_resume_is_interrupted(directory: Path) -> None:
+    write_frozen(Experiment(name="tiny", rounds=40), directory)
+    result = fedemu.open_run(directory)
+    assert (result.outcome, result.facts["rounds"]) == ("interrupted", "3 of 40 rounds in 4.2 s")
+    assert result.to_text().startswith("tiny: interrupted, 3 rounds in 4.2 s")
+
+
 def test_a_card_tells_that_a_run_has_learnt_nothing(directory: Path, write_summary: Callable[..., None]) -> None:
     assert "doubt" not in repr(fedemu.open_run(directory))
     with RunDirectory(directory) as run:

@@ -11,7 +11,7 @@ import pytest
 
 from fedemu.coordinator.record.records import write_record
 from fedemu.ops.experiment import Experiment
-from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.experiment.sources import load_experiment, write_frozen
 from fedemu.ops.running.folder import claim
 from fedemu.ops.running.words import at_address, conclude, liveness_line, processes
 from fedemu.protocol.errors import ConfigurationError
@@ -71,6 +71,9 @@ def test_a_complete_run_that_was_interrupted_lacks_only_its_report(
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("tiny: completed")
     assert said[-1] == "fedemu report runs/tiny-1"
+    write_frozen(EXPERIMENT.model_copy(update={"rounds": 9}), directory)
+    assert conclude(directory, 4, "run", new=False, print_summary=False) == 4
+    assert capsys.readouterr().err.splitlines()[-1] == "fedemu run --resume runs/tiny-1", "it has to get more rounds"
 
 
 def test_a_run_that_could_not_begin_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
