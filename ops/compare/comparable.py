@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Final
 from fedemu.coordinator.record.run import Run
 from fedemu.ops.compare.entry import BY_PERIOD, ROUNDS_TO
 from fedemu.ops.experiment.tables.section import AUTO
+from fedemu.ops.experiment.tables.stream import INDEX, LABEL
 from fedemu.ops.results.doubts import last_test
 from fedemu.ops.results.words import Keys, Table, at, shown
 
@@ -40,6 +42,16 @@ _DIVIDING: Final = {
 """By kind of stream: the settings by which it divides the test split into periods."""
 
 
+_COLUMN_OF_STREAM: Final = {
+    "drift": ("column", (LABEL,)),
+    "window": ("column", (LABEL,)),
+    "periods": ("order", (INDEX, LABEL)),
+}
+"""By kind of stream: the setting that names the column that it reads, and the values that name none."""
+_DIVIDED_LATER: Final = ("partition", "public", "validation")
+"""The settings of data that say who gets which samples. Of them only the names of columns play a part in reading."""
+
+
 def compares(one: Table, other: Table, key: str) -> bool:
     """Whether the figure ``key`` of two experiments compares, as far as their settings tell.
 
@@ -61,6 +73,19 @@ def compares(one: Table, other: Table, key: str) -> bool:
 def data_of(runs: Sequence[Run]) -> str:
     """The digest of the data set of runs of one experiment. Empty if none of them tells it (yet)."""
     return next((str(found) for run in runs if (found := run.summary.get("data_digest"))), "")
+
+
+def data_named(table: Table) -> str:
+    """A text that is the same for experiments that read the same columns of the same data set in the same way.
+
+    So the digests of their data differ only if the data set has got another content.
+    """
+    data, stream = table.get("data") or {}, table.get("stream") or {}
+    read = {key: value for key, value in data.items() if key not in _DIVIDED_LATER}
+    by = [at(data, ("partition", "column")), at(data, ("partition", "options", "partition_by"))]
+    column, none = _COLUMN_OF_STREAM.get(str(stream.get("kind")), ("", ()))
+    streamed = [column, stream[column]] if column in stream and stream[column] not in none else []
+    return json.dumps([read, by, streamed], sort_keys=True)
 
 
 def incomparable(tables: Sequence[Table]) -> list[str]:

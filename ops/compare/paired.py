@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from fedemu.coordinator.record.run import Run
-from fedemu.ops.compare.comparable import compares, data_of
+from fedemu.ops.compare.comparable import compares, data_named, data_of
 from fedemu.ops.compare.entry import OF_DIAGNOSED, Entry, cut_short
 from fedemu.ops.results.periods import Floats
 from fedemu.ops.results.words import at, table_of
@@ -112,8 +112,8 @@ def least_wilcoxon(pairs: int) -> float:
 
 def _of_other_data(one: Entry, other: Entry) -> bool:
     """Whether a data set that both name in the same way is known to have had another content."""
-    if one.experiment.get("data") != other.experiment.get("data"):
-        return False  # other columns of the same samples have another digest, too
+    if data_named(one.experiment) != data_named(other.experiment):
+        return False
     return len({data for entry in (one, other) if (data := data_of(entry.runs))}) > 1
 
 

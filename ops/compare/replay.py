@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedemu.algorithms.measures.continual import relative_change
+from fedemu.ops.compare.comparable import data_of
 from fedemu.ops.compare.entry import KEPT_OBJECTIVE, Entry, Statistic
 from fedemu.ops.compare.replay_label import samples_kept, strategy_label, strategy_place
 from fedemu.ops.compare.runs import Group, labels
@@ -128,18 +129,25 @@ class ReplayStudy:
 def replay_studies(entries: Sequence[Entry]) -> tuple[ReplayStudy, ...]:
     """A study for each set of experiments that differ in their replay only and were tested by period.
 
-    Sets in which no experiment has replay are left out.
+    Those on data sets of other content are sets of their own. An experiment that does not tell its data, or not yet,
+    belongs to the first set that does. Sets in which no experiment has replay are left out.
     """
-    alike: dict[str, list[Entry]] = {}
-    groups: dict[str, Group] = {}
-    for entry in entries:
-        if entry.experiment and any(period_results(run) for run in entry.runs):
-            rest = {key: value for key, value in entry.experiment.items() if key != "replay"}
-            key = json.dumps(rest, sort_keys=True)
-            alike.setdefault(key, []).append(entry)
-            groups.setdefault(key, Group(entry.runs[0].path, rest, entry.runs, entry.seeds))
+    tested = [entry for entry in entries if entry.experiment and any(period_results(run) for run in entry.runs)]
+    usual_data = {_beside_replay(entry): data for entry in reversed(tested) if (data := data_of(entry.runs))}
+    alike: dict[tuple[str, str], list[Entry]] = {}
+    groups: dict[tuple[str, str], Group] = {}
+    for entry in tested:
+        rest = _beside_replay(entry)
+        key = rest, data_of(entry.runs) or usual_data.get(rest, "")
+        alike.setdefault(key, []).append(entry)
+        groups.setdefault(key, Group(entry.runs[0].path, json.loads(rest), entry.runs, entry.seeds))
     named = zip(labels(list(groups.values())), alike.values(), strict=True)
     return tuple(_study(label, members) for label, members in named if any(map(_samples, members)))
+
+
+def _beside_replay(entry: Entry) -> str:
+    """A text that is the same for experiments whose settings differ in their replay only."""
+    return json.dumps({key: value for key, value in entry.experiment.items() if key != "replay"}, sort_keys=True)
 
 
 def _study(label: str, members: Sequence[Entry]) -> ReplayStudy:

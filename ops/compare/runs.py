@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedemu.coordinator.record.run import Run, read_run
-from fedemu.ops.compare.comparable import data_of, incomparable, tested_in_other_rounds, untested
+from fedemu.ops.compare.comparable import data_named, data_of, incomparable, tested_in_other_rounds, untested
 from fedemu.ops.compare.entry import cut_short
 from fedemu.ops.compare.replay_label import NAMED, replay_label
 from fedemu.ops.compare.settings import differing, most_common, short_name, usual
@@ -246,11 +246,12 @@ def _other_traces(every: Sequence[_Found]) -> list[str]:
 
 
 def _other_data(every: Sequence[_Found]) -> list[str]:
-    """A warning for each experiment whose data had not the same content for all runs."""
+    """A warning for each data set that had not the same content for all runs."""
+    known = [found for found in every if found.data and found.experiment]
     return [
-        f"the runs differ in the content of their data set ({_digests(paths)}), so those with the same settings are "
-        "rows of their own"
-        for _, paths in _with_several((found.settings, found.data, found.run.path) for found in every if found.data)
+        f"the runs differ in the content of their data set ({_digests(paths)}), so their figures do not compare, and "
+        "those with the same settings are rows of their own"
+        for _, paths in _with_several((data_named(found.experiment), found.data, found.run.path) for found in known)
     ]
 
 

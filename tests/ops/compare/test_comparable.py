@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedemu.ops.compare.comparable import compares, incomparable
+from fedemu.ops.compare.comparable import compares, data_named, incomparable
 from fedemu.ops.compare.entry import BY_PERIOD
 from fedemu.ops.compare.paired import BETTER
 from fedemu.ops.experiment import Experiment
@@ -145,3 +145,32 @@ def test_models_differ_where_one_leaves_out_what_another_sets() -> None:
     one, other = table({}, "model", {"name": "mlp"}), table({}, "model", {"name": "mlp", "hidden": [8]})
     (said,) = incomparable([one, other])
     assert said.startswith("the runs differ in model (mlp hidden [64] projection 0, mlp hidden [8] projection 0)")
+
+
+@pytest.mark.parametrize(
+    ("settings", "change", "same"),
+    [
+        ({}, {"data": {"partition": {"kind": "iid"}}}, True),
+        ({}, {"data": {"validation": 0.1, "public": {"fraction": 0.1}}}, True),
+        ({}, {"algorithm": {"loss": "wsm"}, "rounds": 3, "seed": 4}, True),
+        ({}, {"stream": {"kind": "drift"}}, True),
+        ({}, {"stream": {"kind": "periods", "order": "label"}}, True),
+        ({}, {"data": {"dataset": "mnist"}}, False),
+        ({}, {"data": {"image_size": 16}}, False),
+        ({}, {"data": {"test_fraction": 0.5}}, False),
+        ({}, {"data": {"partition": {"kind": "natural", "column": "writer"}}}, False),
+        ({}, {"stream": {"kind": "drift", "column": "writer"}}, False),
+        ({}, {"stream": {"kind": "periods", "order": "writer"}}, False),
+        ({"stream": {"kind": "drift", "column": "day"}}, {"stream": {"kind": "window", "column": "day"}}, True),
+        ({"stream": {"kind": "drift", "column": "day"}}, {"stream": {"kind": "periods", "order": "day"}}, False),
+    ],
+)
+def test_data_are_named_by_what_is_read_and_not_by_how_samples_are_divided(
+    settings: dict[str, Any], change: dict[str, Any], same: bool
+) -> None:
+    one, other = (Experiment.parse({"name": "x", **each}).table() for each in (settings, change))
+    assert (data_named(one) == data_named(other)) == same
+
+
+def test_settings_that_tell_of_no_data_name_the_same() -> None:
+    assert data_named({}) == data_named({"rounds": 3})

@@ -395,12 +395,25 @@ def test_runs_with_other_data_behind_one_name_are_rows_of_their_own_and_are_not_
     assert paths == [["old", "same", "unknown"], ["new", "again"], ["columns"]]
     assert comparison.warnings == (
         f"the runs differ in the content of their data set (digest {old[:12]}... in {runs[0]}, digest {new[:12]}... in "
-        f"{runs[1]}), so those with the same settings are rows of their own",
+        f"{runs[1]}), so their figures do not compare, and those with the same settings are rows of their own",
     )
     tested = paired_tests(comparison.entries, "final_accuracy")
     assert [test.label for test in tested] == [comparison.entries[2].label]
     alike = [with_data(write_run(tmp_path / loss, [0.5], algorithm={"loss": loss}), new) for loss in ("wsm", "er_ace")]
-    assert len(paired_tests(compare(alike).entries, "final_accuracy")) == 1
+    comparison = compare(alike)
+    assert (len(paired_tests(comparison.entries, "final_accuracy")), comparison.warnings) == (1, ())
+
+
+def test_methods_on_other_data_behind_one_name_are_told_and_not_tested(tmp_path: Path) -> None:
+    old, new, parted = "a" * 64, "b" * 64, {"partition": {"kind": "iid"}}
+    plain = with_data(write_run(tmp_path / "plain", [0.5]), old)
+    other = with_data(write_run(tmp_path / "other", [0.75], algorithm={"loss": "wsm"}, data=parted), new)
+    comparison = compare([plain, other])
+    assert comparison.warnings == (
+        f"the runs differ in the content of their data set (digest {old[:12]}... in {plain}, digest {new[:12]}... in "
+        f"{other}), so their figures do not compare, and those with the same settings are rows of their own",
+    )
+    assert paired_tests(comparison.entries, "final_accuracy") == []
 
 
 @pytest.mark.parametrize(

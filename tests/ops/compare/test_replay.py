@@ -93,6 +93,26 @@ def test_changes_are_taken_seed_by_seed_and_then_averaged(runs: Path) -> None:
     assert five.by_period.tolist() == [[0.25, 0.0], [0.5, 0.0]]
 
 
+def with_data(run: Path, digest: str) -> Path:
+    """The run, whose data set has this digest."""
+    (run / "summary.json").write_text(json.dumps({"outcome": "completed", "data_digest": digest}))
+    return run
+
+
+def test_a_change_is_not_taken_between_runs_on_data_of_other_content(runs: Path) -> None:
+    for name in ("none-0", "five-0", "twenty-0"):
+        with_data(runs / name, "a" * 64)
+    other = with_data(write_run(runs / "other", [[0.5, 0.0], [1.0, 1.0]], strategy="reservoir", capacity=50), "b" * 64)
+    same, alone = compare([runs]).replay
+    assert [point.samples for point in same.points] == [5, 20]
+    assert same.value(same.points[0], ACCURACY) == Statistic((0.125, 0.25)), "seed 1 does not tell its data"
+    assert (alone.reference, alone.unpaired) == (None, 0)
+    (point,) = alone.points
+    assert [run.path for run in point.entry.runs] == [other]
+    assert alone.value(point, ACCURACY) == Statistic((1.0,))
+    assert same.label != alone.label
+
+
 def test_forgetting_is_given_as_it_is(runs: Path) -> None:
     study = study_of(runs)
     forgetting = FORGETTING[False]
