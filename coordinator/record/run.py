@@ -69,12 +69,13 @@ def read_run(path: Path) -> Run:
             raise ConfigurationError(f"{path} does not exist; name the folder of a run.")
         raise ConfigurationError(f"{path} holds no run: it has neither config.toml nor metrics.jsonl.")
     try:
+        summary = read_summary(path)  # before the rows: a run that ends meanwhile would seem to lack its last ones
         return Run(
             path=path,
             config=config.read_text(encoding="utf-8") if is_file(config) else "",
             rows=read_rows(path),
             events=read_lines(path / "events.jsonl"),
-            summary=read_summary(path),
+            summary=summary,
             diagnosis=read_lines(path / "diagnosis.jsonl"),
             class_names=read_class_names(path),
         )

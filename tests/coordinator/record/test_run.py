@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedemu.coordinator.record import run as record
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import read_run
 from fedemu.protocol.errors import ConfigurationError
@@ -60,6 +62,26 @@ def test_a_run_that_cannot_be_read_is_one_sentence_that_names_its_folder(
     (run / "config.toml").write_bytes(b'name = "caf\xe9"')
     with pytest.raises(ConfigurationError, match=f"^The run in {run} cannot be read: 'utf-8' codec"):
         read_run(run)
+
+
+@pytest.mark.parametrize("read", ["read_rows", "read_lines"])
+def test_a_run_that_ends_while_it_is_read_is_unfinished_or_has_all_its_rows(
+    run: Path, read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = getattr(record, read)
+
+    def ending(path: Path) -> Any:
+        found = reading(path)
+        if not (run / "summary.json").exists():
+            with open(run / "metrics.jsonl", "a") as file:
+                file.write('{"round": 2}\n')
+            (run / "summary.json").write_text('{"outcome": "completed", "rounds": 2}')
+        return found
+
+    monkeypatch.setattr(record, read, ending)
+    found = read_run(run)
+    assert (found.outcome, found.rows) == ("unfinished", (Row(round=1),))
+    assert (read_run(run).outcome, read_run(run).rows) == ("completed", (Row(round=1), Row(round=2)))
 
 
 def test_a_last_line_that_is_being_written_does_not_count(run: Path) -> None:
