@@ -41,6 +41,9 @@ BETTER: Final[Mapping[str, Better]] = {
 LEVEL: Final = 0.05
 _ROUNDING: Final = 1e-12
 """Differences that are nearer to each other than this share of the values are equal but for the rounding of floats."""
+_SIZE_OF_FIGURES: Final = 1.0
+"""What fedemu's own figures are computed from has this size, also if they are smaller: most are means of accuracies or
+differences between accuracies."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,8 @@ def paired_tests(entries: Sequence[Entry], key: str, better: Better | None = Non
         if entry is not best and shared and comparable:
             values, beside = (np.array([each[seed].value for seed in shared]) for each in (own, of_best))
             difference = float((values - beside).mean())
-            tests.append(Paired(key, entry.label, best.label, len(shared), difference, *_p_values(values, beside)))
+            p_values = _p_values(values, beside, _SIZE_OF_FIGURES if key in BETTER else 0.0)
+            tests.append(Paired(key, entry.label, best.label, len(shared), difference, *p_values))
     return _corrected(tests)
 
 
@@ -144,30 +148,36 @@ def _diagnosed(run: Run, key: str) -> tuple[int, ...]:
     return (samples, *(row.round for row in run.rows if row.number(key) is not None))
 
 
-def _p_values(values: Floats, beside: Floats) -> tuple[float | None, float | None]:
-    """The p-values of the paired t-test and of the signed-rank test. None if all pairs differ equally, as one does."""
-    differences = values - beside
-    rounding = _ROUNDING * max(1.0, float(np.abs([values, beside]).max()))
-    if np.ptp(differences) < rounding:
+def _p_values(values: Floats, beside: Floats, least: float) -> tuple[float | None, float | None]:
+    """The p-values of the paired t-test and of the signed-rank test. None if all pairs differ equally, as one does.
+
+    The values were computed from numbers of their own size, and of the size ``least`` at least. What is small beside
+    this size is the rounding of floats.
+    """
+    largest = max(least, float(np.abs([values, beside]).max()))
+    if largest == 0:
+        return None, None
+    differences = (values - beside) / largest  # the squares of very small ones are 0
+    if np.ptp(differences) < _ROUNDING:
         return None, None
     from scipy import stats  # It takes a second. No comparison without pairs has to wait for it.
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         t = float(stats.ttest_1samp(differences, 0.0).pvalue)
-    return (t if math.isfinite(t) else None), _signed_rank(differences, rounding)
+    return (t if math.isfinite(t) else None), _signed_rank(differences)
 
 
-def _signed_rank(differences: Floats, rounding: float) -> float:
+def _signed_rank(differences: Floats) -> float:
     """The two-sided p-value of Wilcoxon's signed-rank test, exact also with ties.
 
-    Differences of 0 have no sign and are left out. Those that differ by ``rounding`` alone share their rank.
+    Differences of 0 have no sign and are left out. Those that differ by rounding alone share their rank.
     Each rank is positive or negative with the same chance, so the chances of all sums of positive ranks follow from
     rank to rank.
     """
     from scipy import stats
 
-    steps = np.rint(differences / rounding)
+    steps = np.rint(differences / _ROUNDING)
     signed = steps[steps != 0]
     ranks = np.rint(2 * stats.rankdata(np.abs(signed))).astype(np.int64)  # those of ties may be halves
     chances = np.zeros(int(ranks.sum()) + 1)

@@ -289,6 +289,28 @@ def test_small_differences_of_large_values_that_only_the_rounding_of_floats_tell
     assert (test.difference, test.t, test.wilcoxon) == (pytest.approx(-0.1), None, None)
 
 
+@pytest.mark.parametrize("scale", [1e-13, 1e-200, 1e200])
+def test_own_measures_of_any_size_are_tested_as_they_are(scale: float) -> None:
+    high, low = (2.1, 2.0, 2.4, 1.9, 2.2, 2.0), (1.0, 1.1, 1.2, 0.9, 1.1, 1.3)
+    ones = [entry(name, GOOD + NEAR[:2], norm=of_runs) for name, of_runs in (("high", high), ("low", low))]
+    scaled = [
+        entry(one.label, GOOD + NEAR[:2], norm=tuple(scale * value for value in one.figures["norm"].known))
+        for one in ones
+    ]
+    (test,) = paired_tests(scaled, "norm", "lower")
+    assert test.t == pytest.approx(scipy.stats.ttest_rel(high, low).pvalue)
+    assert (test.label, test.best, test.wilcoxon) == ("high", "low", 0.03125)
+    none = [entry(name, GOOD, norm=(0.0,) * 4) for name in ("one", "two")]
+    assert [(test.t, test.wilcoxon) for test in paired_tests(none, "norm", "lower")] == [(None, None)]
+
+
+def test_figures_near_zero_that_only_the_rounding_of_floats_tells_apart_are_not_tested() -> None:
+    lost = ((0.0, 0.1 - (0.3 - 0.2), 0.0), (0.0, 0.0, 0.7 - 0.6 - 0.1))
+    one, two = (entry(name, GOOD[:3], forgetting=of_runs) for name, of_runs in zip(("one", "two"), lost, strict=True))
+    (test,) = paired_tests([one, two], "forgetting")
+    assert (test.t, test.wilcoxon, abs(test.difference) < 1e-16) == (None, None, True)
+
+
 def test_thirteen_seeds_with_ties_are_tested_at_once() -> None:
     began = time.process_time()
     assert signed_rank_of([1, -1, 2, 2, 1, -1, 2, 2, 1, -1, 2, 2, 3]) == 0.01171875
