@@ -107,5 +107,7 @@ def some(figure: Statistic) -> str:
 
 
 def escaped(text: str) -> str:
-    """A text as LaTeX writes it."""
-    return text.translate(_SPECIAL)
+    """A text as LaTeX writes it, also at the beginning of a row."""
+    # After the end of a row and after \midrule LaTeX takes "[" and "*" for an option, also if spaces come before them.
+    guard = "{}" if text.lstrip().startswith(("[", "*")) else ""
+    return guard + text.translate(_SPECIAL)

@@ -222,6 +222,10 @@ def test_names_cannot_break_the_table() -> None:
     )
     assert line[0] == first + second
     assert escaped("±") == "±"
+    options = [
+        line[0] for line in rows(latex(comparison(*(entry(name, (0.5,)) for name in ("[2] a", " *b", "c [3]*")))))
+    ]
+    assert options[1:] == ["{}[2] a", "{} *b", "c [3]*"]
 
 
 def test_the_best_entry_is_found_at_any_place_and_the_first_of_equals_is_the_best() -> None:
@@ -394,7 +398,7 @@ def test_what_cannot_be_tested_is_not_and_says_why() -> None:
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex on this machine")
 def test_latex_takes_the_table(tmp_path: Path) -> None:
-    table = latex(comparison(entry(r"a_b & 5 % \x", GOOD), entry("near", NEAR)))
+    table = latex(comparison(entry(r"a_b & 5 % \x", GOOD), entry("[near]", NEAR), entry("*far", POOR)))
     text = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{table}" + "\n\\end{document}\n"
     (tmp_path / "paper.tex").write_text(text)
     done = subprocess.run(["pdflatex", "-halt-on-error", "paper"], cwd=tmp_path, capture_output=True, check=False)
