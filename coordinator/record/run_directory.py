@@ -107,6 +107,12 @@ def alone_in(path: Path) -> Iterator[None]:
         yield
 
 
+def remove_end(path: Path) -> None:
+    """Remove what a run directory holds of the end of its run: the summary and the model."""
+    for name in ("summary.json", "model.safetensors"):
+        (path / name).unlink(missing_ok=True)
+
+
 class RunDirectory:
     """Writes the files of one run, new or resumed. Every row and event is on its way to the disk when its call returns.
 
@@ -225,8 +231,7 @@ class RunDirectory:
 
     def go_on(self) -> None:
         """Remove the summary and the model of an earlier end, because rounds follow."""
-        for name in ("summary.json", "model.safetensors"):
-            (self.path / name).unlink(missing_ok=True)
+        remove_end(self.path)
 
     def _mend(self, log: str, size: int) -> tuple[hashlib._Hash, int, Path]:
         """Keep a damaged log under another name, and leave only lines of its first ``size`` bytes that can be read.

@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from fedemu.coordinator.record.run_directory import remove_end
 from fedemu.ops.engines.on_ray import connect
 from fedemu.ops.experiment.sources import CONFIG_FILE, load_experiment, write_frozen
 from fedemu.ops.running.exits import exit_code_of
@@ -83,7 +84,8 @@ def take_back(packed: bytes, directory: Path) -> None:
     """Make ``directory`` what ``packed`` says. Other files in it stay. Raises FedemuError if the system refuses.
 
     A kill leaves no cut file. A new directory comes whole. In another one the files are replaced in the order in which
-    the run wrote them, so what is missing after a kill is what the run wrote last.
+    the run wrote them, so what is missing after a kill is what the run wrote last. The summary and the model that are
+    here go first: they may be those of an earlier end, after which the run has gone on there.
     """
     coming = directory.with_name(f".{directory.name}{PARTIAL}")
     with named_failure(directory):
@@ -93,6 +95,7 @@ def take_back(packed: bytes, directory: Path) -> None:
             if not is_folder(directory):
                 coming.rename(directory)
                 return
+            remove_end(directory)
             files = [path for path in coming.rglob("*") if not is_folder(path)]
             for path in sorted(files, key=lambda path: path.lstat().st_mtime_ns):
                 place = directory / path.relative_to(coming)

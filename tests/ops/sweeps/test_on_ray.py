@@ -163,6 +163,23 @@ def test_a_new_run_comes_whole_and_what_a_killed_process_left_beside_it_goes(tmp
     assert [each.name for each in (tmp_path / "seed-1").iterdir()] == ["seen.json"]
 
 
+def test_the_end_of_a_completed_run_is_gone_when_it_comes_back_from_further_rounds_without_one(tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    for folder in (there, here):
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text(f"rows {folder.name}")
+    for name in ("summary.json", "model.safetensors", "notes.txt"):
+        (here / name).write_text("here")
+    on_ray.take_back(on_ray._pack(there), here)
+    assert {file.name: file.read_text() for file in here.iterdir()} == {
+        "metrics.jsonl": "rows there",
+        "notes.txt": "here",
+    }
+    (there / "summary.json").write_text("end there")
+    on_ray.take_back(on_ray._pack(there), here)
+    assert (here / "summary.json").read_text() == "end there"
+
+
 def test_files_come_back_in_the_order_in_which_they_were_written_and_never_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
