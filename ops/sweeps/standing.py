@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,10 @@ TABLE, NUMBERS = "suite.md", "suite.csv"
 
 @dataclass(frozen=True)
 class Line:
-    """One method on one stream: its figures over the seeds, and how many runs there are of how many."""
+    """One method on one stream: its figures over the ``planned`` runs, and how many of these are over.
+
+    A run that is not over has no value in any figure.
+    """
 
     stream: str
     method: str
@@ -83,17 +86,19 @@ def text(standing: dict[str, list[Line]]) -> str:
 
 
 def write_standing(folder: Path, standing: dict[str, list[Line]]) -> Path:
-    """Write ``suite.md`` and ``suite.csv``, in which shares are shares of 1. Returns the path of the first."""
+    """Write ``suite.md`` and ``suite.csv``, in which shares are shares of 1. Returns the path of the first.
+
+    A line of ``suite.csv`` tells how many runs it is over, how many are ``planned``, and how many ``diverged``.
+    """
     numbers = io.StringIO()
     table = csv.writer(numbers)
     names = ("accuracy", "forgetting", "bytes", "updates")
-    table.writerow(
-        ["stream", "method", "runs", "diverged", *(f"{name}_{kind}" for name in names for kind in ("mean", "sd"))]
-    )
+    columns = [f"{name}_{kind}" for name in names for kind in ("mean", "sd")]
+    table.writerow(["stream", "method", "runs", "planned", "diverged", *columns])
     for found in standing.values():
         for line in found:
             values = [value for name in names for value in _of(getattr(line, name))]
-            table.writerow([line.stream, line.method, line.runs, line.diverged, *values])
+            table.writerow([line.stream, line.method, line.runs, line.planned, line.diverged, *values])
     write_whole(folder / NUMBERS, numbers.getvalue())
     write_whole(folder / TABLE, text(standing) + "\n")
     return folder / TABLE
@@ -104,7 +109,7 @@ EXPLANATION = (
     "Forgetting is the average forgetting of earlier periods, or the mean forgetting from round to round where there "
     "are no periods. Bytes are the emulated ones of all devices in both directions; updates are their accepted "
     "replies. The best method of a stream stands first. A table of several streams has the methods in the order of the "
-    "first one."
+    "first one. (1 of 3) says that only one of three planned runs is over and has the figure."
 )
 
 
@@ -133,14 +138,19 @@ def _name(run: Planned) -> str:
 def _line(stream: str, name: str, runs: Sequence[Run], planned: int) -> Line:
     figures = figures_of(runs, None)
     has_periods = figures["average_accuracy"].mean is not None
+    forgetting = figures["average_forgetting" if has_periods else "round_forgetting"]
     down, up = figures["bytes_down"].values, figures["bytes_up"].values
+
+    def over_planned(values: Iterable[float | None]) -> Statistic:
+        return Statistic((*values, *[None] * (planned - len(runs))))
+
     return Line(
         stream,
         name,
-        figures["final_accuracy"],
-        figures["average_forgetting" if has_periods else "round_forgetting"],
-        Statistic(tuple(None if a is b is None else (a or 0) + (b or 0) for a, b in zip(down, up, strict=True))),
-        Statistic(tuple(float(sum(row.accepted or 0 for row in run.rows)) if run.rows else None for run in runs)),
+        over_planned(figures["final_accuracy"].values),
+        over_planned(forgetting.values),
+        over_planned(None if a is b is None else (a or 0) + (b or 0) for a, b in zip(down, up, strict=True)),
+        over_planned(float(sum(row.accepted or 0 for row in run.rows)) if run.rows else None for run in runs),
         len(runs),
         planned,
         sum(run.outcome == "diverged" for run in runs),

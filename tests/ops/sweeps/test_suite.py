@@ -110,28 +110,41 @@ def test_the_table_ranks_the_methods_of_each_stream_with_their_spread(tmp_path: 
     together = overview(standing)
     assert together.pop("method") == ["wsm", "fedavg"]
     assert together == {
-        "one: accuracy": ["80.0 %", "60.0 ± 14.1 %"],
-        "one: forgetting": ["10.0 %", "20.0 %"],
+        "one: accuracy": ["80.0 % (1 of 2)", "60.0 ± 14.1 %"],
+        "one: forgetting": ["10.0 % (1 of 2)", "20.0 %"],
         "two: accuracy": ["", "–"],
         "two: forgetting": ["", "–"],
     }
     shown = text(standing)
-    assert shown.startswith("| method | one: accuracy | one: forgetting | two: accuracy | two: forgetting |")
+    assert shown.startswith("| method | one: accuracy   | one: forgetting | two: accuracy | two: forgetting |")
     assert "60.0 ± 14.1 %" in shown
-    assert "| fedavg | 60.0 ± 14.1 % | 20.0 %     | 15.0 B | 4       | 2 of 2 |" in shown
+    assert "| fedavg | 60.0 ± 14.1 %   | 20.0 %          | 15.0 B          | 4          | 2 of 2 |" in shown
     alone = text({"one": [replace(standing["one"][0], method="a|b")]}).splitlines()
     assert alone[:5] == [
         "one",
         "",
-        "| method | accuracy | forgetting | bytes  | updates | runs   |",
-        "|--------|----------|------------|--------|---------|--------|",
-        "| a\\|b   | 80.0 %   | 10.0 %     | 15.0 B | 4       | 1 of 2 |",
+        "| method | accuracy        | forgetting      | bytes           | updates    | runs   |",
+        "|--------|-----------------|-----------------|-----------------|------------|--------|",
+        "| a\\|b   | 80.0 % (1 of 2) | 10.0 % (1 of 2) | 15.0 B (1 of 2) | 4 (1 of 2) | 1 of 2 |",
     ]
     table = write_standing(tmp_path, standing)
     assert (table, table.read_text()) == (tmp_path / "suite.md", shown + "\n")
     numbers = table.with_suffix(".csv").read_text().splitlines()
-    assert numbers[0].startswith("stream,method,runs,diverged,accuracy_mean,accuracy_sd,forgetting_mean")
-    assert numbers[1].startswith("one,wsm,1,0,0.8,,0.1,")
+    assert numbers[0].startswith("stream,method,runs,planned,diverged,accuracy_mean,accuracy_sd,forgetting_mean")
+    assert numbers[1].startswith("one,wsm,1,2,0,0.8,,0.1,")
+
+
+def test_a_run_that_was_completed_with_fewer_rounds_than_it_is_to_have_takes_no_part(tmp_path: Path, mine: str) -> None:
+    runs = planned_suite(open_suite(mine, "small", []), None)
+    for seed, rounds in ((0, 1), (1, 3)):
+        place = tmp_path / f"two/digits-drift+fedavg/seed-{seed}"
+        written(place, 0.5, 0.25)
+        (place / "config.toml").write_text("rounds = 3\n")
+        (place / "summary.json").write_text(json.dumps({"outcome": "completed", "rounds": rounds}))
+    two = [replace(run, seed=seed) for run in runs if run.part == "two" for seed in (0, 1)]
+    standing = lines(tmp_path, two)
+    assert (standing["two"][0].runs, standing["two"][0].planned) == (1, 2)
+    assert overview(standing)["two: accuracy"] == ["50.0 % (1 of 2)"]
 
 
 def test_a_method_that_diverged_in_the_first_period_has_no_forgetting_of_earlier_ones(
@@ -164,7 +177,9 @@ def test_a_run_that_diverged_in_its_first_round_takes_no_part_in_bytes_and_updat
     rows = [{"round": 1, "bytes_up": 5}, {"round": 2, "accepted": 3}]
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     wsm = lines(tmp_path, runs)["one"][1]
-    assert (wsm.method, wsm.bytes.values, wsm.updates.values) == ("wsm", (5,), (3,)), "what is not told counts as none"
+    assert (wsm.method, wsm.bytes.values, wsm.updates.values) == ("wsm", (5, None), (3, None)), (
+        "what is not told counts as none"
+    )
 
 
 def test_points_of_a_grid_and_presets_with_the_same_method_have_lines_of_their_own(tmp_path: Path) -> None:
