@@ -30,8 +30,6 @@ from fedemu.protocol.wording import an_object
 FOLDER: Final = "track"
 """The folder of a run directory for what trackers write, and for how far they have been told."""
 MODEL: Final = "model.safetensors"
-_AT_ONCE: Final = 100
-"""Rows that are told before it is kept that they were."""
 
 
 class Export:
@@ -63,28 +61,26 @@ class Export:
             raise
 
     def more(self) -> int:
-        """Tell the rows that are new. Returns their number.
+        """Tell the rows that are new, and keep of each that it was told. Returns their number.
 
-        What was told is kept after every few rows, and if this is interrupted.
+        If this fails, is interrupted or is killed, only the row that was just being told is told again.
         """
         rows = [row for row in self._log.more() if row.round > self._told]
-        for first in range(0, len(rows), _AT_ONCE):
-            try:
-                for row in rows[first : first + _AT_ONCE]:
-                    self._tracker.row(row, numbers_of(row))
-                    self._told = row.round
-            except KeyboardInterrupt:
-                self._tracker.flush()
-                self._keep()
-                raise
+        for row in rows:
+            self._tracker.row(row, numbers_of(row))
             self._tracker.flush()
+            self._told = row.round
+            self._summary = None  # the end that was told before is the end no more
             self._keep()
         return len(rows)
 
     def end(self) -> None:
         """Tell the rows that are new, and the end of the run if it is over and was not told yet."""
-        self.more()
         summary = read_summary(self._directory)
+        self.more()
+        while (now := read_summary(self._directory)) != summary:  # the run has ended meanwhile, after further rows
+            summary = now
+            self.more()
         if summary and summary != self._summary:
             model = self._directory / MODEL
             figures = sorted((self._directory / "plots").glob("*.png"))

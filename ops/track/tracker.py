@@ -59,11 +59,14 @@ class Tracker(Protocol):
         ...
 
     def row(self, row: Row, numbers: Mapping[str, float]) -> None:
-        """A round is finished, and none is told twice. ``numbers`` are those of its row, by name."""
+        """A round is finished. ``numbers`` are those of its row, by name.
+
+        Each is told once. Only one whose telling failed or was killed is told again, whatever came of it.
+        """
         ...
 
     def flush(self) -> None:
-        """Make durable what was told."""
+        """Make durable what was told. It is kept after that that it was."""
         ...
 
     def ended(self, end: Ended) -> None:

@@ -74,6 +74,14 @@ class Stopped(Mine):
         super().row(row, numbers)
 
 
+class Away(Mine):
+    def row(self, row, numbers):
+        if row.round == 5 and not self.file.with_name("away").exists():
+            self.file.with_name("away").touch()
+            raise ConnectionError("the server is away")
+        super().row(row, numbers)
+
+
 class Forgetful(Mine):
     def begin(self, run):
         return [1]
@@ -146,22 +154,63 @@ def test_an_interrupted_run_is_told_as_ended_and_again_when_it_has_gone_on(
 
 
 def test_what_was_told_before_an_interrupt_or_a_failure_is_not_told_again(
-    run: Path, own: str, monkeypatch: pytest.MonkeyPatch
+    run: Path, own: str, add_rows: Callable[..., None]
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         export(run, own.replace("Mine", "Stopped"))
     out = export(run, own.replace("Mine", "Stopped"))
     assert [line["round"] for line in told(out) if "round" in line] == [1, 2]
-    monkeypatch.setattr("fedemu.ops.track.export._AT_ONCE", 1)
-    exporting = Export(run, own)
-    later = exporting._tracker
-    first = MagicMock(side_effect=[None, ValueError("no room")])
-    monkeypatch.setattr(later, "row", first)
-    with pytest.raises(ValueError, match="no room"):
-        exporting.more()
-    exporting.close()
+    add_rows(run, 3, 5)
+    with pytest.raises(ConfigurationError, match="the server is away"):
+        export(run, own.replace("Mine", "Away"))
+    out = export(run, own.replace("Mine", "Away"))
+    assert [line["round"] for line in told(out) if "round" in line] == [1, 2, 3, 4, 5]
+
+
+def test_a_tracker_that_was_killed_is_told_no_row_twice_apart_from_that_in_its_hands(
+    run: Path, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = Export(run, own)
+    kept: list[int] = []
+
+    def row(row: Row, numbers: dict[str, float]) -> None:
+        (state,) = (run / "track").glob("*.json")
+        kept.append(json.loads(state.read_bytes())[killed._place]["told"])
+
+    monkeypatch.setattr(killed._tracker, "row", row)
+    killed.more()
+    killed.close()
+    assert kept == [0, 1], "what a killed process leaves while it tells the rounds 1 and 2"
+
+
+def test_a_run_that_ends_while_its_rows_are_told_is_told_its_last_rows_before_its_end(
+    run: Path, own: str, monkeypatch: pytest.MonkeyPatch, add_rows: Callable[..., None], finish: Callable[..., None]
+) -> None:
+    slow = Export(run, own)
+    row = slow._tracker.row
+
+    def end_meanwhile(told: Row, numbers: dict[str, float]) -> None:
+        row(told, numbers)
+        if told.round == 2:
+            add_rows(run, 3, 4)
+            finish(run, 4)
+
+    monkeypatch.setattr(slow._tracker, "row", end_meanwhile)
+    slow.end()
+    slow.close()
+    lines = [line.get("round") or line.get("outcome") for line in told(slow.out)]
+    assert [line for line in lines if line] == [1, 2, 3, 4, "completed"]
+
+
+def test_the_end_is_told_again_after_rows_that_came_after_it(
+    run: Path, own: str, add_rows: Callable[..., None], finish: Callable[..., None]
+) -> None:
+    finish(run, 4)
+    export(run, own)
+    add_rows(run, 3, 4)
     out = export(run, own)
-    assert [line["round"] for line in told(out) if "round" in line] == [2], "the first was told and kept"
+    lines = [line.get("round") or line.get("outcome") for line in told(out)]
+    assert [line for line in lines if line] == [1, 2, "completed", 3, 4, "completed"]
 
 
 def test_each_place_is_told_by_itself_and_again_when_it_was_removed(run: Path, own: str, tmp_path: Path) -> None:
