@@ -11,11 +11,12 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from hashlib import sha256
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
-from fedemu.coordinator.record.row import Row
-from fedemu.ops.track.numbers import names_of
+from fedemu.coordinator.record.row import Row, read_rows
+from fedemu.ops.track.numbers import names_of, numbers_of
 from fedemu.ops.track.tracker import Ended, Memory, Tracked
 from fedemu.protocol.host.files import write_whole
 
@@ -29,6 +30,8 @@ _LONGEST: Final = 500
 """The most characters of a parameter's value."""
 _LONGEST_NAME: Final = 200
 """The most bytes of a metric's name. MLflow takes 250 signs, and a folder 255 bytes."""
+_FINISHED: Final = "finished_round"
+"""The metric that tells which rounds were told. Its value is the round."""
 SETTINGS: Final = "experiment.toml"
 SUMMARY: Final = "end.json"
 """Two artifacts. Under the names that a run directory has for them, a folder of artifacts would be taken for a run."""
@@ -50,6 +53,7 @@ class MLflow:
         self._run = ""
         self._told = 0
         self._resumed = False
+        self._names = _Names()
 
     def begin(self, run: Tracked) -> Memory:
         uri = run.out if "://" in run.out else Path(run.out).resolve().as_uri()
@@ -59,8 +63,11 @@ class MLflow:
             self._resumed = True
             if "://" not in run.out:
                 self._move_here(Path(run.out), uri)
-            history = self._client.get_metric_history(self._run, "finished_round")
+            history = self._client.get_metric_history(self._run, _FINISHED)
             self._told = max((metric.step for metric in history), default=0)
+            for row in read_rows(run.directory):  # they decide which names are taken
+                if row.round <= max(self._told, run.told):
+                    self._names.of({*numbers_of(row), _FINISHED}, names_of(row))
             return {"run": self._run}
         with nullcontext() if "://" in run.out else _alone_beside(Path(run.out)):
             experiment = self._experiment(run.project)
@@ -105,8 +112,8 @@ class MLflow:
             self._client.update_run(self._run, status="RUNNING")
             self._resumed = False
         now = int(1000 * time.time())
-        names = _names({*names_of(row), "finished_round"})
-        told = {**numbers, "finished_round": float(row.round)}
+        told = {**numbers, _FINISHED: float(row.round)}
+        names = self._names.of(told, names_of(row))
         metrics = [self._entities.Metric(names[name], value, now, row.round) for name, value in told.items()]
         for start in range(0, len(metrics), _METRICS_AT_ONCE):
             self._client.log_batch(self._run, metrics=metrics[start : start + _METRICS_AT_ONCE])
@@ -140,19 +147,51 @@ def _alone_beside(store: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _names(known: Collection[str]) -> dict[str, str]:
-    """The names of metrics as MLflow takes them. Where it would take two for one, or one is too long, a digest follows.
+class _Names:
+    """The names of metrics as MLflow takes them. A metric keeps the name that it has in its first round.
 
-    The names of all values of a row decide, so that a metric has one name in all rounds.
+    Where MLflow would take two for one, or a name is too long, a digest follows. A store in a folder has a file for
+    each metric, so no name is also a folder of others.
     """
-    found = {name: _allowed(_beside(name, known)) for name in known}
-    count = Counter(found.values())
-    return {
-        name: written
-        if count[written] == 1 and len(written.encode()) <= _LONGEST_NAME
-        else f"{written.encode()[:_LONGEST_NAME].decode(errors='ignore')}-{sha256(name.encode()).hexdigest()[:8]}"
-        for name, written in found.items()
-    }
+
+    def __init__(self) -> None:
+        self._written: dict[str, str] = {}
+        self._files: set[str] = set()
+        self._folders: set[str] = set()
+
+    def of(self, measured: Collection[str], named: Collection[str]) -> Mapping[str, str]:
+        """The names there of the ``measured`` values of a row, and of earlier rows. ``named`` are all of its values.
+
+        Rows must come in the order of rounds. Then a run has the same names whenever it is told.
+        """
+        if new := sorted({*measured} - {*self._written}):
+            known = {*named, *self._written}
+            wanted = {name: _allowed(_beside(name, known)) for name in {*named, *new}}
+            count = Counter(wanted.values())
+            for name in new:
+                written = wanted[name]
+                fits = count[written] == 1 and len(written.encode()) <= _LONGEST_NAME and self._is_free(written)
+                self._give(name, written if fits else self._with_digest(name, written))
+        return self._written
+
+    def _give(self, name: str, written: str) -> None:
+        self._written[name] = written
+        self._files.add(written)
+        self._folders.update(_folders(written))
+
+    def _is_free(self, written: str) -> bool:
+        taken = written in self._files or written in self._folders
+        return not taken and self._files.isdisjoint(_folders(written))
+
+    def _with_digest(self, name: str, wanted: str) -> str:
+        start = wanted.encode()[:_LONGEST_NAME].decode(errors="ignore")
+        written = f"{start}-{sha256(name.encode()).hexdigest()[:8]}"
+        return written if self._is_free(written) else written.replace("/", ".")
+
+
+def _folders(written: str) -> list[str]:
+    """The folders in which a store has the metric of this name."""
+    return list(accumulate(written.split("/")[:-1], "{}/{}".format))
 
 
 def _beside(name: str, known: Collection[str]) -> str:

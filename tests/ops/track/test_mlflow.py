@@ -115,6 +115,38 @@ def test_mlflow_gets_metrics_of_ones_own_under_names_that_it_takes(run: Path) ->
     }
 
 
+def test_mlflow_has_one_name_for_a_metric_in_all_rounds_whatever_other_rounds_measure(run: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    measured = [
+        {"device_metrics": {"a+b": 1.0}, "remarks": {"x": 1, "y": {"z": 2}}},
+        {"device_metrics": {"a+b": 2.0, "a*b": 5.0}, "remarks": {"x": {"y": 2}, "y": 3}},
+        {"device_metrics": {"a+b": 3.0, "a*b": 6.0, "a*b/c": 7.0, "d+/e": 8.0, "d*": 9.0}, "remarks": {"x": 3}},
+    ]
+    (run / "metrics.jsonl").write_text("")
+    for round, values in enumerate(measured, 1):  # each is told by another process
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"round": round, **values}) + "\n")
+        store = Path(export(run, "mlflow"))
+    client = MlflowClient(tracking_uri=store.as_uri())
+    (found,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    assert {
+        name: [(metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, name)]
+        for name in found.data.metrics
+        if name != "finished_round"
+    } == {
+        "device_metrics/a_b": [(1, 1.0), (2, 2.0), (3, 3.0)],
+        "device_metrics/a_b-7dc78c40": [(2, 5.0), (3, 6.0)],
+        "device_metrics/a_b.c": [(3, 7.0)],
+        "device_metrics/d_": [(3, 9.0)],
+        "device_metrics.d_.e-8a994724": [(3, 8.0)],
+        "remarks/x": [(1, 1.0), (3, 3.0)],
+        "remarks/y/z": [(1, 2.0)],
+        "remarks/x.y": [(2, 2.0)],
+        "remarks/y-5db5a5a7": [(2, 3.0)],
+    }
+
+
 def test_mlflow_goes_on_in_a_run_that_was_moved_and_makes_nothing_where_it_was(
     run: Path, monkeypatch: pytest.MonkeyPatch, finish: Callable[..., None]
 ) -> None:
