@@ -120,9 +120,9 @@ class Export:
             Path(self.out).parent.mkdir(parents=True, exist_ok=True)
         try:
             memory = self._tracker.begin(self._tracked)
-        except Gone:
-            self._told, self._summary = 0, None
-            self._tracked = replace(self._tracked, told=0, memory={})
+        except Gone as gone:
+            self._told, self._summary = gone.told, None
+            self._tracked = replace(self._tracked, told=gone.told, memory=gone.memory)
             memory = self._tracker.begin(self._tracked)
         self._memory = _checked(memory or {}, self._name)
         self._keep()

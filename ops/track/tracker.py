@@ -43,7 +43,15 @@ class Ended:
 
 
 class Gone(Exception):
-    """Is raised by ``begin`` if somebody has removed what it wrote. ``begin`` then comes again, with nothing told."""
+    """Is raised by ``begin`` if what was told is not there any more. What is missing is told again.
+
+    ``told`` is the last round that is still there, 0 if there is none. ``begin`` then comes again with it and with
+    ``memory``, and the end of the run is told again, too.
+    """
+
+    def __init__(self, told: int = 0, memory: Memory | None = None) -> None:
+        self.told = told
+        self.memory = memory or {}
 
 
 class Tracker(Protocol):

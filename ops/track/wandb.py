@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedemu.coordinator.record.row import Row
-from fedemu.ops.track.tracker import Ended, Memory, Tracked
+from fedemu.ops.track.tracker import Ended, Gone, Memory, Tracked
+from fedemu.ops.track.wandb_file import read
 from fedemu.protocol.host.paths import exists
 
 _DATA: Final = "WANDB_DATA_DIR"
@@ -21,7 +22,11 @@ the home folder, where nobody would remove them."""
 
 
 class WeightsAndBiases:
-    """Writes a run of ``project`` into ``out``. When a run goes on, there is one more folder with the same id."""
+    """Writes a run of ``project`` into ``out``. When a run goes on, there is one more folder with the same id.
+
+    Nothing makes wandb write all that it was told before it ends. So after a kill, its files say what it has to be told
+    again.
+    """
 
     def __init__(self) -> None:
         # A run tells nobody outside of this machine what it does. This has to be set before the import.
@@ -33,11 +38,14 @@ class WeightsAndBiases:
         self._begin: Callable[[], Any] = lambda: None
         self._begun: Any = None
         self._data = os.environ.get(_DATA)
+        self._last = 0
         self._exit_code = 1
         """0 once the run is over and did what it was to do. Otherwise the run counts as failed there."""
 
     def begin(self, run: Tracked) -> Memory:
+        self._last = run.told
         identity = str(run.memory.get("run") or secrets.token_hex(4))
+        _check(run, identity)
         Path(run.out).mkdir(parents=True, exist_ok=True)
         os.environ.setdefault(_DATA, str(Path(run.out).resolve()))
 
@@ -59,17 +67,19 @@ class WeightsAndBiases:
         self._begin = begin
         if not run.memory:
             self._begun = self._begin()
-        return {"run": identity}
+        return {"run": identity, "told": run.told, "killed": run.memory.get("killed", "")}
 
     def row(self, row: Row, numbers: Mapping[str, float]) -> None:
+        self._last = row.round
         self._run.log(dict(numbers), step=row.round)
 
     def flush(self) -> None:
-        pass  # its own process writes
+        pass  # there is no way to, apart from the end
 
     def ended(self, end: Ended) -> None:
         self._exit_code = int(end.summary.get("outcome") not in ("completed", "diverged"))
-        self._run.log({f"figures/{figure.stem}": self._wandb.Image(str(figure)) for figure in end.figures})
+        figures = {f"figures/{figure.stem}": self._wandb.Image(str(figure)) for figure in end.figures}
+        self._run.log(figures, step=self._last)
         self._run.summary.update({f"end/{name}": str(end.summary.get(name)) for name in ("outcome", "model_digest")})
         if end.model is not None:
             model = self._wandb.Artifact(f"model-{self._run.id}", type="model")
@@ -90,6 +100,21 @@ class WeightsAndBiases:
         if self._begun is None:
             self._begun = self._begin()
         return self._begun
+
+
+def _check(run: Tracked, identity: str) -> None:
+    """Raise Gone if the last process that told the run was killed: its file lacks a part of what it was told.
+
+    The rounds that were told when that process began are durable, also without a file: ``wandb clean`` removes folders
+    that were sent. A killed process is found once, because the next one may have nothing to tell and leave no file.
+    """
+    files = sorted(Path(run.out).glob(f"wandb/offline-run-*-{identity}/run-{identity}.wandb"))  # in the order of time
+    if not files or files[-1].parent.name == run.memory.get("killed"):
+        return
+    rounds, closed = zip(*map(read, files), strict=True)
+    if not closed[-1]:
+        told = max(int(run.memory.get("told", 0)), *rounds)
+        raise Gone(told, {"run": identity, "told": told, "killed": files[-1].parent.name})
 
 
 def _await_free_name(folder: Path, identity: str) -> None:

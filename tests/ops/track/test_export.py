@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +23,7 @@ from fedemu.ops.experiment import Experiment
 from fedemu.ops.track.export import Export, export
 from fedemu.ops.track.kinds import check, places
 from fedemu.ops.track.numbers import numbers_of
+from fedemu.ops.track.wandb_file import read, records
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 OWN = """
@@ -479,3 +481,42 @@ def test_weights_and_biases_gets_a_run_that_went_on_under_the_same_id_and_writes
     assert all(b"class_accuracy/0" in file.read_bytes() for file in files)
     assert [file.read_bytes() for file in Path(out).glob("artifacts/staging/*")] == [b"model"]
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not find_spec("wandb"), reason="the extra wandb is not installed")
+def test_weights_and_biases_has_every_round_and_the_end_once_though_it_was_killed_twice(
+    run: Path, add_rows: Callable[..., None], finish: Callable[..., None]
+) -> None:
+    add_rows(run, 3, 500)
+    _kill_while_it_is_told(run, written=2**15)
+    (killed,) = (run / "track" / "wandb").glob("wandb/offline-run-*/*.wandb")
+    there, closed = read(killed)
+    assert 2 < there < 500
+    assert not closed
+    add_rows(run, 501, 501)
+    finish(run, 501)
+    _kill_while_it_is_told(run, written=0)
+    out = export(run, "wandb")
+    export(run, "wandb")
+    files = sorted(Path(out).glob("wandb/offline-run-*/*.wandb"))
+    protocol = import_module("wandb.proto.wandb_internal_pb2")
+    told = [[protocol.Record.FromString(record) for record in records(file.read_bytes())] for file in files]
+    steps = [record.history.step.num for part in told for record in part if record.HasField("history")]
+    assert steps == [*range(1, 502)]
+    assert [sum(record.HasField("exit") for record in part) for part in told] == [0, 0, 1]
+    assert [record.exit.exit_code for record in told[-1] if record.HasField("exit")] == [0]
+    assert len({file.stem for file in files}) == 1
+
+
+def _kill_while_it_is_told(run: Path, written: int) -> None:
+    """Tell Weights & Biases of a run, and leave what is there once so many bytes are written, as if it was killed."""
+    telling = Export(run, "wandb")
+    telling.end()
+    *_, file = sorted((run / "track" / "wandb").glob("wandb/offline-run-*/*.wandb"))
+    while file.stat().st_size < written:
+        time.sleep(0.01)
+    shutil.copytree(run / "track", run / "left", symlinks=True)
+    telling.close()
+    shutil.rmtree(run / "track")
+    (run / "left").rename(run / "track")
