@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from fedemu.coordinator.record.json_lines import read_object
+from fedemu.coordinator.record.outcome import outcome_of, planned_rounds
 from fedemu.coordinator.record.row import RowLog
 from fedemu.coordinator.record.run import read_run, read_summary
 from fedemu.ops.experiment import Experiment
@@ -81,6 +82,8 @@ class Export:
         while (now := read_summary(self._directory)) != summary:  # the run has ended meanwhile, after further rows
             summary = now
             self.more()
+        if outcome := outcome_of(summary, self._told, planned_rounds(self._tracked.config)):
+            summary["outcome"] = outcome
         if summary and summary != self._summary:
             model = self._directory / MODEL
             figures = sorted((self._directory / "plots").glob("*.png"))

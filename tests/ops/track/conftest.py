@@ -15,10 +15,10 @@ from fedemu.ops.experiment.sources import write_frozen
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """An unfinished run of two rounds."""
+    """An unfinished run that has its two rounds."""
     directory = tmp_path / "run-7"
     (directory / "plots").mkdir(parents=True)
-    write_frozen(Experiment.parse({"name": "tiny", "local": {"lr": 0.25}}), directory)
+    write_frozen(Experiment.parse({"name": "tiny", "rounds": 2, "local": {"lr": 0.25}}), directory)
     append(directory, 1, 2)
     Image.new("RGB", (4, 3), "red").save(directory / "plots" / "accuracy.png")
     (directory / "model.safetensors").write_bytes(b"model")

@@ -108,7 +108,7 @@ def told(place: str) -> list[dict[str, Any]]:
 def test_a_tracker_of_ones_own_is_told_everything_once_however_often_the_run_goes_on(
     run: Path, own: str, add_rows: Callable[..., None], finish: Callable[..., None]
 ) -> None:
-    digest = Experiment.parse({"name": "tiny", "local": {"lr": 0.25}}).digest
+    digest = Experiment.parse({"name": "tiny", "rounds": 2, "local": {"lr": 0.25}}).digest
     begin = {"name": "run-7", "digest": digest, "lr": 0.25}
     out = export(run, own)
     add_rows(run, 3, 3)
@@ -153,6 +153,21 @@ def test_an_interrupted_run_is_told_as_ended_and_again_when_it_has_gone_on(
         (3, None, None),
         (None, None, "completed"),
     ]
+
+
+def test_a_completed_run_that_is_to_get_more_rounds_is_told_as_interrupted_until_it_has_them(
+    run: Path, own: str, add_rows: Callable[..., None], finish: Callable[..., None]
+) -> None:
+    finish(run, 2)
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("\nrounds = 2\n", "\nrounds = 3\n"))
+    export(run, own)
+    export(run, own)
+    add_rows(run, 3, 3)
+    finish(run, 3)
+    out = export(run, own)
+    lines = [line.get("round") or line.get("outcome") for line in told(out)]
+    assert [line for line in lines if line] == [1, 2, "interrupted", 3, "completed"]
 
 
 def test_what_was_told_before_an_interrupt_or_a_failure_is_not_told_again(
