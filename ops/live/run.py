@@ -88,14 +88,16 @@ class LiveRun:
     def look(self) -> None:
         """Read what is new, or a part of it if it is much. Viewers are told as soon as all of it is read.
 
-        They get everything again if the run was resumed from an earlier round or got more rounds, or if very much has
-        come at once.
+        They get everything again if the run was resumed from an earlier round or got more rounds, if very much has come
+        at once, or after a look that was broken off by an OSError of the system.
         """
         self._mark()
         self.note()
         message = self._read()
+        is_anew = self._is_anew
+        # Whoever watches lacks what was read until this look has told it. The system may refuse the rest of the look.
+        self._is_anew = True
         if self.is_behind:
-            self._is_anew = True
             return
         feed, states = self._account()
         self.devices.reached(max(_times(feed, self._rows.last, "virtual_time"), default=0.0))
@@ -110,11 +112,11 @@ class LiveRun:
             message["status"] = status
         if machine := self.machine.sample():
             message["machine"] = machine
-        if message or self._is_anew:
+        if message or is_anew:
             self._messages += 1
-            told = self.snapshot() if self._is_anew else {"number": self.number, "message": self._messages, **message}
-            self.stream.add("snapshot" if self._is_anew else "tick", told)
-            self._is_anew = False
+            told = self.snapshot() if is_anew else {"number": self.number, "message": self._messages, **message}
+            self.stream.add("snapshot" if is_anew else "tick", told)
+        self._is_anew = False
 
     def _read(self) -> dict[str, Any]:
         """Read the next part of the files of the run. Returns what it tells viewers."""

@@ -1,12 +1,14 @@
 """What the page shows of a run follows from the files of its directory."""
 
 import base64
+import errno
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -109,6 +111,30 @@ def test_names_of_classes_come_once_the_run_tells_them(made: Any) -> None:
     (made.directory / "data.json").write_text('{"class_names": ["rose", "tulip"]}')
     assert news(run)["run"]["classes"] == ("rose", "tulip")
     assert news(run) == {}
+
+
+def test_what_was_read_by_a_look_that_the_system_refuses_is_told_by_the_next_one(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if other connections to the page took all files that it may open while it looks for supervisors."""
+    run = LiveRun(0, made.directory, Told())
+    made.row(1)
+    news(run)
+    made.row(2)
+    made.append("events", {"event": "join", "device": 3, "virtual_time": 0.0})
+    made.ask(2, [3, 5], "ad")
+    with monkeypatch.context() as shortage:
+        shortage.setattr(run.machine, "look", MagicMock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        with pytest.raises(OSError, match="Too many open files"):
+            news(run)
+    made.row(3)
+    whole = news(run)
+    assert run.stream.kind == "snapshot"  # type: ignore[attr-defined]
+    assert [row["round"] for row in whole["rows"]] == [1, 2, 3]
+    assert ([event["device"] for event in whole["events"]], whole["asks"][0]["counts"]) == ([3], {"a": 1, "d": 1})
+    made.row(4)
+    news(run)
+    assert run.stream.kind == "tick"  # type: ignore[attr-defined]
 
 
 def test_many_rows_that_come_at_once_as_in_a_folder_that_is_copied_are_all_told(made: Any) -> None:
