@@ -14,7 +14,8 @@ import subprocess
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -23,6 +24,7 @@ from fedemu.ops.experiment import Runtime
 from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.ops.notebook.settings import without_settings
 from fedemu.ops.notebook.shown import Shown
+from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.exits import TOLD
 from fedemu.ops.running.launch import child_command
 from fedemu.ops.terminal import COMPLAINT, complaint_in
@@ -32,6 +34,13 @@ from fedemu.protocol.host.starting import starting
 
 STOP_PATIENCE = 60.0
 """The real seconds that an interrupted run may take to end."""
+LOOK_SECONDS = 0.5
+"""How often a silent run is asked whether it has ended."""
+LAST_LINES_SECONDS = 1.0
+"""The most real seconds in which the last lines of a run are read after its end.
+
+A process that somebody's own code has left behind keeps the pipe open for as long as it lives.
+"""
 _KEPT_LINES = 1000
 """The last lines of a run, among which its complaint is."""
 _COLOURS = frozenset({"FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"})
@@ -51,8 +60,8 @@ class Ended:
 def play(folder: Path, runtime: Runtime, shown: Shown, seeds: Sequence[int] = ()) -> Ended:
     """Play the run that ``folder`` holds, or these ``seeds`` of its group.
 
-    An interrupt (KeyboardInterrupt) stops the run with a checkpoint, and then its code is that of Interrupted. A second
-    one kills it; its last finished round is kept.
+    An interrupt (KeyboardInterrupt) stops the run with a checkpoint, and then its code is that of Interrupted, unless it
+    was about to end or says another reason. A second one kills it; its last finished round is kept.
     """
     with tempfile.TemporaryDirectory(prefix="fedemu-") as beside:
         told = Path(beside) / "told.json"
@@ -82,16 +91,19 @@ def _play(folder: Path, runtime: Runtime, shown: Shown, seeds: Sequence[int], to
         )
     assert process.stderr is not None
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    reader = threading.Thread(target=_read, args=(process.stderr, lines), daemon=True)
+    is_over = threading.Event()
+    reader = threading.Thread(target=_read, args=(process.stderr, lines, is_over), daemon=True)
     reader.start()
     said: deque[str] = deque(maxlen=_KEPT_LINES)
+    is_interrupted = False
     try:
         try:
-            while (line := lines.get()) is not None:
+            for line in _until_end(process, lines):
                 said.append(line)
                 shown.line(line)
             process.wait()
         except KeyboardInterrupt:
+            is_interrupted = True
             shown.line("stopping after this round's checkpoint")
             process.send_signal(signal.SIGINT)
             process.wait(STOP_PATIENCE)
@@ -102,9 +114,17 @@ def _play(folder: Path, runtime: Runtime, shown: Shown, seeds: Sequence[int], to
         if process.poll() is None:
             process.kill()
             process.wait()
-        reader.join()
-        process.stderr.close()
-    return process.returncode, complaint_in(said).removeprefix(COMPLAINT)
+        reader.join(LAST_LINES_SECONDS)
+        is_over.set()
+        lines.put(None)
+    for line in iter(lines.get, None):
+        said.append(line)
+        if not is_interrupted:
+            shown.line(line)
+    words = complaint_in(said).removeprefix(COMPLAINT)
+    # A process that does not listen to signals yet is ended by the interrupt, and says nothing.
+    ended_early = is_interrupted and process.returncode != 0 and not words
+    return INTERRUPTED if ended_early else process.returncode, words
 
 
 def environment_of_a_run(environment: Mapping[str, str]) -> dict[str, str]:
@@ -112,10 +132,24 @@ def environment_of_a_run(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in without_settings(environment).items() if name not in _COLOURS}
 
 
-def _read(lines: IO[str], to: queue.SimpleQueue[str | None]) -> None:
-    """Pass lines on without control codes, and None after the last one."""
+def _until_end(process: subprocess.Popen[str], lines: queue.SimpleQueue[str | None]) -> Iterator[str]:
+    """The lines that come until the process has ended or has said its last one. Others may still be in the queue."""
+    while process.poll() is None:
+        with suppress(queue.Empty):
+            if (line := lines.get(timeout=LOOK_SECONDS)) is None:
+                return
+            yield line
+
+
+def _read(pipe: IO[str], to: queue.SimpleQueue[str | None], is_over: threading.Event) -> None:
+    """Pass the lines of a run on without control codes, and None after the last one. Then close the pipe.
+
+    What comes when the run ``is_over`` is read and dropped: a process that was left behind may go on writing there.
+    """
     try:
-        for line in lines:
-            to.put(_CONTROL.sub("", line.rstrip("\n")))
+        with pipe:
+            for line in pipe:
+                if not is_over.is_set():
+                    to.put(_CONTROL.sub("", line.rstrip("\n")))
     finally:
         to.put(None)

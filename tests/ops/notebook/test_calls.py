@@ -2,8 +2,12 @@
 
 import ast
 import json
+import os
+import shlex
 import shutil
+import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -96,6 +100,70 @@ def test_a_warning_is_not_why_a_run_has_failed(tmp_path: Path, monkeypatch: pyte
     code = "import sys; print('fedemu: warning: slow', file=sys.stderr); raise SystemExit(5)"
     monkeypatch.setattr(play, "child_command", lambda *_: [sys.executable, "-c", code])
     assert play.play(tmp_path, Runtime(), Silence()) == play.Ended(5)
+
+
+class Heard(Silence):
+    """Keeps what a run tells. ``interrupted`` says that a person presses Ctrl-C at its first line."""
+
+    def __init__(self, interrupted: bool = False) -> None:
+        self.lines: list[str] = []
+        self._interrupted = interrupted
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+        if self._interrupted and len(self.lines) == 1:
+            raise KeyboardInterrupt
+
+
+def test_a_process_that_a_run_leaves_behind_goes_on_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the stderr of the run, and writes there again and again, as a server that somebody's own code starts."""
+    written = tmp_path / "written"
+    left = f"while sleep 0.02; do echo mine >&2 || exit; echo >> {shlex.quote(str(written))}; done"
+    code = (
+        "import subprocess, sys\n"
+        f"left = subprocess.Popen(['sh', '-c', {left!r}])\n"
+        "print(left.pid, 'round 1/1', 'fedemu: the disk is full', '  of the run', sep='\\n', file=sys.stderr)\n"
+        "raise SystemExit(5)"
+    )
+    monkeypatch.setattr(play, "child_command", lambda *_: [sys.executable, "-c", code])
+    heard = Heard()
+    assert play.play(tmp_path, Runtime(), heard) == play.Ended(5, "the disk is full\n  of the run")
+    pid, *told = [line for line in heard.lines if line != "mine"]
+    try:
+        assert told == ["round 1/1", "fedemu: the disk is full", "  of the run"]
+        before = written.stat().st_size
+        end = time.monotonic() + 30
+        while written.stat().st_size < before + 2:
+            assert time.monotonic() < end, "its pipe is broken"
+            time.sleep(0.01)
+    finally:
+        os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("reaction", "ended"),
+    [
+        ("signal.SIG_DFL", play.Ended(4)),  # as before fedemu listens to signals
+        ("lambda *_: sys.exit(1)", play.Ended(4)),
+        ("lambda *_: sys.exit(0)", play.Ended(0)),  # it was about to end
+        ("lambda *_: sys.exit('fedemu: the disk is full')", play.Ended(1, "the disk is full")),
+    ],
+)
+def test_a_run_that_an_interrupt_ends_without_a_word_is_interrupted(
+    reaction: str, ended: play.Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import signal, sys, time\n"
+        f"signal.signal(signal.SIGINT, {reaction})\n"
+        "print('it begins', file=sys.stderr, flush=True)\n"
+        "time.sleep(600)"
+    )
+    monkeypatch.setattr(play, "child_command", lambda *_: [sys.executable, "-c", code])
+    heard = Heard(interrupted=True)
+    assert play.play(tmp_path, Runtime(), heard) == ended
+    assert heard.lines == ["it begins", "stopping after this round's checkpoint"]
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
