@@ -60,7 +60,7 @@ class Ended:
 def play(folder: Path, runtime: Runtime, shown: Shown, seeds: Sequence[int] = ()) -> Ended:
     """Play the run that ``folder`` holds, or these ``seeds`` of its group.
 
-    An interrupt (KeyboardInterrupt) stops the run with a checkpoint, and then its code is that of Interrupted, unless it
+    An interrupt (KeyboardInterrupt) stops the run with a checkpoint. Its code is then that of Interrupted, unless it
     was about to end or says another reason. A second one kills it; its last finished round is kept.
     """
     with tempfile.TemporaryDirectory(prefix="fedemu-") as beside:

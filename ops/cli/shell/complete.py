@@ -2,15 +2,20 @@
 
 Each function for that gets what was typed so far, and returns whole words. None of them imports anything that takes
 long. ``fedemu completion`` prints what makes a shell ask.
+
+bash and zsh put such a word on the command line as it is, and zsh reads it as a program before. So no word is offered
+that a shell would not take as it stands. Where nothing is offered, shells complete names of files by themselves, and
+quote them.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from typer._completion_classes import completion_init
@@ -29,6 +34,10 @@ _RUN_FILES = ("config.toml", "metrics.jsonl")
 VARIABLE = "_FEDEMU_COMPLETE"
 """The environment variable by which a shell asks ``fedemu`` what may follow the words on its command line."""
 
+_PLAIN: Final = re.compile(r"[\w.,+@%=/~:-]*")
+"""Words that mean themselves in every shell. A file may be called ``$(command).toml``."""
+_NO_FILE: Final = ("-", "~", "=")
+"""A word that begins with one of these may be an option, a home folder or, in zsh, a command, and no name of a file."""
 _NO_SPACE = """\
     if [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[/=] ]]; then compopt -o nospace; fi
     return 0
@@ -121,18 +130,22 @@ def overrides(incomplete: str) -> list[str]:
 
 
 def _beginning(incomplete: str, known: Iterable[str]) -> list[str]:
-    return [name for name in known if name.startswith(incomplete)]
+    return [name for name in known if name.startswith(incomplete) and _PLAIN.fullmatch(name)]
 
 
 def _paths(incomplete: str) -> Iterator[str]:
-    """The files and folders that begin with what was typed. Folders end with a slash; hidden ones only if asked for."""
-    folder, _, start = incomplete.rpartition(os.sep)
+    """The files and folders that begin with what was typed. Folders end with a slash; hidden ones only if asked for.
+
+    Those whose path a shell would have to quote are left out.
+    """
+    folder, slash, start = incomplete.rpartition(os.sep)
     try:
-        base = expanded(folder + os.sep) if folder or incomplete.startswith(os.sep) else Path()
+        base = expanded(folder + slash) if slash else Path()
         entries = sorted(os.scandir(base), key=lambda entry: entry.name)
     except (OSError, ConfigurationError):
         return
     for entry in entries:
-        if entry.name.startswith(start) and (start.startswith(".") or not entry.name.startswith(".")):
-            prefix = f"{folder}{os.sep}" if os.sep in incomplete else ""
-            yield f"{prefix}{entry.name}{os.sep if entry.is_dir() else ''}"
+        path = f"{folder}{slash}{entry.name}{os.sep if entry.is_dir() else ''}"
+        is_asked_for = entry.name.startswith(start) and (start.startswith(".") or not entry.name.startswith("."))
+        if is_asked_for and _PLAIN.fullmatch(path) and (slash or not path.startswith(_NO_FILE)):
+            yield path

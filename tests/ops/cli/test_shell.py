@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedemu.ops.cli import commands
+from fedemu.ops.cli.shell import complete
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str) -> list[str]:
@@ -64,6 +65,29 @@ def test_a_shell_is_offered_what_may_follow(
     words: str, offered: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert asked(monkeypatch, capsys, words) == offered
+
+
+STRANGE = ["$(touch x)", r"\$(touch x)", "`touch x`", "a b", "a;b", "a&b", "a'b", 'a"b', "a*b", "a{b", "a\nb", "\udcff"]
+"""Names that a shell would have to quote."""
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+def test_no_path_is_offered_that_a_shell_would_have_to_quote(strange: str) -> None:
+    Path(f"{strange}.toml").touch()
+    Path(strange).mkdir()
+    Path(strange, "plain.toml").touch()
+    assert complete.toml_files("") == ["churning.toml", "runs/"]
+    assert complete.toml_files(strange) == complete.toml_files(f"{strange}/") == []
+    assert complete.presets(f"{strange}+wsm") == []
+
+
+def test_a_name_that_begins_like_an_option_or_a_home_is_offered_with_its_folder_alone() -> None:
+    for name in ("-x.toml", "=x.toml", "~x.toml", "Ünder_1.2-3,4+5@6%7=8:9~.toml"):
+        Path(name).touch()
+    assert complete.toml_files("") == ["churning.toml", "runs/", "Ünder_1.2-3,4+5@6%7=8:9~.toml"]
+    for start in "-=~":
+        assert complete.toml_files(start) == []
+        assert complete.toml_files(f"./{start}") == [f"./{start}x.toml"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
