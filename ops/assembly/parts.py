@@ -22,11 +22,13 @@ class Parts:
 
     All parts are functions of the experiment and its data alone, so every process gets the same ones. A process that
     needs few of them, such as a trainer, does not make the others. A part that cannot be made raises
-    ConfigurationError or DataError.
+    ConfigurationError or DataError. With ``corpus`` the data are those, which were opened before.
     """
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: Experiment, corpus: Corpus | None = None) -> None:
         self.experiment = experiment
+        if corpus is not None:
+            self.corpus = corpus
 
     @cached_property
     def corpus(self) -> Corpus:

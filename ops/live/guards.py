@@ -15,6 +15,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from fedemu.protocol.host.files import refusal_of
 
 TOKEN_HEADER: Final = "X-Fedemu-Token"
+_OWN_SITES: Final = ("same-origin", "none")
+"""What a browser says of the site from which a request comes: the page itself, or nobody but the person."""
 _LOOPBACK: Final = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?")
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -33,12 +35,15 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer only requests that name the loopback and come from the page itself.
 
     A page of a stranger whose host name was pointed at the loopback names that host, and gets nothing. Any port will
-    do: the other end of a tunnel may have another one.
+    do: the other end of a tunnel may have another one. Other sites may have a link to the page, and nothing else: a
+    browser sends a request for a picture of another site without an ``Origin``, and tells the site alone.
     """
     host = request.headers.get("Host", "")
     if not _LOOPBACK.fullmatch(host):
         return told(403, "this page is served to this machine only, as http://127.0.0.1; from another one use ssh -L")
-    if request.headers.get("Origin", f"http://{host}") != f"http://{host}":
+    is_link = request.path == "/" and request.method == "GET"
+    is_own = is_link or request.headers.get("Sec-Fetch-Site", "none") in _OWN_SITES
+    if not is_own or request.headers.get("Origin", f"http://{host}") != f"http://{host}":
         return told(403, "another site may not use this page")
     try:
         return await handler(request)

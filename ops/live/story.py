@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -16,9 +17,13 @@ from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.coordinator.fleet.columns import state_of
 from fedemu.coordinator.record.records import newest_record
+from fedemu.coordinator.record.run_directory import CONFIG
 from fedemu.device.memory.replay_buffer import read_buffer
 from fedemu.device.memory.store import PREFIX, SUFFIX
 from fedemu.ops.assembly.behaviours import open_behaviours
+from fedemu.ops.assembly.named_code import named_places
+from fedemu.ops.data.apart import entry_here
+from fedemu.ops.data.cache import read
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.live.forms import is_ask, is_event
 from fedemu.ops.live.run import LiveRun
@@ -42,7 +47,11 @@ class Holdings:
 
 
 class Stories:
-    """Tells stories of devices. The data of an experiment are opened once, off the event loop."""
+    """Tells stories of devices. The data of an experiment are opened once, off the event loop.
+
+    A run that somebody looks at may come from a stranger. So nothing of its data is decoded, and no code is run that
+    its experiment names: stories tell of data that this machine's cache holds.
+    """
 
     def __init__(self) -> None:
         self._holdings: dict[int, tuple[str, asyncio.Future[Holdings | str]]] = {}
@@ -52,7 +61,7 @@ class Stories:
         """The story of a device for the page."""
         digest, opening = self._holdings.get(run.number, ("", None))
         if opening is None or digest != run.experiment.digest:
-            opening = asyncio.ensure_future(asyncio.to_thread(_open, run.experiment))
+            opening = asyncio.ensure_future(asyncio.to_thread(_open, run.experiment, run.directory))
             self._holdings[run.number] = run.experiment.digest, opening
         holdings = await asyncio.shield(opening)
         if isinstance(holdings, str):  # the next story tries again
@@ -60,15 +69,19 @@ class Stories:
         return await asyncio.to_thread(_tell, run, device, holdings)
 
 
-def _open(experiment: Experiment) -> Holdings | str:
+def _open(experiment: Experiment, directory: Path) -> Holdings | str:
     """The holdings of an experiment, or a sentence that says why they cannot be had."""
     try:
+        corpus = read(entry_here(experiment))
+        if corpus is None:
+            validate = f"fedemu validate {shlex.quote(str(directory / CONFIG))}"
+            code = ", and runs the code that the experiment names" if named_places(experiment) else ""
+            return f"the data of the run are not in the cache of this machine; {validate} decodes them{code}"
         # It imports torch, for which no page should wait that tells no story.
         from fedemu.ops.assembly.parts import Parts
 
-        parts = Parts(experiment)
-        return Holdings(parts.stream, parts.corpus.train.y, parts.corpus.class_names)
-    except (Exception, SystemExit) as error:  # the data may be made by code of the user's own
+        return Holdings(Parts(experiment, corpus).stream, corpus.train.y, corpus.class_names)
+    except Exception as error:  # flwr-datasets, which may divide the data, has errors of many kinds
         said = str(error) if isinstance(error, OSError) else account(error)
         return f"the data of the run can't be read here: {said}"
 

@@ -43,6 +43,26 @@ async def test_a_request_names_the_loopback_and_comes_from_the_page_itself(
 
 
 @pytest.mark.parametrize(
+    ("site", "path", "status"),
+    [
+        ("same-origin", "/api/stream", 200),
+        ("none", "/api/runs/0/devices/0", 200),  # a person has typed it
+        ("cross-site", "/", 200),  # a person follows a link
+        ("cross-site", "/api/runs/0/devices/0", 403),
+        ("same-site", "/api/runs/0/devices/0", 403),  # another page of this machine
+        ("cross-site", "/static/app.js", 403),
+    ],
+)
+async def test_another_site_gets_nothing_but_a_link_to_the_page(site: str, path: str, status: int) -> None:
+    async def page(request: web.Request) -> web.StreamResponse:
+        return web.Response()
+
+    headers = {"Host": "127.0.0.1:8160", "Sec-Fetch-Site": site}
+    answer = await guard(make_mocked_request("GET", path, headers=headers), page)
+    assert answer.status == status
+
+
+@pytest.mark.parametrize(
     ("error", "status", "said"),
     [
         (web.HTTPNotFound(), 404, "not found"),

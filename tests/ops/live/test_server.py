@@ -20,8 +20,8 @@ import pytest
 from aiohttp import web
 
 from fedemu.algorithms.replay.buffer import Buffer
-from fedemu.ops.assembly import parts
-from fedemu.ops.experiment.sources import load_experiment, write_frozen
+from fedemu.ops.data.corpora import open_corpus
+from fedemu.ops.experiment.sources import load_experiment, read_frozen, write_frozen
 from fedemu.ops.live import server, story
 from fedemu.ops.live.guards import is_own_fault
 from fedemu.ops.live.run import LiveRun
@@ -65,6 +65,11 @@ async def event(answer: aiohttp.ClientResponse) -> tuple[str, str, dict[str, Any
                 return found["event"], found.get("id", ""), json.loads(found["data"])
             name, _, value = line.partition(": ")
             found[name] = value
+
+
+def decode(directory: Path) -> None:
+    """Decode the data of a run into the cache, as its coordinator does."""
+    open_corpus(read_frozen(directory))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -401,6 +406,7 @@ async def test_more_viewers_than_the_limit_are_told_so(made: Any) -> None:
 async def test_a_device_tells_its_story(made: Any) -> None:
     made.ask(1, [3, 5], "ad")
     made.append("events", {"event": "join", "device": 3, "virtual_time": 0.0, "incarnation": 1})
+    decode(made.directory)
     async with served(made.directory) as (session, _), session.get("/api/runs/0/devices/3") as answer:
         told = await answer.json()
     assert [(visit["round"], visit["outcome"], visit["time"]) for visit in told["visits"]] == [(1, "a", 0.5)]
@@ -414,6 +420,7 @@ async def test_a_story_of_many_classes_shows_the_first_ones_and_counts_all_sampl
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make("many", "stream.kind=periods", "stream.periods=2", "replay.strategy=naive_uniform", "replay.capacity=9")
+    decode(made.directory)
     monkeypatch.setattr(story, "MOST_CLASSES", 4)
     monkeypatch.setattr(story, "_buffer", lambda run, device: Buffer(np.arange(9), np.zeros(9, dtype=np.int64)))
     async with served(made.directory) as (session, _), session.get("/api/runs/0/devices/3") as answer:
@@ -428,6 +435,7 @@ async def test_a_story_is_that_of_the_experiment_which_is_in_the_folder_now(made
         async with session.get("/api/runs/0/devices/3") as answer:
             return int(sum((await answer.json())["labels"][0]))
 
+    decode(made.directory)
     async with served(made.directory) as (session, _):
         alone = await samples(session)
         shutil.rmtree(made.directory)
@@ -442,18 +450,49 @@ async def test_a_story_is_that_of_the_experiment_which_is_in_the_folder_now(made
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [(DataError("the disk is away"), "the disk is away"), (SystemExit("no key"), "SystemExit: no key")],
+    [
+        (DataError("the disk is away"), "the disk is away"),
+        (PermissionError(errno.EACCES, "Permission denied"), "[Errno 13] Permission denied"),
+    ],
 )
 async def test_data_that_could_not_be_read_for_a_story_are_tried_again(
     made: Any, monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str
 ) -> None:
-    opened = parts.open_corpus
-    monkeypatch.setattr(parts, "open_corpus", MagicMock(side_effect=error))
+    found = story.entry_here
+    decode(made.directory)
+    monkeypatch.setattr(story, "entry_here", MagicMock(side_effect=error))
     async with served(made.directory) as (session, _):
         for missing in (f"the data of the run can't be read here: {said}", None):
             async with session.get("/api/runs/0/devices/3") as answer:
                 assert (await answer.json()).get("missing") == missing
-            monkeypatch.setattr(parts, "open_corpus", opened)
+            monkeypatch.setattr(story, "entry_here", found)
+
+
+async def test_a_story_runs_no_code_of_the_experiment_and_tells_of_data_that_were_decoded_before(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = tmp_path / "ran"
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import numpy as np\n"
+        f"open({str(ran)!r}, 'w').close()\n"
+        "def made():\n    return {'x': np.zeros((300, 4)), 'y': np.arange(300) % 3}\n"
+    )
+    monkeypatch.setenv("FEDEMU_CACHE", str(tmp_path / "cache"))
+    run = make("a run", f"data.dataset={own}:made", "data.partition.kind=iid")
+    config = run.directory / "config.toml"
+    async with served(run.directory) as (session, _):
+        async with session.get("/api/runs/0/devices/3") as answer:
+            missing = (await answer.json())["missing"]
+        assert missing == (
+            f"the data of the run are not in the cache of this machine; fedemu validate '{config}' decodes them, "
+            "and runs the code that the experiment names"
+        )
+        assert not ran.exists()
+        decode(run.directory)
+        async with session.get("/api/runs/0/devices/3") as answer:
+            told = await answer.json()
+    assert ("missing" in told, told["classes"], told["labels"]) == (False, ["0", "1", "2"], [[5, 8, 7]])
 
 
 async def test_a_story_that_cannot_be_told_says_why(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
