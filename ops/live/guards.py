@@ -1,19 +1,22 @@
-"""What keeps strangers out of the page: names of hosts, headers of answers, and the token of the buttons."""
+"""What keeps strangers out of the page: names of hosts, headers of answers, the token of the buttons, and the door."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hmac
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from fedemu.protocol.host.files import refusal_of
 
+MOST_WAITING: Final = 32
+"""The most connections on which the page waits for a request."""
 TOKEN_HEADER: Final = "X-Fedemu-Token"
 _OWN_SITES: Final = ("same-origin", "none")
 """What a browser says of the site from which a request comes: the page itself, or nobody but the person."""
@@ -28,6 +31,53 @@ _HEADERS: Final = {
     "Cache-Control": "no-store",
 }
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Door:
+    """The connections on which the page waits for a request, ``MOST_WAITING`` at most.
+
+    A further one takes the place of the one that has waited longest. So whoever opens many and says nothing keeps
+    nobody out. A connection whose request is being answered, such as that of a viewer, does not wait.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Transport, None] = {}
+
+    def entered(self, protocol: asyncio.Protocol) -> asyncio.Protocol:
+        """The protocol for a new connection. It notes the connection, and hands it to ``protocol``."""
+        return _Entering(self, protocol)
+
+    def waits(self, connection: asyncio.Transport) -> None:
+        """The page waits for a request on this connection."""
+        self._waiting = {one: None for one in self._waiting if not one.is_closing()} | {connection: None}
+        if len(self._waiting) > MOST_WAITING:
+            next(iter(self._waiting)).close()
+
+    @web.middleware
+    async def attend(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer a request, on a connection that does not wait meanwhile."""
+        connection = request.transport
+        if connection is None:
+            return await handler(request)
+        self._waiting.pop(connection, None)
+        try:
+            return await handler(request)
+        finally:
+            if not connection.is_closing():
+                self.waits(connection)
+
+
+class _Entering(asyncio.Protocol):
+    """Notes a new connection at a door, and hands it on."""
+
+    def __init__(self, door: Door, protocol: asyncio.Protocol) -> None:
+        self._door = door
+        self._protocol = protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.set_protocol(self._protocol)
+        self._protocol.connection_made(transport)
+        self._door.waits(cast("asyncio.Transport", transport))
 
 
 @web.middleware

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
 
 from fedemu.ops.live import breaking
-from fedemu.ops.live.guards import add_headers, guard, may_act, told
+from fedemu.ops.live.guards import Door, add_headers, guard, may_act, told
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.story import Stories
 from fedemu.ops.live.stream import Stream, frame
@@ -34,6 +35,9 @@ BEAT_SECONDS: Final = 10.0
 """A viewer hears something at least so often, so that it notices a lost connection."""
 WRITE_SECONDS: Final = 20.0
 """A viewer that takes nothing for so long loses its connection."""
+LEAVE_SECONDS: Final = 0.5
+"""At its end the page waits so long for answers that are on their way."""
+BACKLOG: Final = 128
 MOST_VIEWERS: Final = 64
 MOST_BODY: Final = 2**20
 
@@ -60,6 +64,7 @@ class Page:
         self._find = find
         self.token = token
         self._stories = Stories()
+        self._door = Door()
         self._looked = 0.0
         self.viewers = 0
         self.left = time.monotonic()
@@ -82,9 +87,23 @@ class Page:
             run.note()
             run.is_starting = run.is_starting and has_command
 
-    def application(self) -> web.Application:
-        """The web application."""
-        application = web.Application(middlewares=[guard], client_max_size=MOST_BODY)
+    @asynccontextmanager
+    async def served(self, listening: socket.socket) -> AsyncIterator[None]:
+        """In this block the page is served at a socket, which is closed at its end."""
+        runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=LEAVE_SECONDS)
+        await runner.setup()
+        answer = runner.server
+        assert answer is not None
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: self._door.entered(answer()), sock=listening, backlog=BACKLOG)
+        try:
+            yield
+        finally:
+            server.close()
+            await runner.cleanup()
+
+    def _application(self) -> web.Application:
+        application = web.Application(middlewares=[self._door.attend, guard], client_max_size=MOST_BODY)
         application.on_response_prepare.append(add_headers)
         application.add_routes(
             [

@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from aiohttp import web
 from aiohttp.log import server_logger
 
 from fedemu.ops.live.guards import is_own_fault
@@ -53,25 +52,22 @@ def serve_page(
 
 async def _serve(page: Page, listening: socket.socket, opened: Callable[[str, str], None], parent: int | None) -> None:
     number = listening.getsockname()[1]
-    runner = web.AppRunner(page.application(), access_log=None, shutdown_timeout=0.5)
-    await runner.setup()
     stopped = asyncio.Event()
     asyncio.get_running_loop().set_exception_handler(_told_once())
     with hearing_stop(lambda name: stopped.set()):
         following = asyncio.create_task(page.follow())
         try:
-            await web.SockSite(runner, listening).start()
-            opened(f"http://{HOST}:{number}/", page.token)
-            while not stopped.is_set() and not following.done():
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(stopped.wait(), ASK_SECONDS)
-                if parent is not None:
-                    page.note(has_command := not _is_gone(parent))
-                    if not has_command and not page.wanted(LINGER_SECONDS):
-                        break
+            async with page.served(listening):
+                opened(f"http://{HOST}:{number}/", page.token)
+                while not stopped.is_set() and not following.done():
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(stopped.wait(), ASK_SECONDS)
+                    if parent is not None:
+                        page.note(has_command := not _is_gone(parent))
+                        if not has_command and not page.wanted(LINGER_SECONDS):
+                            break
         finally:
             following.cancel()
-            await runner.cleanup()
     if following.done() and not following.cancelled():
         following.result()
 

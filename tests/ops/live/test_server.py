@@ -17,13 +17,12 @@ from unittest.mock import MagicMock
 import aiohttp
 import numpy as np
 import pytest
-from aiohttp import web
 
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment.sources import load_experiment, read_frozen, write_frozen
 from fedemu.ops.live import server, story
-from fedemu.ops.live.guards import is_own_fault
+from fedemu.ops.live.guards import MOST_WAITING, is_own_fault
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.server import MOST_VIEWERS, Page
 from fedemu.ops.results.holder import UNNAMED
@@ -43,16 +42,12 @@ async def served(
     listening.bind(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     page = Page(directories, TOKEN, find)
-    runner = web.AppRunner(page.application(), shutdown_timeout=0.1)
-    await runner.setup()
-    await web.SockSite(runner, listening).start()
     following = asyncio.create_task(page.follow())
     try:
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+        async with page.served(listening), aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
             yield session, page
     finally:
         following.cancel()
-        await runner.cleanup()
 
 
 async def event(answer: aiohttp.ClientResponse) -> tuple[str, str, dict[str, Any]]:
@@ -156,6 +151,30 @@ async def test_a_viewer_that_takes_nothing_loses_its_connection(
         page.stream.add("tick", {"filling": "x" * 50_000_000})
         await until(lambda: not page.viewers)
     assert [record.message for record in caplog.records if is_own_fault(record)] == []
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n", b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+async def test_connections_that_wait_take_few_places_and_keep_nobody_out(made: Any, said: bytes) -> None:
+    """They have said nothing, or a part of a request, or have got the answer to a whole one."""
+    async with served(made.directory) as (session, page), session.get("/api/stream") as answer:
+        assert [(await event(answer))[0] for _ in range(2)] == ["runs", "snapshot"]
+        host, port = str(answer.url.host), answer.url.port
+        strangers = []
+        for _ in range(4 * MOST_WAITING):
+            reading, writing = await asyncio.open_connection(host, port)
+            strangers.append((reading, writing))
+            writing.write(said)
+            if said.endswith(b"\r\n\r\n"):
+                await reading.readuntil(b"}]")
+        await until(lambda: sum(reading.at_eof() for reading, _ in strangers) == 3 * MOST_WAITING)
+        assert [reading.at_eof() for reading, _ in strangers] == [True] * 3 * MOST_WAITING + [False] * MOST_WAITING
+        async with session.get("/") as index:
+            assert index.status == 200
+        made.row(1)
+        name, _, message = await event(answer)
+        assert (name, [row["round"] for row in message["rows"]], page.viewers) == ("tick", [1], 1)
+        for _, writing in strangers:
+            writing.close()
 
 
 async def test_what_happens_while_a_viewer_gets_its_snapshots_is_told_at_once(

@@ -28,8 +28,8 @@ from fedemu.ops.live import server, serving, starting
 from fedemu.ops.results.holder import UNNAMED
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
-LIMIT = 64
-"""The open files that the page may have."""
+LIMIT = 32
+"""The open files that the page may have: less than the connections that may wait, and its own files."""
 
 
 def test_more_connections_than_open_files_are_told_once(made: Any, tmp_path: Path) -> None:
