@@ -231,8 +231,8 @@ def _signals() -> Iterator[tuple[int, Callable[[], list[Signals]]]]:
         with suppress(BlockingIOError):
             while os.read(readable, 512):
                 pass
-        taken, pending[:] = list(pending), []
-        return taken
+        # Handlers run between any two steps: what comes after the count stays for the next call.
+        return [pending.pop(0) for _ in range(len(pending))]
 
     try:
         yield readable, received

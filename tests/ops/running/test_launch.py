@@ -10,13 +10,14 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
 import pytest
 
 from fedemu.ops.running.child import _failed
-from fedemu.ops.running.launch import child_command, free_address, launch, with_port
+from fedemu.ops.running.launch import _signals, child_command, free_address, launch, with_port
 from fedemu.ops.running.launch_rules import Child, Patience
 from fedemu.protocol.errors import ConfigurationError
 
@@ -133,6 +134,36 @@ def test_a_signal_that_comes_when_a_child_has_done_its_work_changes_nothing(tmp_
         timeout=60,
     )
     assert (ended.returncode, ended.stderr) == (5, "")
+
+
+def test_no_stop_signal_is_lost_at_whatever_step_it_comes() -> None:
+    with _signals() as (_, received):
+        for wanted in range(500):
+            step = 0
+
+            def interrupt(frame: FrameType, event: str, _: object, wanted: int = wanted) -> Any:
+                nonlocal step
+                if frame.f_code is not received.__code__:
+                    return None
+                frame.f_trace_opcodes = True
+                if event == "opcode":
+                    step += 1
+                    if step == wanted:
+                        signal.raise_signal(signal.SIGTERM)
+                return interrupt
+
+            signal.raise_signal(signal.SIGINT)
+            before = sys.gettrace()
+            sys.settrace(interrupt)
+            try:
+                taken = received()
+            finally:
+                sys.settrace(before)
+            came = [signal.SIGINT, *[signal.SIGTERM] * (0 < wanted <= step)]
+            assert taken + received() == came
+            if step < wanted:
+                break
+    assert step > 20
 
 
 def test_a_machine_that_starts_no_further_process_says_so_and_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
