@@ -47,7 +47,7 @@ class SlurmJob:
         """Raise ConfigurationError if Slurm could not read this, or if there are more nodes than devices."""
         require_places(experiment, self.nodes, "--nodes")
         run = str((out or Path()).absolute())
-        if not run.isprintable() or '"' in run:
+        if not run.isprintable() or '"' in run or "\\" in run:
             raise ConfigurationError(f"Slurm can't write its output into {run!r}; choose another folder with --out")
         if not _TIME.fullmatch(self.time):
             raise ConfigurationError(f"--time {self.time!r} is no time limit; write it as in 90, 4:00:00 or 2-12:00:00")
@@ -77,7 +77,7 @@ class SlurmJob:
         told += [f"--gpus-per-node={self.gpus}"] if self.gpus else []
         told += [f"--partition={self.partition}"] if self.partition else []
         told += [f"--account={self.account}"] if self.account else []
-        return "\n".join(f"#SBATCH {option}" for option in (*told, *self.options))
+        return "\n".join(f"#SBATCH {option}" for option in (*told, *map(_quoted, self.options)))
 
 
 def write_job(directory: Path, experiment: Experiment, runtime: Runtime, job: SlurmJob) -> Path:
@@ -137,6 +137,17 @@ def submit(script: Path) -> str:
         said = " ".join((done.stderr or done.stdout).split())
         raise ConfigurationError(f"sbatch has not taken {script}: {said or f'exit code {done.returncode}'}")
     return done.stdout.strip()
+
+
+def _quoted(option: str) -> str:
+    """An option as sbatch reads it in a line of a script: it ends a value at a blank, and takes ``#`` for a comment.
+
+    A value that has quotation marks or backslashes is left as it is: sbatch reads both, so its user has quoted it.
+    """
+    name, given, value = option.partition("=")
+    if not given or not re.search(r"[ #]", value) or re.search(r"[\"'\\]", value):
+        return option
+    return f'{name}="{value}"'
 
 
 def _minutes(time: str) -> float:

@@ -74,6 +74,22 @@ def test_the_script_asks_for_what_was_said_and_freezes_the_experiment(
     assert "36.0 h are the limit" in told
 
 
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("--comment=a b", '--comment="a b"'),
+        ("--comment=run #3", '--comment="run #3"'),
+        ("--constraint=rack1&gpu", "--constraint=rack1&gpu"),
+        ('--comment="a b"', '--comment="a b"'),
+        ("--comment=a\\ b", "--comment=a\\ b"),
+        ("-p gpu", "-p gpu"),
+    ],
+)
+def test_sbatch_reads_a_value_with_blanks_as_one(option: str, line: str, tmp_path: Path) -> None:
+    assert call("slurm", "digits-small", "--sbatch", option, "--out", "mine") == 0
+    assert f"\n#SBATCH {line}\n" in (tmp_path / "mine" / "job.sh").read_text()
+
+
 def test_devices_have_the_metrics_port_after_that_of_the_coordinator_on_their_node(tmp_path: Path) -> None:
     assert call("slurm", "digits-small", "--set", "runtime.metrics_port=9464", "--out", "mine") == 0
     script = (tmp_path / "mine" / "job.sh").read_text()
@@ -92,6 +108,7 @@ def test_devices_have_the_metrics_port_after_that_of_the_coordinator_on_their_no
         (["--partition", "a b"], "--partition 'a b' is no name that Slurm knows"),
         (["--sbatch", "mem=3"], "--sbatch 'mem=3' is no option"),
         (["--out", 'a"b'], "choose another folder with --out"),
+        (["--out", "a\\b"], "choose another folder with --out"),
         (["--set", "local.lr=0"], "local.lr = 0 must be from 1e-38 to 1e+38"),
         (["--set", "runtime.metrics_port=65535"], "runtime.metrics_port = 65535 leaves no port after it"),
         (["--set", "tree.edges=[1, 2]"], "fedemu slurm starts no edges, and tree.edges asks for them; add --set"),
