@@ -77,14 +77,12 @@ class KeyFolder:
     def new(self) -> str:
         """Make this machine's pair of keys, and return the public key.
 
-        Raises ConfigurationError if there is one, or if the file system would let other users read the secret key.
+        Raises ConfigurationError if there is one, also if another process makes it at the same time, or if the file
+        system would let other users read the secret key.
         """
         require_curve()
         if exists(self.secret_file) or exists(self.public_file):
-            raise ConfigurationError(
-                f"there is a key in {self.path} already (`fedemu keys list{self.option}` shows it); "
-                f"remove {self.public_file.name} and {self.secret_file.name} to make another"
-            )
+            raise self._taken()
         with usable(self.path, _ANOTHER), _without_trace(self.path):
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.TemporaryDirectory(dir=self.path, prefix=".new-") as private:  # its mode is 0700
@@ -100,9 +98,18 @@ class KeyFolder:
                         f"the file system of {self.path} keeps no modes of files, so other users could read the secret "
                         f"key there; {_ANOTHER}"
                     )
-                os.rename(secret, self.secret_file)
+                try:
+                    _place(secret, self.secret_file)
+                except FileExistsError:
+                    raise self._taken() from None
                 os.rename(public, self.public_file)
         return key
+
+    def _taken(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"there is a key in {self.path} already (`fedemu keys list{self.option}` shows it); "
+            f"remove {self.public_file.name} and {self.secret_file.name} to make another"
+        )
 
     def pair(self) -> tuple[str, str]:
         """The public and the secret key of this machine. Raises ConfigurationError if they cannot be used."""
@@ -122,9 +129,21 @@ class KeyFolder:
         return public, secret
 
     def require_own(self) -> None:
-        """Raise ConfigurationError if other users can write here: they could approve machines."""
+        """Raise ConfigurationError if other users can write here: they could approve machines.
+
+        The superuser may. In a user namespace that does not know the owner of a folder, he has the number 65534, and
+        counts as another user.
+        """
         for folder in (self.path, self.approved_folder):
-            if exists(folder) and folder.stat().st_mode & 0o022:
+            if not exists(folder):
+                continue
+            found = folder.stat()
+            if found.st_uid not in (os.getuid(), 0):
+                raise ConfigurationError(
+                    f"{folder} belongs to another user (number {found.st_uid}), who could let machines in; chown it, "
+                    f"or {_ANOTHER}"
+                )
+            if found.st_mode & 0o022:
                 raise ConfigurationError(
                     f"other users can write to {folder}, so they could let machines in; chmod go-w it"
                 )
@@ -176,6 +195,20 @@ class KeyFolder:
     def edges(self) -> list[str]:
         """The names of the approved machines that may be edges. Raises OSError as ``approved`` does."""
         return [name for name in self.approved() if _is_edge(self.approved_folder / (name + _PUBLIC))]
+
+
+def _place(file: Path, path: Path) -> None:
+    """Give a whole file another name, in the same file system, which no file has yet. The first name may stay.
+
+    Raises FileExistsError if a file has the name, and another OSError if the system refuses.
+    """
+    try:
+        os.link(file, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links, or the reason why the next lines fail, too
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        os.rename(file, path)
 
 
 @contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +78,33 @@ def test_a_folder_in_which_others_could_approve_machines_is_refused(tmp_path: Pa
     with pytest.raises(ConfigurationError, match=r"other users can write to .*approved, so they could let machines in"):
         server_keys(Runtime(keys=str(folder.path)), {})
     assert client_keys(Runtime(keys=str(folder.path), server_key=public), {}) is not None
+
+
+def test_a_folder_of_another_user_is_refused_and_one_of_the_superuser_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = KeyFolder(tmp_path / "keys")
+    folder.new()
+    folder.approve("lab2", KeyFolder(tmp_path / "other").new())
+    stat = Path.stat
+    owners = {}
+
+    def owned(path: Path, **more: Any) -> os.stat_result:
+        found = stat(path, **more)
+        return os.stat_result((*found[:4], owners.get(path, found.st_uid), *found[5:]))
+
+    monkeypatch.setattr(Path, "stat", owned)
+    for place in (folder.path, folder.approved_folder):
+        for nobody_or_mallory in (65534, os.getuid() + 1):
+            owners[place] = nobody_or_mallory
+            with pytest.raises(ConfigurationError) as caught:
+                server_keys(Runtime(keys=str(folder.path)), {})
+            assert str(caught.value) == (
+                f"{place} belongs to another user (number {nobody_or_mallory}), who could let machines in; chown it, "
+                "or name another folder with --keys"
+            )
+        owners[place] = 0
+        assert server_keys(Runtime(keys=str(folder.path)), {}) is not None
 
 
 def test_a_machine_uses_its_keys_if_it_knows_that_of_the_coordinator(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from zmq.auth import load_certificate
+from zmq.auth import create_certificates, load_certificate
 
+from fedemu.ops.keys import store
 from fedemu.ops.keys.store import KeyFolder, read_public
 from fedemu.protocol.errors import ConfigurationError
 
@@ -58,6 +60,32 @@ def test_a_second_pair_does_not_take_the_place_of_the_first(folder: KeyFolder) -
     folder.secret_file.rename(folder.public_file)
     with pytest.raises(ConfigurationError, match=r"there is a key in .*keys already"):
         folder.new()
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["hard links", "none"])
+def test_of_two_commands_that_make_a_pair_at_once_one_succeeds(
+    folder: KeyFolder, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(store.os, "link", refuse)
+    first = []
+
+    def later(*words: Any) -> Any:
+        """What the second command does when it has found no key: meanwhile the first one makes its pair."""
+        monkeypatch.setattr(store, "create_certificates", create_certificates)
+        first.append(folder.new())
+        return create_certificates(*words)
+
+    monkeypatch.setattr(store, "create_certificates", later)
+    with pytest.raises(ConfigurationError, match=r"there is a key in .*keys already"):
+        folder.new()
+    assert (folder.pair()[0], read_public(str(folder.public_file))) == (first[0], first[0])
+    assert sorted(file.name for file in folder.path.iterdir()) == ["machine.key", "machine.key_secret"]
+    assert folder.secret_file.stat().st_mode & 0o777 == 0o600
+    assert folder.secret_file.stat().st_nlink == 1
 
 
 def test_a_file_system_without_modes_gets_no_keys(
