@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.coordinator.record.data_file import DATA
+from fedemu.coordinator.record.holder import holder_of, is_stopped
 from fedemu.coordinator.record.json_lines import object_in, plain, to_line
 from fedemu.coordinator.record.row import Row, read_rows
 from fedemu.coordinator.record.summary import Summary
@@ -320,8 +321,20 @@ def _locked(path: Path) -> BinaryIO:
             with contextlib.suppress(OSError):  # where there are no locks, nobody holds it; a new folder is to be empty
                 (path / ".lock").unlink()
             raise
-        raise ConfigurationError(f"Another coordinator is at work in {path}; stop it, or wait until it ends.") from None
+        raise ConfigurationError(_held(path, holder_of(path / ".lock"))) from None
     return lock
+
+
+def _held(path: Path, holder: int | None) -> str:
+    """What people are told of a run that another coordinator holds."""
+    if not holder:
+        return f"Another coordinator is at work in {path}; stop it, or wait until it ends."
+    if is_stopped(holder):
+        return (
+            f"Another coordinator holds the run in {path}, and its process {holder} is stopped; "
+            f"`kill -CONT {holder}` lets it go on, or end if a signal for that has come."
+        )
+    return f"Another coordinator (process {holder}) is at work in {path}; stop it, or wait until it ends."
 
 
 def _require_empty(path: Path) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
+from fedemu.coordinator.record.holder import UNNAMED
 from fedemu.ops.live.machine import Crew
 from fedemu.ops.live.run import LiveRun
-from fedemu.ops.results.holder import UNNAMED
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.wording import counted
 

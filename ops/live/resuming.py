@@ -14,7 +14,7 @@ from typing import Final
 
 import psutil
 
-from fedemu.ops.results.holder import UNNAMED
+from fedemu.coordinator.record.holder import UNNAMED
 from fedemu.ops.terminal import COMPLAINT, complaint_in
 from fedemu.protocol.code.source import interpreter
 from fedemu.protocol.errors import ConfigurationError, Interrupted

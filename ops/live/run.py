@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedemu.coordinator.record.data_file import DATA, read_class_names
+from fedemu.coordinator.record.holder import UNNAMED, holder_of
 from fedemu.coordinator.record.json_lines import object_in
 from fedemu.coordinator.record.outcome import outcome_of
 from fedemu.coordinator.record.run_directory import CONFIG
@@ -23,7 +24,6 @@ from fedemu.ops.live.resuming import Resuming
 from fedemu.ops.live.rows import MOST_POINTS, Rows
 from fedemu.ops.live.stream import Stream
 from fedemu.ops.live.tail import Tail
-from fedemu.ops.results.holder import UNNAMED, holder_of
 from fedemu.ops.watching.feed import FLEET, LIVE, read_feed, watch
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.paths import is_file

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedemu.coordinator.record.holder import holder_of
 from fedemu.coordinator.record.json_lines import object_in
 from fedemu.coordinator.record.outcome import outcome_of, planned_rounds
-from fedemu.ops.results.holder import holder_of
 from fedemu.protocol.host.paths import exists, is_file, is_folder
 
 MARKS = ("config.toml", "metrics.jsonl", "summary.json")

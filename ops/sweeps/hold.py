@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedemu.ops.results.holder import holder_of
+from fedemu.coordinator.record.holder import holder_of
 from fedemu.ops.terminal import say
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import require_held, usable

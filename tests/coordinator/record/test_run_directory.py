@@ -8,6 +8,9 @@ import multiprocessing
 import os
 import re
 import resource
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -387,8 +390,32 @@ def test_two_coordinators_cannot_work_in_one_folder(tmp_path: Path):
         return answer
 
     with opened(tmp_path):
-        assert "Another coordinator is at work" in ask()
+        said = f"Another coordinator (process {os.getpid()}) is at work in {tmp_path}; stop it, or wait until it ends."
+        assert ask() == said
     assert ask() == "resumed"
+
+
+def test_a_coordinator_that_is_stopped_is_named_with_the_command_by_which_it_goes_on(tmp_path: Path):
+    (tmp_path / "config.toml").touch()
+    holds = "import fcntl, sys; file = open(sys.argv[1], 'ab'); fcntl.lockf(file, fcntl.LOCK_EX); print(flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{holds}; sys.stdin.read()", str(tmp_path / ".lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        other.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, other.pid, os.WSTOPPED)
+        try:
+            with pytest.raises(ConfigurationError) as caught:
+                RunDirectory(tmp_path)
+        finally:
+            other.kill()
+    assert str(caught.value) == (
+        f"Another coordinator holds the run in {tmp_path}, and its process {other.pid} is stopped; "
+        f"`kill -CONT {other.pid}` lets it go on, or end if a signal for that has come."
+    )
 
 
 def test_a_file_system_without_locks_is_not_taken_for_another_coordinator(tmp_path: Path, monkeypatch):

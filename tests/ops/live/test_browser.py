@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
+from fedemu.coordinator.record.holder import holder_of
 from fedemu.ops.figures import percent, readable_bytes, span
 from fedemu.ops.live.found import supervisors_of
 from fedemu.ops.live.machine import Crew, Machine
 from fedemu.ops.report.report import write_report
-from fedemu.ops.results.holder import holder_of
 from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import Start, start_interpreter
 from fedemu.ops.stress.warm import WarmStart

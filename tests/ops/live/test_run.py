@@ -12,11 +12,11 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from fedemu.coordinator.record.holder import UNNAMED, holder_of
 from fedemu.ops.experiment.sources import write_frozen
 from fedemu.ops.live.devices import NO_OUTCOME
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.stream import Stream
-from fedemu.ops.results.holder import UNNAMED, holder_of
 from fedemu.ops.watching.feed import FLEET, LIVE, States, is_watched
 from fedemu.protocol.errors import ConfigurationError
 

@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 
 from fedemu.algorithms.replay.buffer import Buffer
+from fedemu.coordinator.record.holder import UNNAMED
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment.sources import load_experiment, read_frozen, write_frozen
 from fedemu.ops.live import server, story
 from fedemu.ops.live.guards import MOST_WAITING, is_own_fault
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.server import MOST_VIEWERS, Page
-from fedemu.ops.results.holder import UNNAMED
 from fedemu.protocol.errors import DataError
 
 TOKEN = "0123456789abcdef"

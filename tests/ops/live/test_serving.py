@@ -24,8 +24,8 @@ from urllib.request import urlopen
 
 import pytest
 
+from fedemu.coordinator.record.holder import UNNAMED
 from fedemu.ops.live import server, serving, starting
-from fedemu.ops.results.holder import UNNAMED
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 LIMIT = 32

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from fedemu.coordinator.record.holder import UNNAMED
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.results import listing
-from fedemu.ops.results.holder import UNNAMED
 from fedemu.ops.results.listing import find, listed
 
 DIGEST = "ab" * 32

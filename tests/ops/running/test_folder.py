@@ -165,8 +165,8 @@ def test_a_run_whose_rows_are_damaged_gives_its_further_rounds_back() -> None:
 
 
 @contextmanager
-def at_work_in(directory: Path) -> Iterator[None]:
-    """Another process holds the lock of the run meanwhile."""
+def at_work_in(directory: Path) -> Iterator[int]:
+    """Another process holds the lock of the run meanwhile: the one whose id is given."""
     lock = "import fcntl, sys; file = open(sys.argv[1], 'ab'); fcntl.lockf(file, fcntl.LOCK_EX)"
     holds = f"{lock}; print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
@@ -174,14 +174,14 @@ def at_work_in(directory: Path) -> Iterator[None]:
     ) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        yield
+        yield other.pid
 
 
 def test_a_run_does_not_grow_while_a_coordinator_is_at_work_in_it() -> None:
     directory = claim(EXPERIMENT, None)
     experiment, _ = reopen(directory, ["rounds=5"], {})
     with at_work_in(directory):
-        with pytest.raises(ConfigurationError, match="Another coordinator is at work"):
+        with pytest.raises(ConfigurationError, match=r"Another coordinator \(process \d+\) is at work"):
             keep_grown(directory, experiment)
         assert read_frozen(directory).rounds == 3
         keep_grown(directory, EXPERIMENT)
@@ -196,7 +196,7 @@ def test_a_second_command_changes_nothing_in_a_run_that_goes_on(
         pass
     before = {file: file.read_bytes() for file in directory.iterdir()}
     runtime = Runtime.model_validate({"track": {"to": "tensorboard"}})
-    with at_work_in(directory):
+    with at_work_in(directory) as other:
         if alone:
             code = coordinate_alone(directory, EXPERIMENT, runtime, new=False, print_summary=False)
         else:
@@ -204,7 +204,7 @@ def test_a_second_command_changes_nothing_in_a_run_that_goes_on(
     said = capsys.readouterr().err
     assert (code, said) == (
         USAGE,
-        f"fedemu: Another coordinator is at work in {directory}; stop it, or wait until it ends\n",
+        f"fedemu: Another coordinator (process {other}) is at work in {directory}; stop it, or wait until it ends\n",
     )
     assert {file: file.read_bytes() for file in directory.iterdir()} == before | {directory / ".lock": b""}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.ops.results import holder
-from fedemu.ops.results.holder import UNNAMED, holder_of
+from fedemu.coordinator.record import holder
+from fedemu.coordinator.record.holder import UNNAMED, holder_of
 
 
 @pytest.mark.parametrize(

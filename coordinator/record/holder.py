@@ -34,3 +34,12 @@ def holder_of(path: Path) -> int | None:
     finally:
         os.close(descriptor)
     return None if kind == fcntl.F_UNLCK else max(int(pid), UNNAMED)
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a process of this machine is stopped (state T), as by SIGSTOP: it does nothing, and heeds no SIGTERM."""
+    try:
+        # The name of the process is in parentheses before its state, and may hold blanks and parentheses.
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (OSError, IndexError):
+        return False
