@@ -267,12 +267,14 @@ def _metrics(runtime: Runtime, rounds: int) -> Iterator[ServedMetrics]:
 def main(words: Sequence[str]) -> int:
     """The coordinator of ``fedemu run``.
 
-    ``words`` are the run directory, the runtime as JSON, and the line of ``announce``.
+    ``words`` are the run directory, and the line of ``announce``. The runtime comes as JSON from stdin: it may hold the
+    password of a tracker.
     """
-    directory, line = Path(words[0]), int(words[2])
+    directory, line = Path(words[0]), int(words[1])
 
     def action() -> int:
-        runtime = Runtime.model_validate_json(words[1])
+        with open(0, "rb", closefd=False) as stdin:
+            runtime = Runtime.model_validate_json(stdin.read())
         try:
             return coordinate(directory, read_frozen(directory), runtime, lambda address: announce(line))
         finally:

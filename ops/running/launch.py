@@ -41,17 +41,19 @@ def launch(
     started: Callable[[Mapping[Child, int]], None] = lambda pids: None,
     patience: Patience = DEFAULT_PATIENCE,
     environment: Mapping[str, str] | None = None,
+    told: Mapping[Child, str] | None = None,
 ) -> Launch:
     """Run both commands to their end. Returns the launch as it ended. Its ``exit_code`` is that of the run.
 
     Each child gets one more argument, the number of a descriptor. The coordinator has to ``announce`` itself there.
     Then the devices are ``called`` there, and ``started`` gets the process ids. ``terminal`` names the file for the
     output of a child; with None the child shares the stderr of this process. ``environment`` are variables that the
-    children get beside those of this process. ``say`` gets lines for people. Must be called in the main thread, because
-    it handles the stop signals meanwhile.
+    children get beside those of this process. ``told`` is what a child reads from its stdin, which is empty otherwise:
+    there are passwords, because everybody can read the command lines of processes. ``say`` gets lines for people. Must
+    be called in the main thread, because it handles the stop signals meanwhile.
     """
     rules = Launch(patience)
-    children = _Children(commands, terminal, dict(os.environ) | dict(environment or {}))
+    children = _Children(commands, terminal, dict(os.environ) | dict(environment or {}), told or {})
     with _signals() as (readable, received):
         try:
             line = children.start("coordinator")
@@ -99,8 +101,10 @@ class _Children:
         commands: Mapping[Child, Sequence[str]],
         terminal: Mapping[Child, Path | None],
         environment: Mapping[str, str],
+        told: Mapping[Child, str],
     ) -> None:
         self._environment = environment
+        self._told = told
         self._commands = commands
         self._terminal = terminal
         self._processes: dict[Child, subprocess.Popen[bytes]] = {}
@@ -123,7 +127,11 @@ class _Children:
         self._lines[child], far_end = socket.socketpair()
         with far_end:
             command = [*self._commands[child], str(far_end.fileno())]
-            self._processes[child] = _start(command, self._terminal[child], far_end.fileno(), self._environment)
+            process = _start(command, self._terminal[child], far_end.fileno(), self._environment)
+        self._processes[child] = process
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin:  # it may have ended
+            process.stdin.write(self._told.get(child, "").encode())
         self._ended.discard(child)
         if child == "devices" and self._called:
             self.call_devices()
@@ -196,7 +204,7 @@ def _start(
         with nullcontext() if terminal is None else terminal.open("ab") as file, starting():
             return subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=file or subprocess.DEVNULL,
                 stderr=file,
                 pass_fds=(kept,),

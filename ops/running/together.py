@@ -14,6 +14,7 @@ from fedemu.coordinator.service.open_files import files_for, require_files
 from fedemu.device.host.limits import demand, require_room
 from fedemu.device.host.processors import likely_trainers, require_processor
 from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.experiment.runtime import Track
 from fedemu.ops.keys.choice import in_words, server_keys
 from fedemu.ops.keys.store import KeyFolder
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE, leaving_at_once
@@ -147,7 +148,6 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
     with usable(directory, GO_ON):
         logs.mkdir(exist_ok=True)
         devices_terminal.touch()
-    serving = runtime.model_dump_json()
     # The supervisor serves its metrics on the port after the coordinator's.
     keys = server_keys(runtime, os.environ)
     training = runtime.model_copy(
@@ -156,11 +156,12 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
             "server_key": "" if keys is None else keys.public,
             "keys": "" if keys is None else runtime.keys,
             "device_type": "cpu" if experiment.compute.portable else runtime.device_type,
+            "track": Track(),  # the coordinator alone tells trackers, whose addresses may hold passwords
         }
     )
     levels = experiment.tree.edges
     commands: dict[Child, list[str]] = {
-        "coordinator": child_command("fedemu-coordinator", "fedemu.ops.running.coordinator", str(directory), serving),
+        "coordinator": child_command("fedemu-coordinator", "fedemu.ops.running.coordinator", str(directory)),
         "devices": child_command(
             *(("fedemu-tree", "fedemu.ops.edges.tree", json.dumps(levels)) if levels else ONE_MACHINE),
             str(experiment.fleet.devices),
@@ -195,7 +196,14 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
         say(f"\n{text}" if terminal else text)
 
     outputs: dict[Child, Path | None] = {"coordinator": None, "devices": devices_terminal}
-    ended = launch(commands, outputs, interject, started, environment=environment_for(experiment))
+    ended = launch(
+        commands,
+        outputs,
+        interject,
+        started,
+        environment=environment_for(experiment),
+        told={"coordinator": runtime.model_dump_json()},
+    )
     if terminal:
         # A display that was killed has left the cursor hidden.
         sys.stderr.write(_SHOW_CURSOR)

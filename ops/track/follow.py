@@ -1,5 +1,6 @@
-"""The process that tells a tracker of a run while it goes on. A line of its input says that there is a new row.
+"""The process that tells a tracker of a run while it goes on.
 
+The first line of its input has the settings of the tracker. A further line says that there is a new row.
 Many lines that have come meanwhile say no more than one: all rows that are new are told then.
 The end of its input says that the run is over, or that its coordinator is gone. If something goes wrong, its last line
 says what, and the whole traceback comes before.
@@ -21,9 +22,14 @@ _MOST_LINES: Final = 2**16
 
 
 def main(words: list[str]) -> int:
-    """Follow a run. ``words`` are the run directory, the name of the tracker, and its settings as JSON."""
-    directory, name, settings = Path(words[0]), words[1], json.loads(words[2])
+    """Follow a run. ``words`` are the run directory and the name of the tracker.
+
+    Its settings come as JSON in the first line of stdin: ``out`` may hold a password, and everybody can read the
+    command lines of processes.
+    """
+    directory, name = Path(words[0]), words[1]
     try:
+        settings = json.loads(_first_line(sys.stdin.fileno()))
         # The one of a coordinator that was killed may not be done yet.
         exporting = Export(directory, name, settings["out"], settings["project"], wait=True)
         try:
@@ -37,3 +43,11 @@ def main(words: list[str]) -> int:
         print(account(error).split("\n")[0], flush=True)
         return 1
     return 0
+
+
+def _first_line(descriptor: int) -> bytes:
+    """The first line of what can be read there. Nothing behind it is read."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(descriptor, 1)):
+        line += byte
+    return line

@@ -36,8 +36,8 @@ def check(names: Iterable[str], out: str = "") -> None:
     names = dict.fromkeys(names)
     if len(names) > 1 and "://" in out:
         raise ConfigurationError(
-            f"{out} is the address of one tracker, and {len(names)} are named; name one, or give a folder, in which "
-            "each writes into one of its own"
+            f"{without_password(out)} is the address of one tracker, and {len(names)} are named; name one, or give a "
+            "folder, in which each writes into one of its own"
         )
     for name in names:
         if name in KINDS:
@@ -62,6 +62,11 @@ def places(names: Iterable[str], out: str) -> dict[str, str]:
 def whole(out: str) -> str:
     """``out`` as a whole path, which names the same place from every working folder. An address stays as it is."""
     return str(expanded(out).resolve()) if out and "://" not in out else out
+
+
+def without_password(out: str) -> str:
+    """``out`` for people: in an address, ``...`` stands for the password."""
+    return re.sub(r"(://[^/@:]*):[^/]*@", r"\1:...@", out)
 
 
 def file_name(name: str) -> str:

@@ -18,7 +18,7 @@ from fedemu.coordinator.record.row import Row
 from fedemu.ops.experiment.runtime import Track
 from fedemu.ops.terminal import last_words
 from fedemu.ops.track.export import FOLDER
-from fedemu.ops.track.kinds import check, places, whole
+from fedemu.ops.track.kinds import check, places, whole, without_password
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.host.files import write_whole
 from fedemu.protocol.wording import refusal
@@ -42,10 +42,9 @@ class Followers(Observers):
         self._logs: dict[str, Path] = {}
         self._outs = places(track.to, track.out)
         for name, out in self._outs.items():
-            settings = json.dumps({"out": out, "project": track.project})
-            words = command("fedemu-track", "fedemu.ops.track.follow", str(directory), name, settings)
+            words = command("fedemu-track", "fedemu.ops.track.follow", str(directory), name)
             try:
-                self._start(name, words)
+                self._start(name, words, json.dumps({"out": out, "project": track.project}))
             except OSError as error:
                 self._fail(name, refusal(error))
 
@@ -78,7 +77,7 @@ class Followers(Observers):
                 if code:
                     self._fail(name, self._last_word(name))
 
-    def _start(self, name: str, words: Sequence[str]) -> None:
+    def _start(self, name: str, words: Sequence[str], settings: str) -> None:
         folder = self._directory / "logs"
         folder.mkdir(exist_ok=True)
         self._logs[name] = folder / f"{FOLDER}-{len(self._logs)}.log"
@@ -86,6 +85,8 @@ class Followers(Observers):
             child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
         self._children[name] = child
         if child.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # why it has ended is told with the others
+                os.write(child.stdin.fileno(), settings.encode() + b"\n")
             os.set_blocking(child.stdin.fileno(), False)
 
     def _last_word(self, name: str) -> str:
@@ -98,7 +99,7 @@ class Followers(Observers):
         sentence = f"tracking to {name} failed ({why}); the run is not harmed"
         logging.getLogger(__name__).warning("%s", sentence)
         again = ["fedemu", "export", str(self._directory), "--to", name]
-        again += ["--out", self._outs[name]] if self._outs[name] else []
+        again += ["--out", without_password(self._outs[name])] if self._outs[name] else []
         again += ["--project", self._track.project] if self._track.project != Track().project else []
         self._say(f"{sentence}, and `{shlex.join(again)}` tries again")
 
@@ -126,7 +127,7 @@ def _as_before(file: Path, track: Track, say: Callable[[str], None]) -> Track:
         track = track.model_copy(update={"out": whole(track.out)})
         with contextlib.suppress(OSError, FedemuError):
             file.parent.mkdir(exist_ok=True)
-            write_whole(file, track.model_dump_json() + "\n")
+            write_whole(file, track.model_dump_json() + "\n", private=True)
         return track
     try:
         before = Track.parse(json.loads(file.read_bytes()))

@@ -34,16 +34,20 @@ GO_ON = "make it writable, or go on in a copy of it"
 """The remedy if the folder of a run that has begun cannot be written."""
 
 
-def write_whole(path: Path, content: bytes | str, *, durable: bool = False) -> None:
+def write_whole(path: Path, content: bytes | str, *, durable: bool = False, private: bool = False) -> None:
     """Replace the file at ``path``. Text is written as UTF-8. Raises FedemuError if the system refuses.
 
-    With ``durable`` the file is on the disk when this returns. Otherwise nothing waits for the disk. The partial file
+    With ``durable`` the file is on the disk when this returns. Otherwise nothing waits for the disk. With ``private``
+    only this user can read the file, at every moment, where the file system keeps modes. The partial file
     is ``path.partial``, so the next writer overwrites what a killed one left. So only one may write at a time. What
     commands write for people is for ``write_for_people``.
     """
     partial = path.with_name(path.name + PARTIAL)
     with named_failure(path):
         try:
+            if private:
+                partial.unlink(missing_ok=True)  # what a killed writer left keeps its mode
+                partial.touch(mode=0o600)
             partial.write_bytes(content.encode() if isinstance(content, str) else content)
             if durable:
                 wait_for_disk(partial)

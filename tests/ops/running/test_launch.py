@@ -233,6 +233,30 @@ def test_children_have_sessions_variables_and_outputs_of_their_own(
     assert (new.read_text(), old.read_text()) == ("1 2 True\nalas\n", "before\n1 2 True\nalas\n")
 
 
+def test_a_child_reads_what_it_is_told_also_when_it_is_started_again_and_the_other_one_reads_nothing(
+    tmp_path: Path,
+) -> None:
+    reads = "import os, sys; said = sys.stdin.read()\n"
+    keeps = f"open({str(tmp_path / 'heard')!r}, 'a').write(said + '\\n')\n"
+    dies_once = f"if os.path.getsize({str(tmp_path / 'heard')!r}) < 20: os.kill(os.getpid(), 9)\n"
+    waits = f"""
+    import time
+    end = time.monotonic() + 20
+    while said == "" and time.monotonic() < end:
+        if os.path.exists({str(tmp_path / "heard")!r}) and os.path.getsize({str(tmp_path / "heard")!r}) >= 20:
+            break
+        time.sleep(0.01)
+    """
+    ended = launch(
+        {"coordinator": toy(reads + OPEN + textwrap.dedent(waits)), "devices": toy(BEGIN + reads + keeps + dies_once)},
+        {"coordinator": Path(os.devnull), "devices": Path(os.devnull)},
+        lambda text: None,
+        patience=QUICK,
+        told={"devices": "a password"},
+    )
+    assert (ended.exit_code, (tmp_path / "heard").read_text()) == (0, "a password\na password\n")
+
+
 def test_a_child_without_a_file_shares_stderr_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
     told = "print('for nobody', flush=True); print('for people', file=sys.stderr)"
     launch(

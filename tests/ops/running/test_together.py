@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.experiment.runtime import Track
 from fedemu.ops.running import coordinator, together
 from fedemu.ops.running.codes import STOP_SIGNALS
 from fedemu.ops.running.launch_rules import Launch
@@ -32,11 +33,14 @@ def test_devices_of_this_machine_reach_a_wildcard_address_by_loopback(bind: str,
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """The commands of both sides of the run that is to be launched, by name. Nothing is started."""
+    """The words that both sides of the run are to get, by name: their commands, and what they read. None is started."""
     given: dict[str, list[str]] = {}
 
-    def launch(commands: dict[str, list[str]], *rest: object, **more: object) -> Launch:
-        given.update(commands)
+    def launch(commands: dict[str, list[str]], *rest: object, told: dict[str, str], **more: object) -> Launch:
+        given.update(
+            {child: [*command, *([told[child]] if child in told else [])] for child, command in commands.items()}
+        )
+        given["all can read"] = [word for command in commands.values() for word in command]
         return Launch(exit_code=2)
 
     monkeypatch.setattr(together, "launch", launch)
@@ -54,6 +58,18 @@ def test_a_run_opens_a_port_only_if_an_address_is_asked_for(
     serving, training = (Runtime.model_validate_json(launched[child][-1]) for child in ("coordinator", "devices"))
     assert re.fullmatch(address, serving.bind)
     assert training.connect == serving.bind
+
+
+@pytest.mark.parametrize("edges", [0, 2])
+def test_the_address_of_a_tracker_is_told_to_the_coordinator_alone_and_on_no_command_line(
+    edges: int, tmp_path: Path, launched: dict[str, list[str]]
+) -> None:
+    out = "https://alice:s3cret@mlflow.example"
+    runtime = Runtime(track=Track(to=("mlflow",), out=out))
+    run_together(tmp_path, Experiment.parse({"tree": {"edges": edges}}), runtime, new=False, print_summary=False)
+    assert Runtime.model_validate_json(launched["coordinator"][-1]).track == runtime.track
+    assert Runtime.model_validate_json(launched["devices"][-1]).track == Track()
+    assert "s3cret" not in " ".join(launched["all can read"])
 
 
 @pytest.mark.parametrize(

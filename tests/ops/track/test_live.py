@@ -89,14 +89,15 @@ def test_a_tracker_follows_the_rounds_to_the_last(run: Path, tmp_path: Path) -> 
 
 
 def test_rounds_that_came_while_a_tracker_was_busy_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    exporting = MagicMock()
-    monkeypatch.setattr(follow, "Export", lambda *settings, wait: exporting)
+    exporting, given = MagicMock(), list[tuple[object, ...]]()
+    monkeypatch.setattr(follow, "Export", lambda *settings, wait: given.append(settings) or exporting)
     readable, writable = os.pipe()
-    os.write(writable, b"\n" * 5000)
+    os.write(writable, b'{"out": "", "project": "fedemu"}\n' + b"\n" * 5000)
     os.close(writable)
     with os.fdopen(readable) as waiting:
         monkeypatch.setattr("sys.stdin", waiting)
-        assert follow.main(["run", "mlflow", '{"out": "", "project": "fedemu"}']) == 0
+        assert follow.main(["run", "mlflow"]) == 0
+    assert given == [(Path("run"), "mlflow", "", "fedemu")]
     assert [call[0] for call in exporting.method_calls] == ["more", "end", "close"]
 
 
@@ -132,6 +133,29 @@ def test_the_command_that_tries_again_writes_to_the_same_place(run: Path, tmp_pa
         pass
     (sentence,) = said
     assert f"`fedemu export {run} --to {name} --out '{out}' --project mine` tries again" in sentence
+
+
+def test_a_password_in_the_address_is_told_to_the_tracker_alone(run: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    words: list[str] = []
+
+    def command(*named: str) -> list[str]:
+        words.extend(named)
+        return child_command(*named)
+
+    name = f"{tmp_path / 'trackers.py'}:Failing"
+    track = Track(to=(name,), out="https://alice:s3cret@mlflow.example", patience=90)
+    before = os.umask(0o022)
+    try:
+        with followers(run, track, command, said.append):
+            kept = run / "track" / "trackers.json"
+            assert kept.stat().st_mode & 0o777 == 0o600
+            assert json.loads(kept.read_text())["out"] == track.out
+    finally:
+        os.umask(before)
+    assert words == ["fedemu-track", "fedemu.ops.track.follow", str(run), name]
+    (sentence,) = said
+    assert f"`fedemu export {run} --to {name} --out https://alice:...@mlflow.example` tries again" in sentence
 
 
 def test_who_is_told_is_no_part_of_the_experiment() -> None:

@@ -246,3 +246,15 @@ def test_a_file_that_another_process_removed_as_a_leftover_is_made_again(tmp_pat
 )
 def test_what_a_machine_lacks_is_told_in_words(error: Exception, words: str) -> None:
     assert shortage(error) == words
+
+
+def test_a_private_file_is_for_this_user_alone_also_beside_what_a_killed_writer_left(tmp_path: Path):
+    before = os.umask(0)
+    try:
+        path, left = tmp_path / "a.json", tmp_path / "a.json.partial"
+        for file in (path, left):
+            file.write_bytes(b"for everybody")
+        write_whole(path, b"secret", private=True)
+    finally:
+        os.umask(before)
+    assert (path.read_bytes(), path.stat().st_mode & 0o777, list(tmp_path.iterdir())) == (b"secret", 0o600, [path])
