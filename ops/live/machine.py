@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import psutil
 
+from fedemu.ops.live.forms import is_crew
 from fedemu.ops.live.found import Supervisor, supervisors_of
 from fedemu.ops.watching.feed import MACHINE, read_feed
 
@@ -149,9 +150,9 @@ class Machine:
 def _crew(found: Supervisor) -> Crew:
     feed = read_feed(found.folder / f"{MACHINE}{found.process.pid}")
     crew = Crew(found.process)
-    if feed is not None and feed[0].get("pid") == found.process.pid:
+    if feed is not None and feed[0].get("pid") == found.process.pid and is_crew(feed[0]):
         told = feed[0]
         crew.trainers = {int(number): pid for number, pid in told.get("trainers", {}).items()}
         crew.devices = {device: pid for pid, devices in told.get("devices", ()) for device in devices}
-        crew.waiting, crew.busy = int(told.get("waiting", 0)), list(told.get("busy", ()))
+        crew.waiting, crew.busy = told.get("waiting", 0), told.get("busy", [])
     return crew

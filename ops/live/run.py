@@ -18,7 +18,7 @@ from fedemu.coordinator.record.run_directory import CONFIG
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import read_frozen
 from fedemu.ops.live.devices import Devices
-from fedemu.ops.live.forms import is_ask, is_event, is_row
+from fedemu.ops.live.forms import is_account, is_ask, is_event, is_row
 from fedemu.ops.live.machine import Machine
 from fedemu.ops.live.resuming import Resuming
 from fedemu.ops.live.rows import MOST_POINTS, Rows
@@ -236,7 +236,7 @@ class LiveRun:
                     watch(folder)
 
     def _account(self) -> tuple[dict[str, Any], bytes]:
-        """The coordinator's own account of the run and of its devices, if it is fresh. Empty if not."""
+        """The coordinator's own account of the run and of its devices. Empty unless it is fresh and of this form."""
         path = self.directory / LIVE / FLEET
         try:
             if time.time() - path.stat().st_mtime > FRESH_SECONDS:
@@ -244,7 +244,9 @@ class LiveRun:
         except OSError:
             return {}, b""
         feed = read_feed(path)
-        return feed if feed is not None and self.coordinator in (feed[0].get("pid"), UNNAMED) else ({}, b"")
+        if feed is None or self.coordinator not in (feed[0].get("pid"), UNNAMED) or not is_account(feed[0]):
+            return {}, b""
+        return feed
 
     def _left_out(self) -> str:
         """Which lines the page does not show. Empty if it shows all."""

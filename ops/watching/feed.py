@@ -7,6 +7,7 @@ fiftieth of its time on it. Nobody waits for a reader.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedemu.coordinator.record.json_lines import object_in
+from fedemu.protocol.host.paths import is_file
 
 MARK: Final = "watched"
 """The file whose age says whether somebody watches."""
@@ -108,13 +110,43 @@ def is_watched(folder: Path) -> bool:
 
 
 def watch(folder: Path) -> None:
-    """Say that somebody watches. Raises OSError if the folder can't be written."""
-    folder.mkdir(exist_ok=True)
-    (folder / MARK).touch()
+    """Say that somebody watches. The folder is made if it is missing.
+
+    Raises OSError if the folder can't be written, if it, or the one around it, is another user's, or if the folder or
+    the mark is a link. The page may show runs of another user, whose links could lead to any place that this user may
+    write. And that user could not remove what the superuser makes among his files.
+    """
+    around = _own(folder.parent)
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(folder.name, dir_fd=around)
+        inside = _own(folder.name, os.O_NOFOLLOW, around)
+    finally:
+        os.close(around)
+    try:
+        how = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe is not waited for
+        mark = os.open(MARK, how, 0o644, dir_fd=inside)
+    finally:
+        os.close(inside)
+    try:
+        os.utime(mark)
+    finally:
+        os.close(mark)
+
+
+def _own(folder: Path | str, more: int = 0, place: int | None = None) -> int:
+    """A descriptor of a folder of this user. Raises PermissionError if it is another user's."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | more, dir_fd=place)
+    if os.fstat(descriptor).st_uid != os.getuid():
+        os.close(descriptor)
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(folder))
+    return descriptor
 
 
 def read_feed(path: Path) -> tuple[dict[str, Any], bytes] | None:
-    """What a process wrote last. None if there is nothing that can be read."""
+    """What a process wrote last. None if there is nothing that can be read, or no file, such as a pipe."""
+    if not is_file(path):
+        return None
     try:
         head, _, body = path.read_bytes().partition(b"\n")
     except OSError:
