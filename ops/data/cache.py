@@ -30,7 +30,7 @@ from fedemu.protocol.errors import DataError, FedemuError
 from fedemu.protocol.host.files import require_held, usable, wait_for_disk, write_among_others
 from fedemu.protocol.ids import Digest, digest_of
 
-FORMAT = 5
+FORMAT = 6
 """The version of the entries. Raise it if data are decoded or stored in another way. Older entries are not read."""
 LONGEST_WAIT = 3600.0
 """The longest time, in real seconds, that a process waits for another one to decode the same data."""
@@ -105,7 +105,7 @@ def read(entry: Path) -> Corpus | None:
             digest=Digest(meta["digest"]),
             vocabulary=tuple(meta["vocabulary"]),
             left_out=tuple(meta["left_out"]),
-            own_test_split=meta.get("own_test_split", False),  # entries of earlier versions do not tell
+            own_test_split=meta["own_test_split"],
             **splits,
         )
     # The last three are raised by other JSON.
@@ -245,7 +245,7 @@ def _states(folder: Path, sums: Mapping[str, Any]) -> dict[str, list[int]]:
 
 
 def _noted(entry: Path) -> dict[str, list[int]]:
-    """The states at the last comparison. Empty if there was none, as in entries of earlier versions."""
+    """The states at the last comparison. Empty if their note is missing or damaged."""
     try:
         noted = json.loads((entry / _COMPARED).read_text())
     except (OSError, ValueError, RecursionError):

@@ -156,14 +156,14 @@ def test_large_samples_that_were_overwritten_are_made_again(large, noted):
     assert int((again.train.x == 255).all(axis=(1, 2, 3)).sum()) == 0
 
 
-@pytest.mark.parametrize("how", ["copied", "touched", "of an earlier version"])
+@pytest.mark.parametrize("how", ["copied", "touched", "without a note"])
 def test_large_samples_of_another_state_are_compared_once_and_used_further(large, how, monkeypatch):
     x = large / "train.x.npy"
     if how != "copied":
         corpora.open_corpus(LARGE)
     if how == "touched":
         os.utime(x, (1, 1))
-    if how == "of an earlier version":
+    if how == "without a note":
         (large / "compared.json").unlink()
     inode = x.stat().st_ino
     corpora.open_corpus(LARGE)
