@@ -76,7 +76,10 @@ class Export:
         return len(rows)
 
     def end(self) -> None:
-        """Tell the rows that are new, and the end of the run if it is over and was not told yet."""
+        """Tell the rows that are new, and the end of the run if it is over and was not told yet.
+
+        The outcome is that of ``outcome_of``, which may be another one than in ``summary.json``.
+        """
         summary = read_summary(self._directory)
         self.more()
         while (now := read_summary(self._directory)) != summary:  # the run has ended meanwhile, after further rows
