@@ -41,6 +41,8 @@ LAST_LINES_SECONDS = 1.0
 
 A process that somebody's own code has left behind keeps the pipe open for as long as it lives.
 """
+_TRACK = "FEDEMU_TRACK"
+"""The variable of the table [track]."""
 _KEPT_LINES = 1000
 """The last lines of a run, among which its complaint is."""
 _COLOURS = frozenset({"FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"})
@@ -75,8 +77,11 @@ def _play(folder: Path, runtime: Runtime, shown: Shown, seeds: Sequence[int], to
     command = child_command("fedemu-run", "fedemu.ops.cli.__main__", "run", "--resume", str(folder))
     if seeds:
         command += ["--seeds", ",".join(map(str, seeds))]
-    for key, value in runtime.model_dump(exclude_unset=True).items():
-        command += ["--set", f"{'' if key == 'track' else 'runtime.'}{key}={toml_value(value)}"]
+    given = runtime.model_dump(exclude_unset=True)
+    # Everybody can read command lines, and the address of a tracker may hold a password.
+    variables = {_TRACK: toml_value(given.pop("track"))} if "track" in given else {}
+    for key, value in given.items():
+        command += ["--set", f"runtime.{key}={toml_value(value)}"]
     with starting():
         process = subprocess.Popen(
             command,
@@ -85,7 +90,7 @@ def _play(folder: Path, runtime: Runtime, shown: Shown, seeds: Sequence[int], to
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=environment_of_a_run(os.environ) | {TOLD: str(told)},
+            env=environment_of_a_run(os.environ) | variables | {TOLD: str(told)},
             # Ctrl-C must not reach the run directly, as it is passed on below.
             start_new_session=True,
         )

@@ -18,7 +18,7 @@ from fedemu.coordinator.record.row import RowLog
 from fedemu.coordinator.record.run import read_run, read_summary
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import CONFIG_FILE
-from fedemu.ops.track.kinds import file_name, tracker
+from fedemu.ops.track.kinds import file_name, tracker, without_password
 from fedemu.ops.track.numbers import numbers_of, parameters_of
 from fedemu.ops.track.tracker import Ended, Gone, Memory, Tracked
 from fedemu.protocol.code.own_code import account
@@ -48,7 +48,7 @@ class Export:
         self._directory, self._name = directory, name
         self._log = RowLog(directory)
         self._state_file = directory / FOLDER / f"{file_name(name)}.json"
-        self._place = _within(directory, self.out)
+        self._place = without_password(_within(directory, self.out))
         self._told = 0
         self._summary: Any = None
         self._tracker = tracker(name)
@@ -103,10 +103,10 @@ class Export:
     def _begin(self, config: str, project: str) -> None:
         """Let the tracker begin where it was."""
         states = self._read_states()
-        known = states.get(self._place) or states.get(self.out, {})  # earlier versions kept whole paths only
+        known = states.get(self._place) or states.get(self.out, {})  # what earlier versions kept had other names
         if "://" not in self.out and not exists(Path(self.out)):
             known = {}  # somebody has removed what was written
-        if self._place == self.out and _is_copy(self._directory, known.get("home", "")):
+        if self._place == without_password(self.out) and _is_copy(self._directory, known.get("home", "")):
             known = {}  # what was told there is told of the run that this one is a copy of
         self._told = int(known.get("told", 0))
         self._summary = known.get("summary")
@@ -147,7 +147,9 @@ class Export:
             "home": str(self._directory.resolve()),
         }
         # Another command may have told another place meanwhile.
-        states = self._read_states() | {self._place: own}
+        states = self._read_states()
+        states.pop(self.out, None)
+        states[self._place] = own
         write_among_others(self._state_file, f"{json.dumps(states)}\n".encode())
 
 

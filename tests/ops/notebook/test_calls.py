@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,7 @@ import fedemu
 from fedemu.coordinator.record.row import read_rows
 from fedemu.ops.cli import commands
 from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.experiment.runtime import Track
 from fedemu.ops.experiment.sources import load_experiment, read_frozen
 from fedemu.ops.notebook import calls, play, settings
 from fedemu.ops.notebook.shown import Shown, Silence
@@ -113,6 +115,17 @@ class Heard(Silence):
         self.lines.append(text)
         if self._interrupted and len(self.lines) == 1:
             raise KeyboardInterrupt
+
+
+def test_the_address_of_a_tracker_is_on_no_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import os, sys; print(os.environ['FEDEMU_TRACK'], *sys.argv[1:], sep='\\n', file=sys.stderr); sys.exit(5)"
+    monkeypatch.setattr(play, "child_command", lambda *_: [sys.executable, "-c", code])
+    track = Track(to=("mlflow",), out="https://alice:s3cret@tracks.example")
+    heard = Heard()
+    play.play(tmp_path, Runtime(trainers=2, track=track), heard)
+    table, *words = heard.lines
+    assert tomllib.loads(f"track = {table}")["track"] == {"to": ["mlflow"], "out": track.out}
+    assert words == ["--set", "runtime.trainers=2"]
 
 
 def test_a_process_that_a_run_leaves_behind_goes_on_and_holds_nobody_up(

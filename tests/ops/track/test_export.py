@@ -257,6 +257,23 @@ def test_a_copy_of_a_run_is_another_run_at_a_place_outside_and_a_run_that_was_mo
     assert begins == [("run-7", 0), ("copy", 0), ("copy", 3), ("moved", 2)]
 
 
+def test_what_was_told_at_an_address_is_kept_without_its_password_and_goes_on_with_what_was_kept_with_it(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[int] = []
+    silent = MagicMock(**{"return_value.begin.return_value": None})
+    silent.return_value.row.side_effect = lambda row, numbers: rounds.append(row.round)
+    monkeypatch.setattr("fedemu.ops.track.export.tracker", lambda name: silent())
+    address = "https://alice:s3cret@tracks.example"
+    state = run / "track" / "Mine.json"
+    state.parent.mkdir()
+    state.write_text(json.dumps({address: {"told": 1}}))
+    for _ in range(2):
+        export(run, "Mine", address)
+    assert rounds == [2]
+    assert [*json.loads(state.read_text())] == ["https://alice:...@tracks.example"]
+
+
 def test_several_trackers_with_one_place_each_have_a_folder_of_their_own_there(
     run: Path, own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
