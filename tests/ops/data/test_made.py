@@ -247,7 +247,14 @@ def test_what_a_module_draws_is_the_same_at_each_decoding(name, tmp_path, monkey
     _ = random.random(), np.random.normal(), torch.rand(1)
     shutil.rmtree(own_cache)
     assert corpora.prepare(wanted.to_bytes()) == digest
-    # A process of its own imports it anew, and torch by it. It is also the one that decodes before a run.
+
+
+def test_what_a_module_draws_is_the_same_in_the_process_that_decodes_before_a_run(tmp_path, monkeypatch, own_cache):
+    """It imports the module anew, and torch by it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "drawing.py").write_text(DRAWING)
+    wanted = experiment(dataset="drawing.py:pair")
+    digest = corpora.prepare(wanted.to_bytes())
     shutil.rmtree(own_cache)
     decode_apart(wanted, lambda line: None)
     assert corpora.open_corpus(wanted).digest == digest
